@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from fedsim.clients.augmentation.settings import DEFAULT_VIEWS, MAX_VIEWS, ViewSettings
 from fedsim.clients.client_settings import ClientPrivacySettings, OwnPrivacySettings
-from fedsim.clients.dp_sgd.noise_correlation_settings import (
+from fedsim.clients.correlated_noise.settings import (
     NoiseCorrelationSettings,
     check_correlation_needs,
 )
-from fedsim.clients.dp_sgd.sampling_schemes import POISSON, SAMPLING_SCHEMES, SamplingName
-from fedsim.clients.dp_sgd.view_settings import DEFAULT_VIEWS, MAX_VIEWS, ViewSettings
 from fedsim.clients.group_settings import GroupSettings, check_groups, has_all_noise
 from fedsim.clients.lr_schedule import LrSchedule
+from fedsim.clients.sampling.schemes import POISSON, SAMPLING_SCHEMES, SamplingName
 from fedsim.core.limits import MAX_CLIENTS, MAX_EXAMPLES, MAX_RENYI_ORDER, MAX_STEPS
 from fedsim.core.settings import Probability, Settings, Share
 from fedsim.zeroth_order.settings import ZerothOrderSettings

@@ -13,10 +13,10 @@ from fedsim.accountant.ledger.journal import Journal
 from fedsim.algorithms.algorithm import ClientRule
 from fedsim.clients.budget.plan import PrivacyPlan
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
-from fedsim.clients.dp_sgd.model_checks.safety import UnsafeModelError
 from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients, PerExampleLoss
 from fedsim.clients.failure_text import ClientFailureError, CoupledRowsError, redact_error
 from fedsim.clients.faults.injection import NO_FAULTS, FaultPlan
+from fedsim.clients.model_checks.safety import UnsafeModelError
 from fedsim.clients.perturbation.input import InputMechanism, noisy_examples
 from fedsim.clients.perturbation.output import OutputMechanism
 from fedsim.clients.request_digest import AnswerInputs, request_digest

@@ -1,7 +1,7 @@
 """All built-in names of experiment files, with one line of description each."""
 
 from fedsim.algorithms.catalog import algorithms
-from fedsim.clients.dp_sgd.sampling_schemes import SAMPLING_SCHEMES
+from fedsim.clients.sampling.schemes import SAMPLING_SCHEMES
 from fedsim.data.catalog import DATASETS, PARTITIONS
 from fedsim.data.partitions.settings import FLWR_SCHEMES
 from fedsim.models.catalog import LOSSES, MODELS

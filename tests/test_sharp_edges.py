@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import fedsim
-from fedsim.clients.dp_sgd.model_checks.safety import UnsafeModelError, check_private_model
+from fedsim.clients.model_checks.safety import UnsafeModelError, check_private_model
 from fedsim.experiment import load_experiment
 from fedsim.planning.projection import plan_experiment
 from fedsim.runs.runner import run_experiment

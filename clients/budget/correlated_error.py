@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from fedsim.accountant.accountants import AccountantName
 from fedsim.clients.budget.noise_search import calibrate_noise
-from fedsim.clients.dp_sgd.noise_correlation import NoiseCorrelation, prefix_error
-from fedsim.clients.dp_sgd.sampling import SAMPLINGS
-from fedsim.clients.dp_sgd.sampling_schemes import SamplingName
+from fedsim.clients.correlated_noise.correlation import NoiseCorrelation, prefix_error
+from fedsim.clients.sampling.catalog import SAMPLINGS
+from fedsim.clients.sampling.schemes import SamplingName
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 from typing import Protocol
 
-from fedsim.clients.dp_sgd.noise_correlation import NoiseCorrelation
-from fedsim.clients.dp_sgd.sampling import Charges
+from fedsim.clients.correlated_noise.correlation import NoiseCorrelation
+from fedsim.clients.sampling.sampling import Charges
 from fedsim.protocol.clip_bound import LearntBound
 
 

@@ -10,7 +10,9 @@ from fedsim.accountant.search import least_noise
 from fedsim.clients.budget.affordable_steps import epsilon_of_steps
 from fedsim.clients.dp_sgd.clipping import FlatClipping
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
-from fedsim.clients.dp_sgd.sampling import CyclicPoisson, PoissonSampling, Sampling
+from fedsim.clients.sampling.cyclic import CyclicPoisson
+from fedsim.clients.sampling.independent_lots import PoissonSampling
+from fedsim.clients.sampling.sampling import Sampling
 
 
 @lru_cache(maxsize=4096)  # clients of one size share a plan

@@ -13,16 +13,18 @@ from fedsim.clients.budget.mechanism import Mechanism
 from fedsim.clients.budget.noise_search import calibrate_noise
 from fedsim.clients.budget.step_clipping import chosen_noise, clipping_of, given_noise
 from fedsim.clients.budget.sum_part import SumPart
+from fedsim.clients.correlated_noise.correlation import NoiseCorrelation
 from fedsim.clients.dp_sgd.clipping import FlatClipping
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
-from fedsim.clients.dp_sgd.noise_correlation import NoiseCorrelation
 from fedsim.clients.dp_sgd.noise_range import NoiseRangeError
 from fedsim.clients.dp_sgd.parameters import FlatParameters
-from fedsim.clients.dp_sgd.sampling import SAMPLINGS, Charges, PoissonSampling, Sampling
 from fedsim.clients.perturbation.bounds import BoundedExamples
 from fedsim.clients.perturbation.input import InputMechanism
 from fedsim.clients.perturbation.output import OutputMechanism
 from fedsim.clients.perturbation.problem import ConvexProblem, Descent
+from fedsim.clients.sampling.catalog import SAMPLINGS
+from fedsim.clients.sampling.independent_lots import PoissonSampling
+from fedsim.clients.sampling.sampling import Charges, Sampling
 from fedsim.clients.settings import LocalSettings, PrivacySettings
 from fedsim.clients.updates.mechanism import UpdateMechanism
 from fedsim.clients.updates.votes import VoteMechanism

@@ -15,7 +15,7 @@ from fedsim.clients.budget.plan import (
     check_draws,
     delta_of,
 )
-from fedsim.clients.dp_sgd.sampling import PoissonSampling
+from fedsim.clients.sampling.independent_lots import PoissonSampling
 from fedsim.clients.settings import PrivacySettings
 from fedsim.clients.updates.votes import Ballots, VoteMechanism
 

@@ -19,6 +19,7 @@ import torch
 
 from fedsim.accountant import Event, Gaussian, JointGaussian
 from fedsim.accountant.groups import group_noise_multiplier
+from fedsim.clients.correlated_noise.correlation import NoiseCorrelation
 from fedsim.clients.dp_sgd.clipping import Clipping, Groups
 from fedsim.clients.dp_sgd.noise_allocation import (
     ChosenNoise,
@@ -26,12 +27,11 @@ from fedsim.clients.dp_sgd.noise_allocation import (
     check_allocation,
     group_noise,
 )
-from fedsim.clients.dp_sgd.noise_correlation import NoiseCorrelation
 from fedsim.clients.dp_sgd.noise_range import NoiseRangeError, check_deviations
 from fedsim.clients.dp_sgd.parameters import FlatParameters
 from fedsim.clients.dp_sgd.per_example.clip_factors import LotStatistics
-from fedsim.clients.dp_sgd.sampling import Charges, Sampling
 from fedsim.clients.dp_sgd.tiles import tile_rows
+from fedsim.clients.sampling.sampling import Charges, Sampling
 from fedsim.core.moved_names import moved_names_of
 from fedsim.noise.grid import (
     DEVIATION,

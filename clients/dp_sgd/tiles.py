@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedsim.clients.augmentation.views import Views
 from fedsim.clients.dp_sgd.per_example.interface import Tile
-from fedsim.clients.dp_sgd.views import Views
 
 _MULTIPLE = 8  # of rows
 _SMALL_BYTES = 1 << 23  # of all clients' examples: copying so many takes a thousandth of a second

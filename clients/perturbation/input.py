@@ -16,8 +16,8 @@ from torch import Tensor
 from fedsim.accountant import Event, JointGaussian
 from fedsim.accountant.groups import group_noise_multiplier
 from fedsim.clients.dp_sgd.noise_range import NoiseRangeError, check_deviations
-from fedsim.clients.dp_sgd.sampling import Charges
 from fedsim.clients.perturbation.bounds import BoundedExamples, bounded_rows
+from fedsim.clients.sampling.sampling import Charges
 from fedsim.noise.grid import DEVIATION, SATURATION, effective_multiplier, nominal_multiplier
 from fedsim.noise.release import release_
 from fedsim.noise.sources import NoiseSource

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from fedsim.accountant import Event, Gaussian
 from fedsim.clients.dp_sgd.noise_range import NoiseRangeError, check_deviations
-from fedsim.clients.dp_sgd.sampling import Charges
 from fedsim.clients.perturbation.bounds import bounded_rows
 from fedsim.clients.perturbation.problem import ConvexProblem, Descent
+from fedsim.clients.sampling.sampling import Charges
 from fedsim.noise.grid import DEVIATION, SATURATION, effective_multiplier, nominal_multiplier
 from fedsim.noise.release import release_
 from fedsim.noise.sources import NoiseSource

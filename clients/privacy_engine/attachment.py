@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from fedsim.clients.dp_sgd.clipping import Clipping, Groups
-from fedsim.clients.dp_sgd.model_checks.safety import UnsafeModelError, check_parameter_types
 from fedsim.clients.dp_sgd.parameters import FlatParameters
 from fedsim.clients.dp_sgd.per_example.clip_factors import ClipBounds, LotStatistics
 from fedsim.clients.dp_sgd.per_example.interface import add_clipped_rows, by_example, lot_statistics
 from fedsim.clients.dp_sgd.per_example.recording import RuledModel
 from fedsim.clients.dp_sgd.per_example.rule_gradients import by_parameter
 from fedsim.clients.dp_sgd.per_example.sequence import ModuleSequence
+from fedsim.clients.model_checks.safety import UnsafeModelError, check_parameter_types
 from fedsim.clients.privacy_engine.forward_checks import check_forward, leading_tensor
 from fedsim.clients.privacy_engine.forward_tiles import Layout, call_in_tiles, join_outputs
 from fedsim.clients.privacy_engine.loss_probe import check_own_rows

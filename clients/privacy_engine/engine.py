@@ -23,10 +23,10 @@ from fedsim.accountant import Event, PrivacyLedger
 from fedsim.accountant.adjacency import Adjacency
 from fedsim.clients.dp_sgd.clipping import Clipping
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
-from fedsim.clients.dp_sgd.model_checks.isolation import check_isolation
-from fedsim.clients.dp_sgd.model_checks.loss_reduction import find_reduction
 from fedsim.clients.dp_sgd.noise_allocation import NoiseAllocation
 from fedsim.clients.dp_sgd.per_example.clip_factors import LotStatistics
+from fedsim.clients.model_checks.isolation import check_isolation
+from fedsim.clients.model_checks.loss_reduction import find_reduction
 from fedsim.clients.privacy_engine.attachment import AttachedModel
 from fedsim.clients.privacy_engine.loaders import PrivateLoader, loader_sizes, tensor_batches
 from fedsim.clients.privacy_engine.lot_schedule import EngineStreams
@@ -355,7 +355,7 @@ class PrivacyEngine(OpacusStyle):
         A loss of one value must also be what `loss_reduction` says, for a lot of the planned size.
         After that, ε is known for training with `loss.backward()` of this loss, before or later.
 
-        Do not call `fedsim.clients.dp_sgd.model_checks.isolation.check_isolation` on an attached
+        Do not call `fedsim.clients.model_checks.isolation.check_isolation` on an attached
         model: its parameters get no gradients, so no coupling would be found.
 
         Args:

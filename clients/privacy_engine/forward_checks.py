@@ -7,17 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedsim.clients.dp_sgd.model_checks.isolation_probe import Probe, ProbeLot
-from fedsim.clients.dp_sgd.model_checks.isolation_probe import rows as tensor_rows
-from fedsim.clients.dp_sgd.model_checks.row_isolation import RowIsolation
-from fedsim.clients.dp_sgd.model_checks.safety import (
-    UnsafeModelError,
-    check_private_model,
-    preserve_state,
-)
 from fedsim.clients.dp_sgd.per_example.choice import BackendError, gradients_for
 from fedsim.clients.dp_sgd.per_example.interface import UncoveredParameterError
 from fedsim.clients.dp_sgd.per_example.rule_gradients import RuleGradients
+from fedsim.clients.model_checks.isolation_probe import Probe, ProbeLot
+from fedsim.clients.model_checks.isolation_probe import rows as tensor_rows
+from fedsim.clients.model_checks.row_isolation import RowIsolation
+from fedsim.clients.model_checks.safety import UnsafeModelError, check_private_model, preserve_state
 
 _NUM_SYNTHETIC_EXAMPLES = 3  # synthetic examples
 _LARGE = 1e3

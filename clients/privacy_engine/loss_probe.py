@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fedsim.clients.dp_sgd.model_checks.safety import UnsafeModelError
+from fedsim.clients.model_checks.safety import UnsafeModelError
 
 
 def check_own_rows(losses: Tensor, outputs: Sequence[Tensor]) -> None:

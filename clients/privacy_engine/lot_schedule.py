@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
-from fedsim.clients.dp_sgd.sampling import Charges, EpochLots, IndependentLots
 from fedsim.clients.privacy_engine.outside_lots import OutsideLotError, OutsideLots
 from fedsim.clients.privacy_engine.terms import PrivacyTerms
+from fedsim.clients.sampling.sampling import Charges, EpochLots, IndependentLots
 from fedsim.core.errors import FedsimError
 from fedsim.core.streams import KEY_BYTES, Purpose
 from fedsim.noise.sources import NoiseSource, SecureNoise, SeededNoise

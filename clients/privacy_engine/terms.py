@@ -16,7 +16,8 @@ from fedsim.accountant.adjacency import Adjacency
 from fedsim.clients.budget.noise_search import calibrate_noise
 from fedsim.clients.dp_sgd.clipping import Clipping, FlatClipping, GroupClipping
 from fedsim.clients.dp_sgd.parameters import FlatParameters
-from fedsim.clients.dp_sgd.sampling import SAMPLINGS, Sampling
+from fedsim.clients.sampling.catalog import SAMPLINGS
+from fedsim.clients.sampling.sampling import Sampling
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedsim.algorithms.algorithm import ClientRule
 from fedsim.clients.budget.sum_part import SumPart
-from fedsim.clients.dp_sgd.correlated_noise import CorrelatedNoise
+from fedsim.clients.correlated_noise.noise import CorrelatedNoise
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.per_example.clip_factors import ClipBounds, LotStatistics
 from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients, PerExampleLoss

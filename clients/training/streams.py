@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from fedsim.clients.dp_sgd.sampling import Sampling
-from fedsim.clients.dp_sgd.views import Views
+from fedsim.clients.augmentation.views import Views
+from fedsim.clients.sampling.sampling import Sampling
 from fedsim.clients.settings import LocalSettings
 from fedsim.core.streams import Purpose, generator_of, stream, stream_key, torch_seed
 from fedsim.noise.sources import NoiseSource, SecureNoise, SeededNoise, secret_stream

@@ -16,7 +16,7 @@ import torch
 from fedsim.accountant import Event, Gaussian, JointGaussian, PoissonSampled
 from fedsim.accountant.groups import adaptive_clip_noise_multiplier, group_noise_multiplier
 from fedsim.clients.dp_sgd.noise_range import NoiseRangeError, check_deviations
-from fedsim.clients.dp_sgd.sampling import Charges
+from fedsim.clients.sampling.sampling import Charges
 from fedsim.noise.grid import DEVIATION, SATURATION, effective_multiplier, nominal_multiplier
 from fedsim.protocol.clip_bound import LearntBound, check_bound
 

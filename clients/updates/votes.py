@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from fedsim.accountant import Event, Gaussian
 from fedsim.clients.dp_sgd.noise_range import NoiseRangeError
-from fedsim.clients.dp_sgd.sampling import Charges
+from fedsim.clients.sampling.sampling import Charges
 from fedsim.clients.updates.ballots import Ballot, Ballots
 from fedsim.clients.updates.mechanism import UpdateMechanism
 from fedsim.noise.grid import DEVIATION

@@ -25,10 +25,10 @@ from fedsim.audit.results import Audit, ClientAudit
 from fedsim.audit.updates import UpdateRounds
 from fedsim.clients.app import one_thread
 from fedsim.clients.budget.plan import PrivacyPlanError
-from fedsim.clients.dp_sgd.model_checks.safety import preserve_state
 from fedsim.clients.dp_sgd.per_example.choice import gradients_for
 from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients
-from fedsim.clients.dp_sgd.sampling import PoissonSampling
+from fedsim.clients.model_checks.safety import preserve_state
+from fedsim.clients.sampling.independent_lots import PoissonSampling
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.core.phases import Phases
 from fedsim.core.plugin_errors import plugin_calls

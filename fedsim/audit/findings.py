@@ -24,7 +24,8 @@ from fedsim.audit.views import UploadLaw
 from fedsim.clients.budget.affordable_steps import epsilon_of_steps
 from fedsim.clients.dp_sgd.clipping import FlatClipping
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
-from fedsim.clients.dp_sgd.sampling import PoissonSampling, Sampling
+from fedsim.clients.sampling.independent_lots import PoissonSampling
+from fedsim.clients.sampling.sampling import Sampling
 from fedsim.core.formatting import epsilon_text, least_epsilon_text
 
 NUM_INTERVAL_ENDS = 11  # per client; each one may be wrong, so they share the false alarms

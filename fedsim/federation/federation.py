@@ -20,13 +20,13 @@ from fedsim.algorithms.state import ServerState
 from fedsim.clients.app import one_thread
 from fedsim.clients.budget.client_privacy import ClientPrivacy
 from fedsim.clients.budget.plan import PrivacyPlan
-from fedsim.clients.dp_sgd.model_checks.member_isolation import MemberIsolation
-from fedsim.clients.dp_sgd.model_checks.row_isolation import RowIsolation
 from fedsim.clients.dp_sgd.parameters import FlatParameters
 from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients, PerExampleLoss
 from fedsim.clients.dp_sgd.per_example.rule_gradients import RuleGradients
 from fedsim.clients.dp_sgd.tiles import tile_rows
 from fedsim.clients.faults.injection import FaultPlan
+from fedsim.clients.model_checks.member_isolation import MemberIsolation
+from fedsim.clients.model_checks.row_isolation import RowIsolation
 from fedsim.clients.secure.channel import SecureChannel
 from fedsim.clients.task import ClientTask, Evaluate
 from fedsim.clients.training.shared_model import SharedModel

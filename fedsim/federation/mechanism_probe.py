@@ -21,7 +21,7 @@ from fedsim.clients.client_settings import OwnPrivacySettings
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients
 from fedsim.clients.dp_sgd.per_example.loss_gradient import scaled_loss
-from fedsim.clients.dp_sgd.sampling import FixedSizeSampling
+from fedsim.clients.sampling.independent_lots import FixedSizeSampling
 from fedsim.clients.training.block import BlockMember, StepCallback, train_block
 from fedsim.clients.training.streams import StreamKey
 from fedsim.core.errors import FedsimError

@@ -17,7 +17,7 @@ from fedsim.clients.budget.noise_search import calibrate_noise
 from fedsim.clients.budget.plan import PrivacyBudgetError, PrivacyPlan, PrivacyPlanError
 from fedsim.clients.budget.sum_part import SumPart
 from fedsim.clients.budget.vote_plan import calibrate_votes
-from fedsim.clients.dp_sgd.sampling import PoissonSampling
+from fedsim.clients.sampling.independent_lots import PoissonSampling
 from fedsim.clients.updates.mechanism import UpdateMechanism
 from fedsim.clients.updates.votes import VoteMechanism
 from fedsim.core.shared_values import map_shared

@@ -11,7 +11,7 @@ from typing import Any
 
 from fedsim.accountant import PrivacyLedger
 from fedsim.clients.budget.plan import PrivacyPlan
-from fedsim.clients.dp_sgd.sampling import Charges
+from fedsim.clients.sampling.sampling import Charges
 from fedsim.clients.settings import PrivacySettings
 from fedsim.core.errors import InputError
 from fedsim.core.json_numbers import finite_or_none

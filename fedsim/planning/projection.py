@@ -15,7 +15,7 @@ from fedsim.clients.budget.plan import (
     PrivacyPlanError,
     plan_privacy,
 )
-from fedsim.clients.dp_sgd.sampling_schemes import SAMPLING_SCHEMES
+from fedsim.clients.sampling.schemes import SAMPLING_SCHEMES
 from fedsim.clients.settings import LocalSettings, PrivacySettings
 from fedsim.core.json_numbers import finite_or_none
 from fedsim.core.phases import Phases

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from fedsim.accountant.sampler_slack import Slack
-from fedsim.clients.dp_sgd.sampling_schemes import SAMPLING_SCHEMES
+from fedsim.clients.sampling.schemes import SAMPLING_SCHEMES
 from fedsim.core.formatting import epsilon_text
 from fedsim.statement.attack import AttackBound
 from fedsim.statement.profile import Profile

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from fedsim.clients.dp_sgd.sampling_schemes import SAMPLING_SCHEMES
+from fedsim.clients.sampling.schemes import SAMPLING_SCHEMES
 from fedsim.statement.facts import COUNTING_CLIPPINGS, Facts
 from fedsim.statement.sentence import Sentence, count_text, range_text
 

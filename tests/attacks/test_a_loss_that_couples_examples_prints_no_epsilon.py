@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from fedsim.accountant import Gaussian, PldAccountant
 from fedsim.clients import PrivacyEngine
-from fedsim.clients.dp_sgd.model_checks.safety import UnsafeModelError
+from fedsim.clients.model_checks.safety import UnsafeModelError
 from fedsim.clients.privacy_engine.loss_evidence import UncheckedLossError
 
 N = 100

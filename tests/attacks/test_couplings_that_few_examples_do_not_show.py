@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.clients import PrivacyEngine
-from fedsim.clients.dp_sgd.model_checks.safety import UnsafeModelError
+from fedsim.clients.model_checks.safety import UnsafeModelError
 
 LOT = 48
 X, Y = torch.randn(LOT, 4, generator=torch.Generator().manual_seed(0)), torch.arange(LOT) % 2

@@ -21,10 +21,10 @@ from fedsim.accountant import Gaussian
 from fedsim.clients import PrivacyEngine
 from fedsim.clients.dp_sgd.clipping import FlatClipping
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
-from fedsim.clients.dp_sgd.model_checks.safety import UnsafeModelError
 from fedsim.clients.dp_sgd.noise_range import NoiseRangeError
 from fedsim.clients.dp_sgd.per_example.rule_gradients import RuleGradients
-from fedsim.clients.dp_sgd.sampling import PoissonSampling
+from fedsim.clients.model_checks.safety import UnsafeModelError
+from fedsim.clients.sampling.independent_lots import PoissonSampling
 from fedsim.clients.settings import LocalSettings
 from fedsim.clients.training import block
 from fedsim.clients.training.block import BlockMember, train_block

@@ -13,14 +13,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedsim.clients.augmentation.settings import ViewSettings
 from fedsim.clients.dp_sgd.clipping import FlatClipping
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
-from fedsim.clients.dp_sgd.model_checks.row_isolation import RowIsolation
-from fedsim.clients.dp_sgd.model_checks.safety import UnsafeModelError
 from fedsim.clients.dp_sgd.per_example import interface
 from fedsim.clients.dp_sgd.per_example.choice import gradients_for
-from fedsim.clients.dp_sgd.sampling import PoissonSampling
-from fedsim.clients.dp_sgd.view_settings import ViewSettings
+from fedsim.clients.model_checks.row_isolation import RowIsolation
+from fedsim.clients.model_checks.safety import UnsafeModelError
+from fedsim.clients.sampling.independent_lots import PoissonSampling
 from fedsim.clients.settings import LocalSettings, SgdSettings
 from fedsim.clients.training.block import BlockMember, train_block
 from fedsim.clients.training.shared_model import SharedModel

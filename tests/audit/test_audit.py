@@ -17,7 +17,7 @@ from fedsim.clients.budget.plan import PrivacyPlanError
 from fedsim.clients.dp_sgd.clipping import Groups
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.per_example.rule_gradients import RuleGradients
-from fedsim.clients.dp_sgd.sampling import PoissonSampling
+from fedsim.clients.sampling.independent_lots import PoissonSampling
 from fedsim.clients.training.streams import StreamKey
 from fedsim.experiment import LoadedExperiment, load_experiment
 from fedsim.noise import release

@@ -10,7 +10,9 @@ from fedsim.clients.account import ChargeRefusedError, ClientBudgetExhaustedErro
 from fedsim.clients.budget.plan import PrivacyPlan
 from fedsim.clients.dp_sgd.clipping import FlatClipping
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
-from fedsim.clients.dp_sgd.sampling import Charges, PoissonSampling, ShuffledEpochs
+from fedsim.clients.sampling.epochs import ShuffledEpochs
+from fedsim.clients.sampling.independent_lots import PoissonSampling
+from fedsim.clients.sampling.sampling import Charges
 
 PLAN = PrivacyPlan(
     release=DpSgdMechanism(PoissonSampling(0.2), FlatClipping(1.0), 1.1, 10.0),

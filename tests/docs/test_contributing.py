@@ -8,8 +8,8 @@ import pytest
 from torch import nn
 
 from fedsim.clients.dp_sgd.per_example import layers
-from fedsim.clients.dp_sgd.sampling import SAMPLINGS
-from fedsim.clients.dp_sgd.sampling_schemes import SamplingName
+from fedsim.clients.sampling.catalog import SAMPLINGS
+from fedsim.clients.sampling.schemes import SamplingName
 from fedsim.data.builtin.loaders import LOADERS
 from fedsim.data.catalog import DATASETS
 from fedsim.simulation.engines import engine_for

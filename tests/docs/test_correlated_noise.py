@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from fedsim.clients.budget.correlated_error import predict_noise_error
-from fedsim.clients.dp_sgd.noise_correlation import (
+from fedsim.clients.correlated_noise.correlation import (
     NoiseCorrelation,
     inverse_coefficients,
     prefix_error,

@@ -8,7 +8,7 @@ import torch
 
 from fedsim.accountant import Gaussian, PldAccountant, PoissonSampled
 from fedsim.clients.budget.plan import PrivacyPlan, plan_privacy
-from fedsim.clients.dp_sgd.sampling_schemes import SAMPLING_SCHEMES, SamplingName
+from fedsim.clients.sampling.schemes import SAMPLING_SCHEMES, SamplingName
 from fedsim.clients.settings import LocalSettings, PrivacySettings
 from fedsim.clients.training.plain import batches_of
 from fedsim.clients.training.streams import StreamKey

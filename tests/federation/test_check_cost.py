@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedsim.clients.dp_sgd.model_checks import isolation
-from fedsim.clients.dp_sgd.model_checks.isolation_probe import Probe
+from fedsim.clients.model_checks import isolation
+from fedsim.clients.model_checks.isolation_probe import Probe
 from fedsim.experiment import load_experiment
 from fedsim.federation import assembly
 

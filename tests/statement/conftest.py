@@ -5,7 +5,7 @@ import math
 import pytest
 from hypothesis import strategies as st
 
-from fedsim.clients.dp_sgd.sampling_schemes import SAMPLING_SCHEMES
+from fedsim.clients.sampling.schemes import SAMPLING_SCHEMES
 from fedsim.statement import AttackBound, ClientFacts, Facts, MechanismFacts, Profile, RunFacts
 
 EVENT_OF_SAMPLING = {name: scheme.event for name, scheme in SAMPLING_SCHEMES.items()}

@@ -7,8 +7,6 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from fedsim.clients.dp_sgd.model_checks.isolation import check_isolation
-from fedsim.clients.dp_sgd.model_checks.safety import UnsafeModelError, preserve_state
 from fedsim.clients.dp_sgd.per_example.interface import (
     PerExampleGradients,
     PerExampleLoss,
@@ -16,6 +14,8 @@ from fedsim.clients.dp_sgd.per_example.interface import (
 )
 from fedsim.clients.dp_sgd.per_example.one_at_a_time import OneAtATime
 from fedsim.clients.dp_sgd.per_example.rule_gradients import RuleGradients
+from fedsim.clients.model_checks.isolation import check_isolation
+from fedsim.clients.model_checks.safety import UnsafeModelError, preserve_state
 from fedsim.core.errors import FedsimError
 
 logger = logging.getLogger(__name__)

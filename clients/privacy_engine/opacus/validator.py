@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from fedsim.clients.dp_sgd.model_checks.safety import UnsafeModelError
+from fedsim.clients.model_checks.safety import UnsafeModelError
 
 _GROUPS = 32  # of GroupNorm at most, as Wu and He 2018 found best
 

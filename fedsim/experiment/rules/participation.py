@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from fedsim.clients.dp_sgd.sampling_schemes import SAMPLING_SCHEMES
+from fedsim.clients.sampling.schemes import SAMPLING_SCHEMES
 from fedsim.clients.settings import PrivacySettings
 from fedsim.experiment.messages import PathMessage
 from fedsim.experiment.rules.sections import Sections

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fedsim.clients.budget.client_privacy import resolve_client_privacy
 from fedsim.clients.budget.plan import PrivacyPlan, PrivacyPlanError, plan_privacy
-from fedsim.clients.dp_sgd.sampling_schemes import SamplingName
+from fedsim.clients.sampling.schemes import SamplingName
 from fedsim.clients.settings import PrivacySettings
 from fedsim.experiment import Experiment
 from fedsim.federation.client_tables import read_client_tables

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.clients.budget.plan import PrivacyPlanError
-from fedsim.clients.dp_sgd.sampling_schemes import SAMPLING_SCHEMES, SamplingName
+from fedsim.clients.sampling.schemes import SAMPLING_SCHEMES, SamplingName
 from fedsim.experiment import Experiment, ExperimentError, load_experiment
 from fedsim.federation.federation import Federation
 from fedsim.planning.advice.candidates import (

@@ -16,7 +16,7 @@ from fedsim.accountant.ledger.journal import FileJournal
 from fedsim.clients.budget.client_privacy import ClientPrivacy, Table, resolve_client_privacy
 from fedsim.clients.budget.plan import PrivacyPlan
 from fedsim.clients.client_settings import OwnPrivacySettings
-from fedsim.clients.dp_sgd.sampling import Charges
+from fedsim.clients.sampling.sampling import Charges
 from fedsim.clients.settings import PrivacySettings
 from fedsim.federation.client_plans import client_plans
 from fedsim.federation.client_weights import client_weights

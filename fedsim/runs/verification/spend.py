@@ -15,7 +15,7 @@ from fedsim.accountant.adjacency import Adjacency
 from fedsim.accountant.fleet.accountant import Client
 from fedsim.accountant.ledger.journal import GENESIS, FileJournal, total_against_server, total_of
 from fedsim.accountant.sampler_slack import SHARE, sampler_slack
-from fedsim.clients.dp_sgd.sampling_schemes import SAMPLING_SCHEMES
+from fedsim.clients.sampling.schemes import SAMPLING_SCHEMES
 from fedsim.core.formatting import epsilon_text
 from fedsim.runs.answers import FILE as ANSWERS
 from fedsim.runs.verification.run_files import RunFiles

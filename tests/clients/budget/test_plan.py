@@ -25,8 +25,9 @@ from fedsim.clients.budget.plan import PrivacyPlan, PrivacyPlanError, plan_priva
 from fedsim.clients.dp_sgd.adaptive_clipping import AdaptiveClipping
 from fedsim.clients.dp_sgd.clipping import AutomaticClipping, FlatClipping, GroupClipping
 from fedsim.clients.dp_sgd.parameters import FlatParameters
-from fedsim.clients.dp_sgd.sampling import BallsAndBins, FixedSizeSampling, ShuffledEpochs
-from fedsim.clients.dp_sgd.sampling_schemes import FIXED_SIZE, SHUFFLE
+from fedsim.clients.sampling.epochs import BallsAndBins, ShuffledEpochs
+from fedsim.clients.sampling.independent_lots import FixedSizeSampling
+from fedsim.clients.sampling.schemes import FIXED_SIZE, SHUFFLE
 from fedsim.clients.settings import LocalSettings, PrivacySettings
 
 LOCAL = LocalSettings(steps=5, batch_size=32)

@@ -29,12 +29,9 @@ from fedsim.clients.dp_sgd.noise_allocation import NoiseAllocation, group_noise
 from fedsim.clients.dp_sgd.noise_range import NoiseRangeError
 from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients, Tile
 from fedsim.clients.dp_sgd.per_example.rule_gradients import RuleGradients
-from fedsim.clients.dp_sgd.sampling import (
-    FixedSizeSampling,
-    PoissonSampling,
-    Sampling,
-    ShuffledEpochs,
-)
+from fedsim.clients.sampling.epochs import ShuffledEpochs
+from fedsim.clients.sampling.independent_lots import FixedSizeSampling, PoissonSampling
+from fedsim.clients.sampling.sampling import Sampling
 from fedsim.clients.settings import LocalSettings, SgdSettings
 from fedsim.clients.training import block
 from fedsim.clients.training.block import BlockMember, BlockResult, train_block

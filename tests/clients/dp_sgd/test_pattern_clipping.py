@@ -14,7 +14,7 @@ from fedsim.clients.dp_sgd.noise_allocation import ChosenNoise
 from fedsim.clients.dp_sgd.parameters import FlatParameters
 from fedsim.clients.dp_sgd.pattern_clipping import PatternClipping, exclusive_groups
 from fedsim.clients.dp_sgd.per_example.clip_factors import LotStatistics
-from fedsim.clients.dp_sgd.sampling import PoissonSampling
+from fedsim.clients.sampling.independent_lots import PoissonSampling
 from fedsim.clients.training.streams import StreamKey
 
 NAMES = ("conv.weight", "conv.bias", "head.weight", "head.bias")

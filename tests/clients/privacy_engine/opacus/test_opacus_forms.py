@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from fedsim.accountant import Gaussian, PldAccountant, PoissonSampled, RdpAccountant
 from fedsim.accountant.sampler_slack import epsilon_with_slack
 from fedsim.clients import BatchMemoryManager, ModuleValidator, PrivacyEngine
-from fedsim.clients.dp_sgd.model_checks.safety import UnsafeModelError
+from fedsim.clients.model_checks.safety import UnsafeModelError
 from fedsim.clients.privacy_engine.opacus.names import ARGUMENTS, ATTRIBUTES, RETIRED
 
 X = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))

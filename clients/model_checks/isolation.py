@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
-from fedsim.clients.dp_sgd.model_checks.isolation_cause import likely_cause
-from fedsim.clients.dp_sgd.model_checks.isolation_probe import Probe, ProbeLot, lots_to_compare
-from fedsim.clients.dp_sgd.model_checks.safety import UnsafeModelError, preserve_state
+from fedsim.clients.model_checks.isolation_cause import likely_cause
+from fedsim.clients.model_checks.isolation_probe import Probe, ProbeLot, lots_to_compare
+from fedsim.clients.model_checks.safety import UnsafeModelError, preserve_state
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 

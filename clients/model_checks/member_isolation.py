@@ -11,9 +11,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedsim.clients.dp_sgd.model_checks.safety import UnsafeModelError, preserve_state
 from fedsim.clients.dp_sgd.per_example.interface import Tile
 from fedsim.clients.dp_sgd.per_example.rule_gradients import RuleGradients
+from fedsim.clients.model_checks.safety import UnsafeModelError, preserve_state
 
 
 class MemberIsolation:

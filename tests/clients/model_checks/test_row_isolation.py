@@ -10,13 +10,13 @@ from flwr.app import Context, RecordDict
 from torch import Tensor, nn
 
 from fedsim.clients.app import BatchClientApp
-from fedsim.clients.dp_sgd.model_checks.row_isolation import RowIsolation
-from fedsim.clients.dp_sgd.model_checks.safety import UnsafeModelError
 from fedsim.clients.dp_sgd.per_example.choice import gradients_for
 from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients
 from fedsim.clients.dp_sgd.per_example.layers import linear
 from fedsim.clients.dp_sgd.per_example.layers.base import row_products
 from fedsim.clients.failure_text import CoupledRowsError
+from fedsim.clients.model_checks.row_isolation import RowIsolation
+from fedsim.clients.model_checks.safety import UnsafeModelError
 from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
 from fedsim.models.losses import cross_entropy

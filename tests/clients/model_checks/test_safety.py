@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedsim.clients.dp_sgd.model_checks.safety import UnsafeModelError, check_private_model
+from fedsim.clients.model_checks.safety import UnsafeModelError, check_private_model
 
 IMAGES = torch.ones(3, 4, 5, 5)
 

@@ -7,14 +7,22 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedsim.clients.augmentation.settings import ViewSettings
+from fedsim.clients.augmentation.views import (
+    Change,
+    Flip,
+    Noise,
+    Shift,
+    ViewError,
+    Views,
+    check_views,
+)
 from fedsim.clients.dp_sgd.clipping import FlatClipping
 from fedsim.clients.dp_sgd.per_example.choice import GradientMode, gradients_for
 from fedsim.clients.dp_sgd.per_example.clip_factors import ClipBounds
 from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients, Tile
 from fedsim.clients.dp_sgd.per_example.one_at_a_time import OneAtATime
 from fedsim.clients.dp_sgd.tiles import LotReader
-from fedsim.clients.dp_sgd.view_settings import ViewSettings
-from fedsim.clients.dp_sgd.views import Change, Flip, Noise, Shift, ViewError, Views, check_views
 from fedsim.core.streams import Purpose, restart_at, stream
 from fedsim.models.losses import cross_entropy
 

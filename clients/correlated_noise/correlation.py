@@ -16,7 +16,7 @@ import numpy as np
 
 from fedsim.accountant import SelfComposed
 from fedsim.accountant.arrays import Floats
-from fedsim.clients.dp_sgd.sampling import Charges
+from fedsim.clients.sampling.sampling import Charges
 from fedsim.core.limits import MAX_NOISE_BANDS
 
 COEFFICIENT_BITS = 16

@@ -24,18 +24,11 @@ from fedsim.accountant import (
 )
 from fedsim.accountant.accountants import AccountantName
 from fedsim.accountant.adjacency import ADJACENCIES
-from fedsim.clients.dp_sgd.sampling import (
-    SAMPLINGS,
-    BallsAndBins,
-    BallsAndBinsByRound,
-    EpochLots,
-    FixedSizeSampling,
-    IndependentLots,
-    PoissonSampling,
-    Sampling,
-    ShuffledEpochs,
-)
-from fedsim.clients.dp_sgd.sampling_schemes import SAMPLING_SCHEMES, SamplingName
+from fedsim.clients.sampling.catalog import SAMPLINGS
+from fedsim.clients.sampling.epochs import BallsAndBins, BallsAndBinsByRound, ShuffledEpochs
+from fedsim.clients.sampling.independent_lots import FixedSizeSampling, PoissonSampling
+from fedsim.clients.sampling.sampling import EpochLots, IndependentLots, Sampling
+from fedsim.clients.sampling.schemes import SAMPLING_SCHEMES, SamplingName
 
 DOCS = Path(__file__).parents[3] / "docs"
 # Statistical tests have a false-alarm rate of at most 1e-4 each, and fixed seeds.

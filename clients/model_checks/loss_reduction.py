@@ -6,8 +6,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from fedsim.clients.dp_sgd.model_checks.isolation_probe import Probe, ProbeLot
-from fedsim.clients.dp_sgd.model_checks.safety import UnsafeModelError, preserve_state
+from fedsim.clients.model_checks.isolation_probe import Probe, ProbeLot
+from fedsim.clients.model_checks.safety import UnsafeModelError, preserve_state
 
 Reduction = Literal["mean", "sum", "none"]
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedsim.clients.dp_sgd.model_checks.isolation import check_isolation
-from fedsim.clients.dp_sgd.model_checks.safety import UnsafeModelError
+from fedsim.clients.model_checks.isolation import check_isolation
+from fedsim.clients.model_checks.safety import UnsafeModelError
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 

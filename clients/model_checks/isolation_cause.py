@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedsim.clients.dp_sgd.model_checks.isolation_probe import Probe, ProbeLot, rows
-from fedsim.clients.dp_sgd.model_checks.safety import find_batch_norm
+from fedsim.clients.model_checks.isolation_probe import Probe, ProbeLot, rows
+from fedsim.clients.model_checks.safety import find_batch_norm
 
 
 def likely_cause(probe: Probe, lot: ProbeLot, other: ProbeLot, i: int) -> str:

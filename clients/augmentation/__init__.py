@@ -1,0 +1,1 @@
+"""Random views of an example, whose gradients count as one."""

@@ -1,0 +1,1 @@
+"""Noise that is correlated from step to step."""

@@ -1,0 +1,1 @@
+"""Samplings: which examples enter a step, and the event that the step is charged as."""

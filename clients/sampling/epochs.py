@@ -1,0 +1,129 @@
+"""Epochs: all examples are divided among the lots of each, anew every time."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+from typing import ClassVar
+
+import numpy as np
+
+from fedsim.accountant import EpochShuffled, Event, RandomAllocation
+from fedsim.clients.sampling.sampling import Charges, EpochLots, EpochStream
+from fedsim.clients.sampling.schemes import BALLS_AND_BINS, SHUFFLE, SamplingScheme
+
+
+@dataclass(frozen=True)
+class ShuffledEpochs(EpochLots):
+    """Each epoch shuffles the examples anew and cuts them into `batches` lots of even length.
+
+    Guarantee: an example is in exactly one lot of an epoch, and which one does not depend on any
+    example's value. That is all: the lots of one shuffle depend on each other, so no amplification
+    by sampling is claimed, and an epoch costs one release about a known lot (Chua et al. 2024).
+    """
+
+    scheme: ClassVar[SamplingScheme] = SHUFFLE
+    has_even_lots: ClassVar[bool] = True
+
+    def divide(self, num_examples: int, generator: np.random.Generator) -> list[np.ndarray]:
+        """Return the lots of one epoch; their lengths differ by at most one."""
+        return np.array_split(generator.permutation(num_examples), self.batches)
+
+    def event(self, mechanism: Event) -> EpochShuffled:
+        """Return the event of one epoch that applies `mechanism` to each lot."""
+        return EpochShuffled(self.batches, mechanism)
+
+
+@dataclass(frozen=True)
+class BallsAndBins(EpochLots):
+    """Each epoch throws every example into one of `batches` lots, uniformly and independently.
+
+    Guarantee: allocations are independent over examples and epochs; lots may be empty. This is
+    what `RandomAllocation` accounts for (Chua et al. 2025; Feldman and Shenfeld 2025).
+    """
+
+    scheme: ClassVar[SamplingScheme] = BALLS_AND_BINS
+
+    def divide(self, num_examples: int, generator: np.random.Generator) -> list[np.ndarray]:
+        """Return the lots of one epoch, ascending; their lengths are random."""
+        bins = generator.integers(self.batches, size=num_examples)
+        ends = np.cumsum(np.bincount(bins, minlength=self.batches))
+        return np.split(np.argsort(bins, kind="stable"), ends[:-1])
+
+    def event(self, mechanism: Event) -> RandomAllocation:
+        """Return the event of one epoch that applies `mechanism` to each lot."""
+        return RandomAllocation(self.batches, mechanism)
+
+    def within_rounds(self, steps: int) -> "BallsAndBinsByRound":
+        """Return the sampling with new epochs in every round of `steps` steps."""
+        return BallsAndBinsByRound(self.batches, steps)
+
+
+@dataclass(frozen=True)
+class BallsAndBinsByRound(BallsAndBins):
+    """Balls and bins for lots from the operating system: every round starts a new epoch.
+
+    Nothing of a division outlives its round, so a round's last epoch may end early. It is charged
+    in full: the releases about some lots of an epoch are a part of the releases about all of them.
+
+    Attributes:
+        round_steps: steps of every round of a client; only its last round may have fewer.
+
+    Raises:
+        ValueError: there are no batches, or rounds have no steps.
+    """
+
+    round_steps: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.round_steps < 1:
+            raise ValueError(f"a round needs at least one step, got {self.round_steps}")
+
+    def num_events(self, steps: int) -> int:
+        """Return one event for each epoch that the steps start."""
+        rounds, rest = divmod(steps, self.round_steps)
+        return rounds * super().num_events(self.round_steps) + super().num_events(rest)
+
+    def charges(self, mechanism: Event, first_step: int, steps: int) -> Charges:
+        """Return the charge for every epoch that the steps start.
+
+        Args:
+            mechanism: the release about one lot.
+            first_step: number of the first step, which starts an epoch.
+            steps: number of steps.
+
+        Raises:
+            ValueError: the first step is within an epoch, whose division is gone.
+        """
+        self._position(first_step, first=True)
+        return super().charges(mechanism, first_step, steps)
+
+    def lots(
+        self,
+        num_examples: int,
+        stream: np.random.Generator,
+        *,
+        epochs: EpochStream,
+        first_step: int,
+    ) -> Iterator[np.ndarray]:
+        """Yield the lots of one epoch after the other, all of them drawn from `stream`.
+
+        Raises:
+            ValueError: the first step is within an epoch, whose division is gone.
+        """
+        divided: list[np.ndarray] = []
+        for step in count(first_step):
+            position = self._position(step, first=step == first_step)
+            if position == 0:
+                divided = self.divide(num_examples, stream)
+            yield divided[position]
+
+    def _position(self, step: int, *, first: bool) -> int:
+        """Return the place of a step's lot in its epoch; the first step of a round has place 0."""
+        position = step % self.round_steps % self.batches
+        if first and position:
+            raise ValueError(
+                f"rounds of {self.round_steps} steps start a new epoch of {self.batches} lots each "
+                f"time, and step {step} is within an epoch"
+            )
+        return position
