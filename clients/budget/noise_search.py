@@ -8,7 +8,7 @@ from fedsim.accountant.adjacency import Adjacency
 from fedsim.accountant.sampler_slack import target_without_slack
 from fedsim.accountant.search import least_noise
 from fedsim.clients.budget.affordable_steps import epsilon_of_steps
-from fedsim.clients.dp_sgd.clipping import FlatClipping
+from fedsim.clients.clipping.clipping import FlatClipping
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.sampling.cyclic import CyclicPoisson
 from fedsim.clients.sampling.independent_lots import PoissonSampling

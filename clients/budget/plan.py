@@ -13,8 +13,8 @@ from fedsim.clients.budget.mechanism import Mechanism
 from fedsim.clients.budget.noise_search import calibrate_noise
 from fedsim.clients.budget.step_clipping import chosen_noise, clipping_of, given_noise
 from fedsim.clients.budget.sum_part import SumPart
+from fedsim.clients.clipping.clipping import FlatClipping
 from fedsim.clients.correlated_noise.correlation import NoiseCorrelation
-from fedsim.clients.dp_sgd.clipping import FlatClipping
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.noise_range import NoiseRangeError
 from fedsim.clients.dp_sgd.parameters import FlatParameters

@@ -2,10 +2,15 @@
 
 from dataclasses import replace
 
-from fedsim.clients.dp_sgd.adaptive_clipping import LOT_OVER_COUNT_NOISE, AdaptiveClipping
-from fedsim.clients.dp_sgd.clipping import AutomaticClipping, Clipping, FlatClipping, GroupClipping
+from fedsim.clients.clipping.adaptive import LOT_OVER_COUNT_NOISE, AdaptiveClipping
+from fedsim.clients.clipping.clipping import (
+    AutomaticClipping,
+    Clipping,
+    FlatClipping,
+    GroupClipping,
+)
+from fedsim.clients.clipping.patterns import PatternClipping
 from fedsim.clients.dp_sgd.noise_allocation import ChosenNoise
-from fedsim.clients.dp_sgd.pattern_clipping import PatternClipping
 from fedsim.clients.group_settings import has_all_noise
 from fedsim.clients.settings import PrivacySettings
 

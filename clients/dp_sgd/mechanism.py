@@ -19,8 +19,8 @@ import torch
 
 from fedsim.accountant import Event, Gaussian, JointGaussian
 from fedsim.accountant.groups import group_noise_multiplier
+from fedsim.clients.clipping.clipping import Clipping, Groups
 from fedsim.clients.correlated_noise.correlation import NoiseCorrelation
-from fedsim.clients.dp_sgd.clipping import Clipping, Groups
 from fedsim.clients.dp_sgd.noise_allocation import (
     ChosenNoise,
     NoiseAllocation,

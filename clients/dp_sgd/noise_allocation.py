@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fedsim.accountant.groups import group_noise_multiplier, least_energy_noise
-from fedsim.clients.dp_sgd.clipping import Groups
+from fedsim.clients.clipping.clipping import Groups
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedsim.clients.dp_sgd.clipping import GroupClipping
+from fedsim.clients.clipping.clipping import GroupClipping
 from fedsim.clients.dp_sgd.per_example.clip_factors import ClipBounds
 from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients, Tile
 from fedsim.clients.dp_sgd.per_example.layers.base import ExampleUse, LayerUse

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 
 from fedsim.accountant import Event, PrivacyLedger
 from fedsim.accountant.adjacency import Adjacency
-from fedsim.clients.dp_sgd.clipping import Clipping
+from fedsim.clients.clipping.clipping import Clipping
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.noise_allocation import NoiseAllocation
 from fedsim.clients.dp_sgd.per_example.clip_factors import LotStatistics

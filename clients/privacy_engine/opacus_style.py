@@ -9,7 +9,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from fedsim.clients.dp_sgd.clipping import Clipping
+from fedsim.clients.clipping.clipping import Clipping
 from fedsim.clients.privacy_engine.loaders import PrivateLoader, loader_sizes
 from fedsim.clients.privacy_engine.opacus.names import without_opacus_arguments
 

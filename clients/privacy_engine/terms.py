@@ -14,7 +14,7 @@ from fedsim.accountant import RdpAccountant, make_accountant
 from fedsim.accountant.accountants import AccountantName
 from fedsim.accountant.adjacency import Adjacency
 from fedsim.clients.budget.noise_search import calibrate_noise
-from fedsim.clients.dp_sgd.clipping import Clipping, FlatClipping, GroupClipping
+from fedsim.clients.clipping.clipping import Clipping, FlatClipping, GroupClipping
 from fedsim.clients.dp_sgd.parameters import FlatParameters
 from fedsim.clients.sampling.catalog import SAMPLINGS
 from fedsim.clients.sampling.sampling import Sampling

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.accountant.groups import group_noise_multiplier
-from fedsim.clients.dp_sgd.clipping import Groups
+from fedsim.clients.clipping.clipping import Groups
+from fedsim.clients.clipping.patterns import PatternClipping
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.parameters import FlatParameters
-from fedsim.clients.dp_sgd.pattern_clipping import PatternClipping
 from fedsim.clients.dp_sgd.per_example.interface import PerExampleLoss
 from fedsim.federation.charged_noise import charged_multipliers
 

@@ -26,6 +26,7 @@ _MODULE_MOVES = (
     ("accountant", "accountant.textbook", "classical moments pate renyi"),
     ("clients", "clients", "many=app failures=failure_text"),
     ("clients", "clients.model_checks", "safety"),
+    ("clients.dp_sgd", "clients.clipping", "adaptive clipping"),
     ("clients.dp_sgd", "clients.sampling", "sampling=catalog sampling_schemes=schemes"),
     ("clients.dp_sgd", "noise", "keystream noise=sources"),
     ("clients", "clients.budget", "client_terms=client_privacy noise_search plan"),

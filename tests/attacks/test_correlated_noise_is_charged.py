@@ -17,13 +17,13 @@ from scipy import stats
 
 from fedsim.accountant import Gaussian, PoissonSampled, SelfComposed
 from fedsim.clients.budget.plan import plan_privacy
+from fedsim.clients.clipping.clipping import FlatClipping
 from fedsim.clients.correlated_noise.correlation import (
     NoiseCorrelation,
     inverse_coefficients,
     square_root_coefficients,
 )
 from fedsim.clients.correlated_noise.noise import CorrelatedNoise, NoiseStates
-from fedsim.clients.dp_sgd.clipping import FlatClipping
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.sampling.cyclic import CyclicLots, CyclicPoisson
 from fedsim.clients.settings import LocalSettings, PrivacySettings

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from fedsim.accountant import Gaussian
 from fedsim.clients import PrivacyEngine
-from fedsim.clients.dp_sgd.clipping import FlatClipping
+from fedsim.clients.clipping.clipping import FlatClipping
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.noise_range import NoiseRangeError
 from fedsim.clients.dp_sgd.per_example.rule_gradients import RuleGradients

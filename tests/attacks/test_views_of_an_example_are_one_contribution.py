@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.clients.augmentation.settings import ViewSettings
-from fedsim.clients.dp_sgd.clipping import FlatClipping
+from fedsim.clients.clipping.clipping import FlatClipping
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.per_example import interface
 from fedsim.clients.dp_sgd.per_example.choice import gradients_for

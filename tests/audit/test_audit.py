@@ -14,7 +14,7 @@ from fedsim.audit import observation as observing
 from fedsim.audit.audit import audit_experiment
 from fedsim.audit.results import Audit
 from fedsim.clients.budget.plan import PrivacyPlanError
-from fedsim.clients.dp_sgd.clipping import Groups
+from fedsim.clients.clipping.clipping import Groups
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.per_example.rule_gradients import RuleGradients
 from fedsim.clients.sampling.independent_lots import PoissonSampling

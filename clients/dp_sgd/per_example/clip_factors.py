@@ -8,7 +8,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from fedsim.clients.dp_sgd.clipping import Clipping, Groups
+from fedsim.clients.clipping.clipping import Clipping, Groups
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from fedsim.clients.augmentation.views import (
     Views,
     check_views,
 )
-from fedsim.clients.dp_sgd.clipping import FlatClipping
+from fedsim.clients.clipping.clipping import FlatClipping
 from fedsim.clients.dp_sgd.per_example.choice import GradientMode, gradients_for
 from fedsim.clients.dp_sgd.per_example.clip_factors import ClipBounds
 from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients, Tile

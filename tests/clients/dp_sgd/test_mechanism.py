@@ -23,7 +23,7 @@ from fedsim.accountant import (
     PldAccountant,
     PoissonSampled,
 )
-from fedsim.clients.dp_sgd.clipping import Clipping, FlatClipping, GroupClipping, Groups
+from fedsim.clients.clipping.clipping import Clipping, FlatClipping, GroupClipping, Groups
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.noise_allocation import NoiseAllocation, group_noise
 from fedsim.clients.dp_sgd.noise_range import NoiseRangeError

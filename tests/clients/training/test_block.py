@@ -9,8 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedsim.clients.dp_sgd.adaptive_clipping import AdaptiveClipping
-from fedsim.clients.dp_sgd.clipping import AutomaticClipping, Clipping, FlatClipping, GroupClipping
+from fedsim.clients.clipping.adaptive import AdaptiveClipping
+from fedsim.clients.clipping.clipping import (
+    AutomaticClipping,
+    Clipping,
+    FlatClipping,
+    GroupClipping,
+)
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.per_example.choice import gradients_for, training_gradients
 from fedsim.clients.dp_sgd.per_example.clip_factors import LotStatistics

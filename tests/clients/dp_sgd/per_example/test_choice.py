@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedsim.clients.dp_sgd.clipping import FlatClipping
+from fedsim.clients.clipping.clipping import FlatClipping
 from fedsim.clients.dp_sgd.per_example.choice import (
     BackendError,
     GradientMode,

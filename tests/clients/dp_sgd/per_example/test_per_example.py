@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fedsim.clients.dp_sgd.clipping import Clipping, FlatClipping, Groups
+from fedsim.clients.clipping.clipping import Clipping, FlatClipping, Groups
 from fedsim.clients.dp_sgd.parameters import FlatParameters
 from fedsim.clients.dp_sgd.per_example.choice import gradients_for
 from fedsim.clients.dp_sgd.per_example.clip_factors import LotStatistics

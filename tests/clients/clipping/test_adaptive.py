@@ -11,8 +11,8 @@ from scipy import stats
 from torch import Tensor, nn
 
 from fedsim.accountant import Gaussian, JointGaussian, PoissonSampled
-from fedsim.clients.dp_sgd.adaptive_clipping import AdaptiveClipping
-from fedsim.clients.dp_sgd.clipping import FlatClipping, GroupClipping
+from fedsim.clients.clipping.adaptive import AdaptiveClipping
+from fedsim.clients.clipping.clipping import FlatClipping, GroupClipping
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.per_example.clip_factors import LotStatistics
 from fedsim.clients.dp_sgd.per_example.rule_gradients import RuleGradients

@@ -9,7 +9,7 @@ from fedsim.accountant.groups import (
     adaptive_clip_noise_multiplier,
     adaptive_clip_total_noise_multiplier,
 )
-from fedsim.clients.dp_sgd.clipping import Clipping, Groups
+from fedsim.clients.clipping.clipping import Clipping, Groups
 from fedsim.clients.dp_sgd.parameters import FlatParameters
 from fedsim.protocol.clip_bound import BoundRule, LearntBound, check_bound
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from fedsim.accountant.groups import adaptive_clip_noise_multiplier
-from fedsim.clients.dp_sgd.clipping import FlatClipping
+from fedsim.clients.clipping.clipping import FlatClipping
 from fedsim.protocol.clip_bound import BoundRule, LearntBound, check_bound
 
 # Andrew et al. 2021, section 3.1: σ_b = (expected lot) / 20 hardly costs anything.

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fedsim.clients.dp_sgd.adaptive_clipping import AdaptiveClipping
-from fedsim.clients.dp_sgd.clipping import (
+from fedsim.clients.clipping.adaptive import AdaptiveClipping
+from fedsim.clients.clipping.clipping import (
     AutomaticClipping,
     Clipping,
     FlatClipping,

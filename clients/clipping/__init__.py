@@ -1,0 +1,1 @@
+"""Clipping: the bounds of an example's contribution, fixed or learnt."""
