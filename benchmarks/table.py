@@ -3,12 +3,13 @@
     python benchmarks/table.py benchmarks/results/*.json
     python benchmarks/table.py --readme benchmarks/results/*.json    # rewrites README.md
 
-A table a script, a row a claim, a cell a case. Of each case the newest record counts that has a
-value; the goal is that of the newest record. Of a script that has goals, numbers without one stay
-in the records.
+A table a script, under the first line of its text; a row a claim. Of each case and each maker of
+processors the newest record counts that has a value; the goal is that of the newest record. Of a
+script that has goals, numbers without one stay in the records.
 """
 
 import argparse
+import ast
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -42,32 +43,54 @@ def tables(records: Sequence[Record]) -> str:
 
 def _table(script: str, records: Sequence[Record]) -> str:
     """Return one script's table; "" where its records have no numbers."""
-    newest: dict[tuple[str, str], tuple[Record, Number]] = {}
+    newest: dict[_Key, tuple[Record, Number]] = {}
+    goals: dict[tuple[str, str], Number] = {}
     for record in records:
         for fields in record["numbers"]:
             number = Number(**fields)
-            key = number.claim, number.case
-            if number.value is None and key in newest:
-                source, known = newest[key]
-                newest[key] = source, replace(known, goal=number.goal, least=number.least)
-            else:
-                newest[key] = record, number
-    judged = {key for key, (_, number) in newest.items() if number.goal is not None}
-    rows: dict[tuple[str, str, str], list[str]] = {}
-    for key, (record, number) in newest.items():
-        if judged and key not in judged:
+            goals[number.claim, number.case] = number
+            kind = "" if number.value is None else _kind(record)
+            newest[number.claim, number.case, kind] = record, number
+    measured = {key[:2] for key in newest if key[2]}
+    rows: dict[str, dict[tuple[str, str], list[str]]] = {}
+    for (claim, case, kind), (record, number) in newest.items():
+        goal = goals[claim, case]
+        if (not kind and (claim, case) in measured) or (
+            goal.goal is None and any(one.goal is not None for one in goals.values())
+        ):
             continue
-        where = "" if number.value is None else f"{_machine(record)}, {record['date']}"
-        row = rows.setdefault((number.claim, record["command"], where), [])
-        row.append(f"{number.case}: {number.text()}")
+        where = f"{_machine(record)}, {record['date']}" if kind else ""
+        text = replace(number, goal=goal.goal, least=goal.least).text()
+        cells = rows.setdefault(claim, {}).setdefault((record["command"], where), [])
+        cells.append(f"{case}: {text}")
     if not rows:
         return ""
-    head = f"| `{script}` | command | number (quartiles; goal) | machine, date |"
-    lines = [
-        f"| {claim} | `{command}` | {' · '.join(cells)} | {where} |"
-        for (claim, command, where), cells in sorted(rows.items(), key=lambda row: row[0][0])
-    ]
-    return "\n".join([head, "|---|---|---|---|", *lines])
+    head = f"| `{script}`: {_purpose(script)} | number (quartiles; goal), command, machine, date |"
+    lines = []
+    for claim, parts in sorted(rows.items()):
+        found = [
+            " · ".join(cells) + f" — `{command}`" + (f", {where}" if where else "")
+            for (command, where), cells in parts.items()
+        ]
+        lines.append(f"| {claim} | {'<br>'.join(found)} |")
+    return "\n".join([head, "|---|---|", *lines])
+
+
+_Key = tuple[str, str, str]  # claim, case and maker of the processor; "" for what is to be measured
+
+
+def _purpose(script: str) -> str:
+    """Return the first line of a script's text, without its full stop."""
+    path = Path(__file__).with_name(script)
+    text = ast.get_docstring(ast.parse(path.read_text())) if path.exists() else None
+    first = (text or script).splitlines()[0].rstrip(".")
+    return first[0].lower() + first[1:]
+
+
+def _kind(record: Record) -> str:
+    """Return the maker of the processor, which is its first word, and the GPU."""
+    machine = record["machine"]
+    return machine["processor"].split()[0] + machine.get("gpu", "")
 
 
 def _machine(record: Record) -> str:

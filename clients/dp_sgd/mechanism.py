@@ -13,6 +13,7 @@ Edge cases of a step with clipping bound C, noise multiplier z and expected lot 
 """
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Self
 
 import torch
@@ -101,7 +102,7 @@ class DpSgdMechanism:
         if self.correlation is not None:
             self._check_correlation(self.correlation)
 
-    @property
+    @cached_property
     def event(self) -> Event:
         """The event of one step, or of a whole epoch or cycle of lots."""
         return self.sampling.event(self.mechanism)

@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
-LINES = 92
+LINES = 80
 
 
-def record(date: str, *numbers: dict[str, Any], script: str = "a.py") -> dict[str, Any]:
-    machine = {"processor": "P", "avx512": True, "cores": 2}
+def record(
+    date: str, *numbers: dict[str, Any], script: str = "a.py", processor: str = "P (model 1)"
+) -> dict[str, Any]:
+    machine = {"processor": processor, "avx512": True, "cores": 2}
     command = f"{script} --now"
     return {
         "script": script,
@@ -44,26 +46,39 @@ def test_the_newest_number_of_a_case_counts(script: Callable[[str], ModuleType])
     )
     new = record("2026-01-02", number(1.4, low=1.3, high=1.5, goal=1.5))
     lines = script("table").tables([old, new]).splitlines()
-    where = "P, AVX-512, 2 cores, 2026-01"
+    where = "P (model 1), AVX-512, 2 cores, 2026-01"
     assert lines[2:] == [
-        f"| private / plain | `a.py --now` | MLP: 1.4 (1.3 to 1.5; goal ≤ 1.5, met) | {where}-02 |",
-        f"| private / plain | `a.py --now` | CNN: 3 (goal ≤ 4, met) | {where}-01 |",
+        "| private / plain "
+        f"| MLP: 1.4 (1.3 to 1.5; goal ≤ 1.5, met) — `a.py --now`, {where}-02"
+        f"<br>CNN: 3 (goal ≤ 4, met) — `a.py --now`, {where}-01 |",
     ]
+
+
+def test_each_maker_of_processors_keeps_its_number(script: Callable[[str], ModuleType]) -> None:
+    first, again = (
+        record("2026-01-01", number(2.0), processor="A (model 1)"),
+        record("2026-01-02", number(3.0), processor="A (model 2)"),
+    )
+    other = record("2026-01-03", number(4.0), processor="B (model 1)")
+    (line,) = script("table").tables([first, again, other]).splitlines()[2:]
+    assert "MLP: 3 — `a.py --now`, A (model 2)" in line
+    assert "<br>MLP: 4 — `a.py --now`, B (model 1)" in line
+    assert "MLP: 2" not in line
 
 
 def test_a_new_goal_judges_the_last_known_number(script: Callable[[str], ModuleType]) -> None:
     known, goals = record("2026-01-01", number(1.4, goal=1.5)), number(None, goal=1.2)
     pending = record("2026-01-02", goals, number(None, "CNN", goal=2.0, least=True))
     printed = script("table").tables([known, pending])
-    assert "MLP: 1.4 (goal ≤ 1.2, **missed**) | P, AVX-512, 2 cores, 2026-01-01 |" in printed
-    assert "CNN: *to be measured* (goal ≥ 2) |  |" in printed
+    assert "MLP: 1.4 (goal ≤ 1.2, **missed**) — `a.py --now`, P (model 1), AVX-512" in printed
+    assert "CNN: *to be measured* (goal ≥ 2) — `a.py --now` |" in printed
 
 
 def test_numbers_without_a_goal_are_shown_where_a_script_has_none(
     script: Callable[[str], ModuleType],
 ) -> None:
     table, free = script("table"), number(3.0, "CNN")
-    assert "CNN: 3 |" in table.tables([record("2026-01-01", free)])
+    assert "CNN: 3 — `a.py --now`" in table.tables([record("2026-01-01", free)])
     assert "CNN" not in table.tables([record("2026-01-01", free, number(1.0, goal=1.5))])
 
 

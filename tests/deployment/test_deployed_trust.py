@@ -12,7 +12,7 @@ import pytest
 from fedsim.federation.lasting_keys import make_lasting_key
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.long,
     pytest.mark.skipif(os.name != "posix", reason="Flower's processes are POSIX"),
 ]
 SECTIONS: dict[str, Any] = {

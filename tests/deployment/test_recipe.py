@@ -19,7 +19,7 @@ PATIENCE = 280.0
 PORTS = ("18000", "18001", "19094", "19095", "19096", "19097")
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.long,
     pytest.mark.skipif(os.name != "posix", reason="Flower's processes are POSIX"),
     pytest.mark.skipif(
         not all(map(shutil.which, ("openssl", "ssh-keygen", "bash"))),

@@ -45,18 +45,28 @@ def accuracies(tmp_path: Path, name: str, **changes: Any) -> list[float]:
     ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "changes", "least"),
     [
-        ("digits_distributed.yaml", {}, 0.95),
-        ("digits_distributed.yaml", {"privacy__target_epsilon": 8.0}, 0.965),
-        ("digits_distributed.yaml", {"secure_aggregation__min_clients": 8}, 0.95),
-        ("digits_distributed_mlp.yaml", {}, 0.90),
-        (
+        pytest.param("digits_distributed.yaml", {}, 0.95, marks=pytest.mark.slow),
+        pytest.param(
+            "digits_distributed.yaml",
+            {"privacy__target_epsilon": 8.0},
+            0.965,
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "digits_distributed.yaml",
+            {"secure_aggregation__min_clients": 8},
+            0.95,
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("digits_distributed_mlp.yaml", {}, 0.90, marks=pytest.mark.long),
+        pytest.param(
             "digits_distributed_mlp.yaml",
             {"privacy__target_epsilon": 8.0, "local__optimizer__lr": 4.0},
             0.935,
+            marks=pytest.mark.long,
         ),
     ],
 )

@@ -3,9 +3,6 @@
 import torch
 from torch import Tensor
 
-_LONG, _PIECE, _LARGE = 512, 64, 1e15
-_MANY = 1 << 17  # values: of fewer, the conversion takes less time than more operations
-
 # Values of a lot's per-example gradients that are held at once: 16 MB in float32. Larger gradients
 # of linear layers on sequences are made and dropped block by block, or never made.
 BUDGET = 1 << 22
@@ -23,29 +20,12 @@ def zero_rows(values: Tensor, dropped: Tensor) -> Tensor:
 def squares(values: Tensor) -> Tensor:
     """Squared norm of each example's values (n, ...), float64.
 
-    Guarantee: never below the exact squared norm by more than float64 rounding, and above it by
-    less than 8e-6 of it plus 1e-38 for each value. Many float32 rows are summed in pieces of 64
-    in float32, which takes a third of the time of converting them. What rounding and underflow may
-    lose there is added: at most 69 · 2⁻²⁴ of the sum, and 2⁻¹²⁶ for each square. Rows whose squares
-    may overflow are done again in float64.
+    Guarantee: never below the exact squared norm by more than float64 rounding.
 
     Edge cases: a row with NaN gives NaN, one with infinity gives infinity or NaN.
     """
     rows = values.flatten(1) if values.ndim > 1 else values.unsqueeze(1)
-    length = rows.shape[1]
-    if rows.dtype != torch.float32 or length < _LONG or rows.numel() < _MANY:
-        return row_norms(rows).square_()
-    pieces = torch.linalg.vector_norm(rows.unfold(1, _PIECE, _PIECE), dim=2)
-    result = pieces.double().square_().sum(1).mul_(1.0 + _PIECE * 2.0**-23)
-    result += length * 2.0**-126
-    if rest := length % _PIECE:
-        result += row_norms(rows[:, -rest:]).square_()
-    large = (pieces > _LARGE).any(1)
-    if rows.is_cuda:  # without asking the device whether there are such rows
-        return torch.where(large, row_norms(rows).square_(), result)
-    if large.any():
-        result[large] = row_norms(rows[large]).square_()
-    return result
+    return row_norms(rows).square_()
 
 
 def row_norms(values: Tensor) -> Tensor:

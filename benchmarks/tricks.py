@@ -1,0 +1,206 @@
+"""What each speed trick of the engine buys: a turn without it over a turn with it.
+
+    python benchmarks/tricks.py [--quick] [--json FILE]
+
+One thread, with and without a trick in turns, processor time. A trick is taken out by a patch that
+leaves the results as they are up to rounding. The page of the engine (docs/dp_sgd.md) has one line
+for each trick with its ratios: one that buys nothing on any processor goes.
+"""
+
+import argparse
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from contenders.base import Work
+from contenders.fedsim_engines import federation_of
+from contenders.goals import NAMES
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from dp_sgd import block_turn
+from interleaved import measure, print_ratios
+from records import Number, machine_line, over_turns, pair_ratios, write_record
+
+from fedsim.clients.dp_sgd.per_example import rule_gradients
+from fedsim.clients.dp_sgd.per_example.layers.convolution import ConvolutionUse
+from fedsim.clients.dp_sgd.per_example.sequence import ModuleSequence
+from fedsim.noise import keystream, simulated
+from fedsim.noise.sources import SeededNoise
+from fedsim.simulation.memory import keep_freed_memory
+
+Turn = Callable[[], object]
+Patch = AbstractContextManager[object]
+VALUES = 101_770  # of the MLP: draws of one release
+
+
+@dataclass(frozen=True)
+class Trick:
+    """A trick, and how the engine is without it.
+
+    Attributes:
+        name: row of the table.
+        without: patches that take it out.
+        models: of a client's step that it is measured in.
+        base: patches of both sides, where another trick would hide it.
+    """
+
+    name: str
+    without: Callable[[], Patch]
+    models: tuple[str, ...]
+    base: Callable[[], Patch] | None = None
+
+
+def _no_sequences() -> Patch:
+    return patch.object(ModuleSequence, "is_usable", False)
+
+
+def _no_known_gradients() -> Patch:
+    return patch.object(rule_gradients, "known_gradient", lambda loss: None)
+
+
+def _channels_first() -> Patch:
+    forward = ConvolutionUse.forward
+    return patch.object(ConvolutionUse, "forward", lambda use, x: forward(use, x).contiguous())
+
+
+def _products() -> Patch:
+    make = ConvolutionUse.__init__
+
+    def make_by_products(use: ConvolutionUse, *args: object) -> None:
+        make(use, *args)  # pyright: ignore[reportArgumentType]
+        use._by_torch = False
+
+    return patch.object(ConvolutionUse, "__init__", make_by_products)
+
+
+TRICKS = (
+    Trick("plain sequences run by hand, without autograd", _no_sequences, ("small", "mlp", "cnn")),
+    Trick(
+        "cross-entropy knows its own gradient",
+        _no_known_gradients,
+        ("small", "mlp"),
+        base=_no_sequences,
+    ),
+    Trick("images with channels last, for pooling", _channels_first, ("cnn", "builtin-cnn")),
+    Trick("convolutions by torch, client by client", _products, ("cnn", "builtin-cnn")),
+)
+
+
+def measure_tricks(*, quick: bool) -> list[Number]:
+    """Measure the private steps of one client with and without each trick.
+
+    Args:
+        quick: few repetitions of the first trick.
+    """
+    found = []
+    for trick in TRICKS[:1] if quick else TRICKS:
+        for model in trick.models[:1] if quick else trick.models:
+            work = Work(model, 1, private=True)
+            with TemporaryDirectory() as folder, ExitStack() as stack:
+                if trick.base is not None:
+                    stack.enter_context(trick.base())
+                federation = federation_of(work, Path(folder), {}, cohort="off")
+                turn = block_turn(federation, [0], 10)
+
+                def taken_out(turn: Turn = turn, trick: Trick = trick) -> None:
+                    with trick.without():
+                        turn()
+
+                case = f"{NAMES[model]}, lot {work.batch}"
+                found.append(_ratio(trick.name, case, turn, taken_out, quick=quick))
+    return found
+
+
+def measure_noise(*, quick: bool) -> list[Number]:
+    """Measure the choices of seeded noise.
+
+    Args:
+        quick: few repetitions.
+    """
+    source, values = SeededNoise(bytes(32)), torch.empty(VALUES, dtype=torch.float64)
+    generator, floats = torch.Generator().manual_seed(0), torch.empty(VALUES)
+
+    def draw() -> None:
+        source.fill_(values)
+
+    def counter_mode() -> None:
+        with _counter_mode():
+            SeededNoise(bytes(32)).fill_(values)
+
+    def base_two() -> None:
+        with patch.object(simulated, "np", _BaseTwo()):
+            source.fill_(values)
+
+    def by_torch() -> None:
+        floats.normal_(std=2.0**24, generator=generator)
+        values.copy_(floats).round_()
+
+    others: Mapping[str, Turn] = {
+        "AES-GCM for the keystream, not AES-CTR": counter_mode,
+        "natural logarithm, not base 2": base_two,
+        "Box-Muller by numpy, not normals by torch without dither": by_torch,
+    }
+    case = f"{VALUES:,} values"
+    return [_ratio(name, case, draw, other, quick=quick) for name, other in others.items()]
+
+
+class _BaseTwo:
+    """numpy with the logarithm of base 2 in place of the natural one, scaled to be the same."""
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(np, name)
+
+    @staticmethod
+    def log(values: np.ndarray, out: np.ndarray) -> np.ndarray:
+        np.log2(values, out=out)
+        out *= np.float32(np.log(2.0))
+        return out
+
+
+@contextmanager
+def _counter_mode() -> Iterator[None]:
+    def cipher(algorithm: algorithms.AES, mode: object) -> Cipher[modes.CTR]:
+        return Cipher(algorithm, modes.CTR(bytes(16)))
+
+    with patch.object(keystream, "Cipher", cipher):
+        yield
+
+
+def _ratio(name: str, case: str, with_it: Turn, without: Turn, *, quick: bool) -> Number:
+    timings = measure(
+        {"with": with_it, "without": without},
+        repetitions=2 if quick else 25,
+        calls=1,
+        clock=time.process_time,
+    )
+    print_ratios(f"{name}: {case}", timings, baseline="with")
+    return over_turns(
+        "time of a step without a trick / with it",
+        f"{name}, {case}",
+        pair_ratios(timings["without"].turns, timings["with"].turns),
+    )
+
+
+def main() -> None:
+    """Measure every trick."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="few repetitions, for a smoke test")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every ratio")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    print(f"{machine_line()}, one thread")
+    found = measure_tricks(quick=arguments.quick) + measure_noise(quick=arguments.quick)
+    for number in found:
+        print(number.line())
+    if arguments.json:
+        write_record(arguments.json, "tricks.py", found)
+
+
+if __name__ == "__main__":
+    main()
