@@ -8,6 +8,7 @@ hash, so that no other script can run, even if text from a file should slip thro
 import base64
 import hashlib
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,7 @@ def render_report(contents: RunContents) -> str:
     return page.encode(errors="replace").decode()
 
 
+@cache  # compiled once for all pages of a process
 def page_templates() -> jinja2.Environment:
     """Return the templates of this directory, with escaping and the filter `typeset`."""
     environment = jinja2.Environment(

@@ -5,13 +5,15 @@ between them: the true δ(ε) never increases, is convex in e^ε (Dong, Roth, Su
 arXiv:1905.02383, Proposition 2.12 and its dual), and so lies below every chord of points above it.
 """
 
+import json
 import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property, lru_cache, partial
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 from scipy.special import log_ndtr, ndtr, ndtri
 
 from fedsim.accountant import PrivacyLedger, make_accountant
@@ -61,23 +63,27 @@ class Profile:
         rate = false_positive_rate
         if not 0.0 <= rate <= 1.0:
             raise ValueError(f"false_positive_rate must be in [0, 1], got {rate!r}")
-        pairs = (*self.curve, (self.epsilon, self.delta))
-        bound = min(1.0, *(_power_bound(epsilon, delta, rate) for epsilon, delta in pairs))
+        growths, deltas = self._growths
+        rising = growths * rate + deltas
+        falling = 1.0 - np.maximum(0.0, (1.0 - deltas - rate) / growths)
+        bound = float(np.minimum(rising, falling).min(initial=1.0))
         if self.mu is None:
             return bound
         return min(bound, gaussian_true_positive_rate(self.mu, rate) + self.slack)
 
-
-def _power_bound(epsilon: float, delta: float, rate: float) -> float:
-    if epsilon > _MAX_EPSILON:
-        return 1.0
-    growth = math.exp(epsilon)
-    return min(growth * rate + delta, 1.0 - max(0.0, (1.0 - delta - rate) / growth))
+    @cached_property
+    def _growths(self) -> tuple[np.ndarray, np.ndarray]:
+        """e^ε and δ of all pairs whose e^ε is a float, by libm: numpy's last bits may vary."""
+        pairs = [
+            pair for pair in (*self.curve, (self.epsilon, self.delta)) if pair[0] <= _MAX_EPSILON
+        ]
+        growths = np.array([math.exp(epsilon) for epsilon, _ in pairs])
+        return growths, np.array([delta for _, delta in pairs])
 
 
 def profile_of(
     client: int,
-    ledger: Iterable[Mapping[str, Any]],
+    ledger: Sequence[Mapping[str, Any]],
     *,
     delta: float,
     accountant: AccountantChoice,
@@ -99,17 +105,25 @@ def profile_of(
     Raises:
         ValueError: the ledger cannot be read, or the accountant has no rule for it.
     """
+    found = _profile_of_text(json.dumps(ledger), delta, accountant, adjacency, with_slack)
+    return None if found is None else replace(found, client=client)
+
+
+@lru_cache(maxsize=64)  # a run's ledgers are read for its files, its statement and its report
+def _profile_of_text(
+    ledger: str, delta: float, accountant: AccountantChoice, adjacency: Adjacency, with_slack: bool
+) -> Profile | None:
     account = make_accountant(accountant, adjacency=adjacency)
-    PrivacyLedger.from_list(ledger).compose_into(account)
+    PrivacyLedger.from_list(json.loads(ledger)).compose_into(account)
     slack, exact = _SLACK_PER_DELTA * delta, account.get_epsilon
     epsilon = epsilon_with_slack(exact, delta) if with_slack else exact(delta)
     end = epsilon_with_slack(exact, slack) if with_slack else exact(slack)
     if not math.isfinite(epsilon) or not end <= _MAX_EPSILON:
-        return None if math.isinf(epsilon) else Profile(client, delta, epsilon, (), None, 0.0)
-    exact_delta = account.get_delta
+        return None if math.isinf(epsilon) else Profile(0, delta, epsilon, (), None, 0.0)
+    exact_delta = cache(account.get_delta)
     curve = _curve(partial(delta_with_slack, exact_delta) if with_slack else exact_delta, end)
     slack = max(slack, curve[-1][1])  # the accountant's own rounding
-    return Profile(client, delta, epsilon, curve, smallest_mu(curve, slack), slack)
+    return Profile(0, delta, epsilon, curve, smallest_mu(curve, slack), slack)
 
 
 def gaussian_true_positive_rate(mu: float, false_positive_rate: float) -> float:
