@@ -286,7 +286,7 @@ def run_round(state: ServerState, setup: RoundSetup, grid: Grid) -> tuple[Server
         evaluation=evaluation,
         traffic=traffic,
         update_norm=_update_norm(
-            upload_base(state.arrays), result.arrays, setup.train.algorithm.training.parameters
+            upload_base(state.arrays), result, setup.train.algorithm.training.parameters
         ),
         noise_norm=None if result.arrays is None else train.noise_norm,
         unmoved=_unmoved(state, after, setup.train.algorithm.training.parameters),
@@ -416,15 +416,15 @@ def _largest_epsilon(ledgers: ClientLedgers | None, failed: Iterable[Failure]) -
 
 
 def _update_norm(
-    before: ArrayRecord, aggregate: ArrayRecord | None, parameters: Collection[str]
+    before: ArrayRecord, result: AggregationResult, parameters: Collection[str]
 ) -> float | None:
     """Return the L2 norm of the aggregate update of the trained values; None without one.
 
     The aggregate is made of releases, so this is post-processing of them.
     """
-    if aggregate is None:
+    if result.arrays is None:
         return None
-    old, new = to_numpy(before), to_numpy(aggregate)
+    old, new = to_numpy(before), result.values
     steps = [np.subtract(new[name], old[name], dtype=np.float64) for name in sorted(parameters)]
     return math.sqrt(math.fsum(float(np.vdot(step, step)) for step in steps))
 

@@ -17,7 +17,7 @@ from flwr.serverapp import Grid
 from fedsim.algorithms.algorithm import Algorithm, Contribution, Update
 from fedsim.algorithms.state import ServerState
 from fedsim.core.plugin_errors import plugin_calls
-from fedsim.protocol.arrays import digest, to_arrays, to_numpy
+from fedsim.protocol.arrays import digest, to_arrays
 from fedsim.protocol.channel import TrainAnswer
 from fedsim.protocol.client_spend import ClientSpend
 from fedsim.protocol.clip_bound import LearntBound
@@ -279,7 +279,7 @@ class TrainRound:
         state = self._state
         if result.arrays is not None:
             came = tuple(self._contributions[client] for client in self.participants)
-            update = Update(to_numpy(result.arrays), came, result.models)
+            update = Update(result.values, came, result.models)
             with plugin_calls("federation.strategy failed", raises=FederationError):
                 before = replace(state, arrays=upload_base(state.arrays))
                 after = self._setup.algorithm.server(before, update)

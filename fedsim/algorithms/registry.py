@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,6 @@ from fedsim.algorithms.state import Arrays, ServerState
 from fedsim.core.errors import InputError
 from fedsim.core.plugin_errors import plugin_calls
 from fedsim.core.plugins import PluginError, resolve
-from fedsim.protocol.arrays import to_arrays
 
 _MOST_TRIED = 16  # clients, each with a copy of the model
 
@@ -98,12 +98,7 @@ def check_algorithm(
                 algorithm.start(state, one.client)
             after = algorithm.server(state, Update(values, contributions, models))
             _check_layout(after.values, state.values, name)
-            state = ServerState(
-                to_arrays(after.values),
-                number,
-                memory=after.memory,
-                client_memory=after.client_memory,
-            )
+            state = replace(after, round_number=number)
 
 
 def _check_sent(algorithm: Algorithm, state: ServerState, client: int) -> None:

@@ -6,6 +6,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
@@ -75,6 +76,11 @@ class AggregationResult:
     sums: Mapping[str, np.ndarray] | None = None
     clip_count: int | None = None
     models: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+    @cached_property
+    def values(self) -> Mapping[str, np.ndarray]:
+        """The aggregate's arrays by name; empty where no client is in it."""
+        return {} if self.arrays is None else to_numpy(self.arrays)
 
 
 class Aggregator(ABC, Generic[A]):
