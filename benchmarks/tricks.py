@@ -9,8 +9,8 @@ for each trick with its ratios: one that buys nothing on any processor goes.
 
 import argparse
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -129,7 +129,7 @@ def measure_noise(*, quick: bool) -> list[Number]:
         source.fill_(values)
 
     def counter_mode() -> None:
-        with _counter_mode():
+        with patch.object(keystream, "Cipher", _in_counter_mode):
             SeededNoise(bytes(32)).fill_(values)
 
     def base_two() -> None:
@@ -162,13 +162,8 @@ class _BaseTwo:
         return out
 
 
-@contextmanager
-def _counter_mode() -> Iterator[None]:
-    def cipher(algorithm: algorithms.AES, mode: object) -> Cipher[modes.CTR]:
-        return Cipher(algorithm, modes.CTR(bytes(16)))
-
-    with patch.object(keystream, "Cipher", cipher):
-        yield
+def _in_counter_mode(algorithm: algorithms.AES, mode: object) -> Cipher[modes.CTR]:
+    return Cipher(algorithm, modes.CTR(bytes(16)))
 
 
 def _ratio(name: str, case: str, with_it: Turn, without: Turn, *, quick: bool) -> Number:

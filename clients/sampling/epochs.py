@@ -93,7 +93,7 @@ class BallsAndBinsByRound(BallsAndBins):
             steps: number of steps.
 
         Raises:
-            ValueError: the first step is within an epoch, whose division is gone.
+            ValueError: the first step is within an epoch, and its lots are not stored.
         """
         self._position(first_step, first=True)
         return super().charges(mechanism, first_step, steps)
@@ -109,7 +109,7 @@ class BallsAndBinsByRound(BallsAndBins):
         """Yield the lots of one epoch after the other, all of them drawn from `stream`.
 
         Raises:
-            ValueError: the first step is within an epoch, whose division is gone.
+            ValueError: the first step is within an epoch, and its lots are not stored.
         """
         divided: list[np.ndarray] = []
         for step in count(first_step):

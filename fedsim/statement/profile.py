@@ -73,12 +73,12 @@ class Profile:
 
     @cached_property
     def _growths(self) -> tuple[np.ndarray, np.ndarray]:
-        """e^ε and δ of all pairs whose e^ε is a float, by libm: numpy's last bits may vary."""
-        pairs = [
-            pair for pair in (*self.curve, (self.epsilon, self.delta)) if pair[0] <= _MAX_EPSILON
-        ]
-        growths = np.array([math.exp(epsilon) for epsilon, _ in pairs])
-        return growths, np.array([delta for _, delta in pairs])
+        """e^ε and δ of each pair with an ε of at most 500; above, a pair bounds nothing."""
+        pairs = (*self.curve, (self.epsilon, self.delta))
+        # Not np.exp: its last bits depend on the processor, and the bounds are in a file.
+        found = [(math.exp(e), delta) for e, delta in pairs if e <= _MAX_EPSILON]
+        growths, deltas = np.array(found).reshape(-1, 2).T
+        return growths, deltas
 
 
 def profile_of(
