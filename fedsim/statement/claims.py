@@ -161,10 +161,6 @@ _CLIENT_ADJACENCIES = {
         "zero-out adjacency: the updates of one client are replaced by zero",
         "S",
     ),
-    "add_remove": (
-        "add/remove adjacency: one client is added or removed",
-        "S",
-    ),
     "replace_one": (
         "replace-one adjacency: everything that one client has is replaced",
         "2S",

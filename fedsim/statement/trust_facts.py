@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedsim.accountant.trust.certificates import OBSERVERS, Observer
+from fedsim.accountant.trust.certificates import OBSERVERS, Observer, adjacency_objection
 
 UNITS = ("example", "client")
 HIDING_PROTOCOLS = ("additive", "secagg", "secagg_plus")
@@ -105,10 +105,9 @@ def trust_objections(
         yield from _objections_to_sums(trust, secure_aggregation)
     if trust.trust in ("distributed", "central"):
         yield from _objections_to_parts(trust, sampling, clipping)
-    if trust.trust != "central" and trust.unit == "client" and adjacency == "add_remove":
-        yield "the server knows who took part, so no client can be added or removed"
-    if trust.trust == "distributed" and adjacency == "add_remove":
-        yield "adjacency add_remove has no public number of shares"
+    objection = adjacency_objection(adjacency, trust=trust.trust, unit=trust.unit)
+    if objection is not None:
+        yield objection
     if trust.participation_rate is not None:
         if (trust.trust, trust.unit) != ("central", "client"):
             yield "drawing clients lowers the ε of no other cell than central trust, client unit"

@@ -166,7 +166,7 @@ CASES: dict[str, tuple[str, str, Any, str, str]] = {
         "privacy.adjacency",
         "add_remove",
         "privacy.adjacency",
-        "scheme: poisson",
+        "use zero_out or replace_one",
     ),
     "a secret draw of examples": (
         "central",

@@ -141,7 +141,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"privacy.clipping": "per_layer"}, "use clipping: flat or adaptive"),
     ({"privacy.clipping": "automatic"}, "use clipping: flat or adaptive"),
     ({"privacy.declared_examples": 5}, "no size of a client is used"),
-    ({"privacy.adjacency": "add_remove"}, "zero_out or replace_one, or trust: central"),
+    ({"privacy.adjacency": "add_remove"}, "list of clients; use zero_out or replace_one"),
     ({"federation.weighting": "examples"}, "would reveal client sizes"),
     ({"federation.weighting": "noise"}, "size_power: 0"),
     ({"privacy.clients": {"1": {"max_grad_norm": 1.0}}}, "all clients have one max_update_norm"),

@@ -195,7 +195,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         {**DISTRIBUTED, **ADAPTIVE, "privacy.fallback_epsilon": 9.0},
         "use clipping: flat, or remove fallback_epsilon",
     ),
-    ({**DISTRIBUTED, "privacy.adjacency": "add_remove"}, "or trust: central"),
+    ({**DISTRIBUTED, "privacy.adjacency": "add_remove"}, "list of clients; use zero_out"),
     (
         {
             **CENTRAL,

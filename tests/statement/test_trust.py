@@ -157,7 +157,7 @@ BROKEN: dict[str, dict[str, Any]] = {
     "took None steps": {"sums": SUMS},
     "optimizer adam": {"sums": {**SUMS, **ONE_STEP, "optimizer": "adam"}},
     "clipping per_layer": {"clipping": "per_layer"},
-    "adjacency add_remove": {"adjacency": "add_remove"},
+    "needs public client sizes": {"adjacency": "add_remove"},
     "claims more noise": without_shares(),
 }
 
@@ -202,7 +202,13 @@ def test_a_second_epsilon_below_its_ledger_is_not_stated() -> None:
     [
         ("everywhere", "example", {}, "trust model 'everywhere' is not known"),
         ("local", "person", {}, "unit 'person' is not known"),
-        ("local", "client", {"adjacency": "add_remove"}, "no client can be added or removed"),
+        ("local", "client", {"adjacency": "add_remove"}, "follow from the list of clients"),
+        (
+            *("central", "client"),
+            {"adjacency": "add_remove", "drawn": 0.1},
+            "follow from the list of clients",
+        ),
+        ("central", "example", {"adjacency": "add_remove"}, "needs public client sizes"),
         ("local", "client", {"drawn": 0.1}, "lowers the ε of no other cell"),
         ("central", "example", {"drawn": 0.1}, "lowers the ε of no other cell"),
         ("central", "client", {"drawn": 0.1, "secure_aggregation": SECURE}, "know which clients"),

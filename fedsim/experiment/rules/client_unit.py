@@ -59,19 +59,6 @@ def check_client_unit(
                     f"{key} acts on examples, and {_WHY}; remove it: all clients have one "
                     "max_update_norm",
                 )
-    if privacy.adjacency == "add_remove" and privacy.trust != "central":
-        yield (
-            ("privacy", "adjacency"),
-            f"with trust: {privacy.trust} the server sees who takes part, so no client can be "
-            "added or removed unseen; use zero_out or replace_one, or trust: central",
-        )
-    elif privacy.adjacency == "add_remove" and _is_scheduled(federation):
-        yield (
-            ("privacy", "adjacency"),
-            "add_remove hides whether a client is there, and a public schedule names the clients "
-            "of a round; use zero_out or replace_one, or federation.participation: {scheme: "
-            "poisson}",
-        )
     if privacy.clipping == "adaptive" and privacy.fallback_epsilon is not None:
         yield (
             ("privacy", "fallback_epsilon"),
@@ -80,10 +67,6 @@ def check_client_unit(
         )
     if federation is not None:
         yield from _check_weights(privacy, federation)
-
-
-def _is_scheduled(federation: FederationSettings | None) -> bool:
-    return federation is not None and federation.participation.scheme != "poisson"
 
 
 def _check_weights(

@@ -42,6 +42,8 @@ def check_trust(
         secure: the `secure_aggregation` section; None if there is none.
         votes: whether clients send votes in place of updates.
     """
+    if privacy.adjacency == "add_remove":
+        yield from _check_adjacency(privacy)
     if privacy.unit == "client":
         yield from check_client_unit(privacy, federation, local, votes=votes)
     if privacy.trust == "local":
@@ -60,12 +62,16 @@ def check_trust(
             "the noise of a sum is planned for the whole run, so no client may leave with its "
             f"budget spent, got {privacy.on_exhausted}; use on_exhausted: refuse",
         )
-    if privacy.unit == "example" and privacy.adjacency == "add_remove":
-        yield (
-            ("privacy", "adjacency"),
-            f"trust: {privacy.trust} needs public client sizes, which set every client's noise, "
-            "and add_remove keeps them private; use zero_out or replace_one",
-        )
+
+
+def _check_adjacency(privacy: PrivacySettings) -> Iterator[PathMessage]:
+    """Check that neighbours differ in charged releases alone."""
+    # Imported here: the accountant imports numpy, which is slow, and most files do not need it.
+    from fedsim.accountant.trust.certificates import adjacency_objection
+
+    found = adjacency_objection(privacy.adjacency, trust=privacy.trust, unit=privacy.unit)
+    if found is not None:
+        yield ("privacy", "adjacency"), f"{found}; use zero_out or replace_one"
 
 
 def _check_shares(
