@@ -8,12 +8,14 @@ are; rows without an example are zeros, and are clipped to nothing.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedsim.clients.augmentation.views import Views
+from fedsim.clients.dp_sgd.model_randomness import ModelRandomness
 from fedsim.clients.dp_sgd.per_example.interface import Tile
 
 _MULTIPLE = 8  # of rows
@@ -61,6 +63,7 @@ class LotReader:
         rows: R.
         dtype: of the weights of rows.
         views: of each client's examples, the same number for all; None: the examples themselves.
+        randomness: of the model, which learns whose rows a tile has.
     """
 
     def __init__(
@@ -70,8 +73,10 @@ class LotReader:
         *,
         dtype: torch.dtype,
         views: Sequence[Views | None] | None = None,
+        randomness: ModelRandomness | None = None,
     ) -> None:
         self._data, self._rows, self._dtype, self._views = data, rows, dtype, views
+        self.randomness = randomness
         present = [each for each in data if each is not None]
         size = sum(part.nbytes for each in present for part in each)
         self._like = present[0]
@@ -92,7 +97,11 @@ class LotReader:
         for at in range(0, longest, rows):
             parts = [lot[at : at + rows] if lot is not None else _EMPTY for lot in lots]
             tile = self._tile(parts)
-            yield tile if self._views is None else self._viewed(tile, parts, self._views, step)
+            tile = tile if self._views is None else self._viewed(tile, parts, self._views, step)
+            if self.randomness is not None:
+                self.randomness.begin(parts, rows=rows, views=tile.views, step=step)
+                tile = replace(tile, randomness=self.randomness)
+            yield tile
 
     def _viewed(
         self, tile: Tile, parts: Sequence[np.ndarray], views: Sequence[Views | None], step: int

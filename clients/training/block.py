@@ -16,15 +16,17 @@ from fedsim.algorithms.algorithm import ClientRule
 from fedsim.clients.budget.sum_part import SumPart
 from fedsim.clients.correlated_noise.noise import CorrelatedNoise
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
+from fedsim.clients.dp_sgd.model_randomness import ModelRandomness
 from fedsim.clients.dp_sgd.per_example.clip_factors import ClipBounds, LotStatistics
 from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients, PerExampleLoss
 from fedsim.clients.dp_sgd.tiles import LotReader, tile_rows
+from fedsim.clients.model_checks.safety import UnsafeModelError
 from fedsim.clients.perturbation.output import OutputMechanism, release_output
 from fedsim.clients.settings import LocalSettings
 from fedsim.clients.training.optimizers import make_optimizer
 from fedsim.clients.training.plain import batches_of, train_by_torch
 from fedsim.clients.training.shared_model import SharedModel
-from fedsim.clients.training.streams import StreamKey, seeded_torch
+from fedsim.clients.training.streams import StreamKey, generator_state, seeded_torch
 from fedsim.clients.updates.mechanism import UpdateMechanism
 from fedsim.clients.updates.release import release_update
 from fedsim.core.streams import Purpose
@@ -137,8 +139,16 @@ def train_block(
         raise ValueError("members of a block must clip by one rule, or all train without privacy")
     kind = _Block if present[0].step is None else _PrivateBlock
     block = kind(shared_model, gradients, local, members, rows, rule)
-    with seeded_torch(present[0].key, present[0].features.device):
+    device = present[0].features.device
+    with seeded_torch(present[0].key, device):
+        before = generator_state(device)
         result = _released(block.train(on_step), shared_model, members)
+        if not torch.equal(before, generator_state(device)):
+            raise UnsafeModelError(
+                "the model draws random numbers in its backward pass, or in some rounds only, so "
+                "they cannot be keyed by example; draw them in every forward pass"
+            )
+        gradients.draws = block.has_drawn
     if len(members) == 1 and present[0].part is None:
         shared_model.parameters.data.copy_(result.values[0])
     return result
@@ -220,6 +230,15 @@ def _released(
     return replace(trained, values=values if on_grid else values.to(starts), counts=tuple(counts))
 
 
+def _randomness_of(members: Sequence[BlockMember | None]) -> ModelRandomness:
+    """Return what gives the model's random functions numbers of the members' own examples."""
+    present = [member for member in members if member is not None]
+    keys = [None if m is None else m.key.model_randomness(secure=m.secure) for m in members]
+    everybody = replace(present[0].key, client=0)
+    shared = everybody.model_randomness(secure=any(member.secure for member in present))
+    return ModelRandomness(keys, shared)
+
+
 def _starts(shared_model: SharedModel, members: Sequence[BlockMember | None]) -> Tensor:
     """Return the values (members, size) that the members start from."""
     loaded = shared_model.start_values
@@ -289,12 +308,24 @@ class _Block:
         self._rule, self._start, self._sent = rule, start, _sent(members, start)
         views = [None if m is None else m.key.views(local) for m in members]
         self._reader = LotReader(
-            data, rows, dtype=start.dtype, views=None if local.views is None else views
+            data,
+            rows,
+            dtype=start.dtype,
+            views=None if local.views is None else views,
+            randomness=None if gradients.draws is False else _randomness_of(members),
         )
         self.values = start.clone()
         self.released = self.values.new_empty(len(members), gradients.parameters.size)
         self._round_number = present[0].key.round_number
         self.step_number = 0  # in the round
+
+    @property
+    def has_drawn(self) -> bool | None:
+        """Whether the model has drawn random numbers; None: there was no pass."""
+        randomness = self._reader.randomness
+        if randomness is None or not randomness.has_begun:
+            return self.gradients.draws
+        return randomness.has_drawn
 
     @property
     def mechanisms(self) -> Sequence[DpSgdMechanism | None]:

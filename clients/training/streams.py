@@ -1,5 +1,6 @@
 """Random streams of one client in one round."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ import numpy as np
 import torch
 
 from fedsim.clients.augmentation.views import Views
+from fedsim.clients.dp_sgd.model_randomness import KEY_BYTES
 from fedsim.clients.sampling.sampling import Sampling
 from fedsim.clients.settings import LocalSettings
 from fedsim.core.streams import Purpose, generator_of, stream, stream_key, torch_seed
@@ -62,15 +64,28 @@ class StreamKey:
         """
         return SecureNoise() if secure else SeededNoise(self.key_bytes(Purpose.NOISE))
 
+    def model_randomness(self, *, secure: bool = False) -> bytes:
+        """Return the key of the random numbers that the model draws in the round.
+
+        Args:
+            secure: whether it comes from the operating system and cannot be repeated.
+        """
+        return os.urandom(KEY_BYTES) if secure else self.key_bytes(Purpose.DROPOUT)[:KEY_BYTES]
+
     def step_noise(self, step: int) -> NoiseSource:
         """Return the fresh noise of one step of the client's life; no round enters it."""
         key = stream_key(self.seed, Purpose.STEP_NOISE, client=self.client, round_number=step)
         return SeededNoise(key)
 
 
+def generator_state(device: torch.device) -> torch.Tensor:
+    """Return the state of torch's generator of a device."""
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
 @contextmanager
 def seeded_torch(key: StreamKey, device: torch.device) -> Iterator[None]:
-    """Seed torch's generator (dropout) from the client's stream, and restore it afterwards."""
+    """Seed torch's generator from the client's stream, and restore it afterwards."""
     seed = torch_seed(key.key_bytes(Purpose.DROPOUT))
     if device.type != "cpu":
         with torch.random.fork_rng(devices=[device]):

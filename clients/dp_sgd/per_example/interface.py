@@ -2,12 +2,14 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 from fedsim.clients.clipping.clipping import Clipping, Groups
+from fedsim.clients.dp_sgd.model_randomness import ModelRandomness
 from fedsim.clients.dp_sgd.parameters import FlatParameters
 from fedsim.clients.dp_sgd.per_example.clip_factors import (
     ClipBounds,
@@ -44,6 +46,7 @@ class Tile:
         targets: (K · R, ...).
         weights: of the rows' losses (K · R,): 0 for rows that are no examples.
         views: V: with several views of each example, side by side, there are K · R · V rows.
+        randomness: of the model, where it is keyed by the example; None: by place, as in checks.
     """
 
     clients: int
@@ -51,6 +54,12 @@ class Tile:
     targets: Tensor
     weights: Tensor
     views: int = 1
+    randomness: ModelRandomness | None = None
+
+    @property
+    def keyed(self) -> AbstractContextManager[object]:
+        """What a forward pass enters, so that random numbers of an example are its own."""
+        return nullcontext() if self.randomness is None else self.randomness
 
     @property
     def example_weights(self) -> Tensor:
@@ -68,9 +77,11 @@ class PerExampleGradients(ABC):
 
     Attributes:
         stacks: whether a tile may have several clients.
+        draws: whether the model draws random numbers; None: no pass has shown it yet.
     """
 
     stacks = False
+    draws: bool | None = None
 
     def __init__(
         self, model: nn.Module, loss: PerExampleLoss, *, parameters: FlatParameters | None = None

@@ -14,8 +14,13 @@ class OneAtATime(PerExampleGradients):
 
     def row_gradients(self, values: Tensor, tile: Tile) -> Mapping[int, ExampleUse]:
         """Return the gradients of a tile's rows, of one client whose values the model holds."""
+        found = list[Sequence[Tensor]]()
         pairs = zip(tile.features.split(1), tile.targets.split(1), strict=True)
-        found = [self._of_example(x, y) for x, y in pairs]
+        for row, (x, y) in enumerate(pairs):
+            if tile.randomness is not None:
+                tile.randomness.only(row)
+            with tile.keyed:
+                found.append(self._of_example(x, y))
         held = {i: torch.stack(parts) for i, parts in enumerate(zip(*found, strict=True))}
         return dict.fromkeys(held, ExampleUse(held))
 

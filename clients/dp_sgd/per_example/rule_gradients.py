@@ -88,17 +88,19 @@ class RuleGradients(PerExampleGradients):
         recording, known = self.ruled.start(values, x.shape[0]), known_gradient(self.loss)
         if known is not None and self._sequence.is_usable:
             with torch.no_grad():
-                outputs, backward = self._sequence.run(recording, x)
+                with tile.keyed:
+                    outputs, backward = self._sequence.run(recording, x)
                 backward(known.output_gradient(outputs, y, weights))
             return recording.uses
         with torch.enable_grad():
-            with self.ruled.in_place(recording):
+            with self.ruled.in_place(recording), tile.keyed:
                 outputs = self.model(x)
             if known is not None:
                 g = known.output_gradient(outputs.detach(), y, weights)
                 self.ruled.fill(recording, outputs, g)
             else:
-                losses = self.loss(outputs, y)
+                with tile.keyed:
+                    losses = self.loss(outputs, y)
                 self.ruled.fill(recording, torch.dot(losses, weights.to(losses.dtype)), None)
         return recording.uses
 
