@@ -32,9 +32,6 @@ def trust_terms(experiment: Experiment) -> dict[str, Any]:
         terms["votes"] = _votes(experiment.pate)
     if privacy.unit == "client":
         terms["weighting"] = experiment.federation.weights.name
-    participation = participation_of(experiment)
-    if participation.is_secret:
-        terms["participation"] = {"scheme": participation.scheme, "rate": participation.rate}
     return terms
 
 

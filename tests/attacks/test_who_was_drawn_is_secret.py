@@ -12,6 +12,8 @@ import pytest
 import fedsim
 from fedsim.accountant import Gaussian, PoissonSampled
 from fedsim.accountant.ledger.journal import FileJournal
+from fedsim.runs.directory import RunDirectory
+from fedsim.runs.verification import verify_run
 from fedsim.server.participation.participation import Participation
 
 CLIENTS, ROUNDS = 6, 2
@@ -126,3 +128,15 @@ def test_the_charge_is_on_disk_before_clients_are_asked(
     monkeypatch.setattr(Participation, "draw", draw)
     fedsim.run(EXPERIMENT, out=tmp_path / "r")
     assert seen == [CLIENTS, 2 * CLIENTS]
+
+
+def test_a_draw_of_all_clients_has_its_guarantee(tmp_path: Path) -> None:
+    """One of two copies of the terms lacked a guard: a valid run said "no guarantee"."""
+    everybody = {"federation.clients_per_round": CLIENTS, "faults": []}
+    result = fedsim.run(EXPERIMENT, overrides=everybody, out=tmp_path / "r")
+    assert result.privacy is not None
+    privacy = json.loads((tmp_path / "r" / "privacy.json").read_text())
+    assert privacy["private"] is True
+    assert privacy["certificates"][0]["epsilon"] == privacy["system_epsilon"] > 0
+    assert "has this guarantee: against" in privacy["statement"]
+    assert verify_run(RunDirectory.open(tmp_path / "r")).problems == ()
