@@ -17,6 +17,7 @@ from fedsim.accountant.ledger.journal import FileJournal, total_against_server, 
 from fedsim.accountant.trust.certificates import OBSERVERS, Observer
 from fedsim.core.errors import InputError
 from fedsim.runs.directory import RunDirectory
+from fedsim.runs.releases_file import read_releases
 
 
 class SourceError(InputError):
@@ -39,7 +40,12 @@ class RunTerms:
         accountant: of the run, at its orders where it has any.
         deltas: δ by client; None where the run has not ended and has none yet.
         seed: of all noise; None: noise of the operating system.
-        chains: hashes of the records by client: equal ones are the same releases.
+        chains: hashes of the records by client: equal ones are the same charges.
+        releases: a text of what was released in each finished round.
+        charged_rounds: the last round that a client was charged for.
+        assignment: a text that is equal where all clients have the same examples by number.
+        follows_request: whether equal charges mean equal releases: seeded noise of each client's
+            own, which a charge's request digest determines with its examples.
     """
 
     name: str
@@ -50,6 +56,10 @@ class RunTerms:
     deltas: Mapping[str, float | None]
     seed: int | None
     chains: Mapping[str, tuple[str, ...]]
+    releases: tuple[str, ...] = ()
+    charged_rounds: int = 0
+    assignment: str = ""
+    follows_request: bool = False
 
 
 @dataclass(frozen=True)
@@ -123,7 +133,7 @@ def _read_run(name: str, directory: RunDirectory) -> Source:
     server = {client: total_against_server(charges) for client, charges in histories.items()}
     deltas = {client: rows[client]["delta"] if client in rows else None for client in ledgers}
     # Runs of older versions lack the keys that came later.
-    trust = privacy.get("trust", "local")
+    trust, is_seeded = privacy.get("trust", "local"), privacy.get("noise", "seeded") == "seeded"
     terms = RunTerms(
         name=settings["name"],
         unit=privacy.get("unit", "example"),
@@ -131,8 +141,12 @@ def _read_run(name: str, directory: RunDirectory) -> Source:
         observer=OBSERVERS[trust][0],
         accountant=choose_accountant(privacy["accountant"], privacy.get("orders")),
         deltas={c: _delta(privacy) if d is None else d for c, d in deltas.items()},
-        seed=settings["seed"] if privacy.get("noise", "seeded") == "seeded" else None,
+        seed=settings["seed"] if is_seeded else None,
         chains={c: tuple(charge.hash for charge in charges) for c, charges in histories.items()},
+        releases=_releases(directory),
+        charged_rounds=max((c.round_number for own in histories.values() for c in own), default=0),
+        assignment=_assignment(settings),
+        follows_request=is_seeded and trust == "local",
     )
     return Source(
         name,
@@ -144,6 +158,23 @@ def _read_run(name: str, directory: RunDirectory) -> Source:
         else None,
         bool(rows),
     )
+
+
+def _releases(directory: RunDirectory) -> tuple[str, ...]:
+    """Return what was released in each finished round: uploads in clear, and the global model."""
+    if not directory.releases.is_file():
+        return ()
+    return tuple(
+        json.dumps([one.model, sorted(one.uploads.items())])
+        for one in read_releases(directory.releases)
+    )
+
+
+def _assignment(settings: Mapping[str, Any]) -> str:
+    """Return what decides which examples a client has: a drawn partition follows from the seed."""
+    data = settings.get("data") or {}
+    is_natural = (data.get("partition") or {}).get("scheme") in ("column", "files")
+    return json.dumps([data, None if is_natural else settings["seed"]], sort_keys=True, default=str)
 
 
 def _settings(name: str, directory: RunDirectory) -> dict[str, Any]:
@@ -220,7 +251,7 @@ def _of_clients(clients: Any) -> tuple[dict[str, PrivacyLedger], dict[str, str]]
 
 
 def without_repetitions(sources: Iterable[Source]) -> list[Source]:
-    """Return sources without runs that repeat another one's releases, bit for bit.
+    """Return sources without runs whose releases are those of another one, bit for bit.
 
     A run and its copy, or a run and the interrupted one that it repeats, are one spend.
     """
@@ -240,11 +271,20 @@ def without_repetitions(sources: Iterable[Source]) -> list[Source]:
 def repeats(one: Source, other: Source) -> bool:
     """Whether every release of a run is one of another run.
 
+    Charges alone do not tell: the examples are in no charge under secure noise or where the draw of
+    clients is secret, and a sum holds parts of clients whose charges are elsewhere. So the records
+    of what was released must be equal, too. Of a round that was charged and has no such record,
+    equal charges suffice where a release follows from them.
+
     Args:
         one: the run with the releases in question.
         other: the run that may have them all.
     """
     if one.terms is None or other.terms is None or not one.terms.chains:
+        return False
+    own, known = one.terms.releases, other.terms.releases
+    is_recorded = one.terms.charged_rounds <= len(own)
+    if own != known[: len(own)] or not (is_recorded or one.terms.follows_request):
         return False
     return all(
         other.terms.chains.get(client, ())[: len(chain)] == chain

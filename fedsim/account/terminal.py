@@ -64,7 +64,11 @@ def _sentences(account: Account) -> list[str]:
         f"every ε is {unit}{against}under {account.adjacency} adjacency",
     ]
     if len(account.sources) > 1:
-        found.append("each total holds if the data of the client are the same in all of these")
+        found.append(
+            "an example may be in any client of each run: the partitions are drawn by their seeds"
+            if account.is_of_any_client
+            else "each total holds if the data of the client are the same in all of these"
+        )
     found += [
         f"{name} repeats another run bit for bit, and is counted once" for name in account.repeated
     ]

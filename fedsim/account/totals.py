@@ -7,6 +7,7 @@ from functools import partial
 from itertools import combinations
 from typing import Any
 
+from fedsim.account.assignment import aligned, every_choice, same_clients
 from fedsim.account.sources import (
     EVERYONE,
     Source,
@@ -75,6 +76,8 @@ class Account:
         adjacency: which data sets are neighbours.
         observer: whom every ε is against; None without a run of fedsim.
         clients: in the order of their numbers.
+        is_of_any_client: whether each total is of one client of each run, whichever: the partitions
+            are drawn by their seeds, and an example may be in any client.
     """
 
     sources: tuple[str, ...]
@@ -84,6 +87,7 @@ class Account:
     adjacency: Adjacency
     observer: Observer | None
     clients: tuple[ClientTotal, ...]
+    is_of_any_client: bool = False
 
     @property
     def largest(self) -> ClientTotal:
@@ -116,6 +120,11 @@ def account_of(
 ) -> Account:
     """Return the totals of every client over all sources.
 
+    Clients of several runs are the same by their names where all have one, else by their numbers
+    where every run has the same examples under them. Where a partition is drawn with several seeds,
+    an example may be in any client of each run: the totals are those of every choice of a client of
+    each run, and the largest one is the guarantee.
+
     Guarantee: if client k of all sources has the same data, and the events of files describe what
     was released, then all releases of all sources about client k are jointly (ε_k, δ)-DP under
     `adjacency`, against `observer` where runs of fedsim say so. A later run may depend on results
@@ -145,6 +154,9 @@ def account_of(
     if not independent_noise:
         _refuse_common_noise(kept)
     _refuse_mixture(kept)
+    known = clients is not None or same_clients(kept)
+    if clients is None:
+        kept = aligned(kept) if known else every_choice(kept)
     keys = sorted({key for source in kept for key in source.ledgers}, key=_by_number)
     found = tuple(_total(key, kept, delta, names, chosen) for key in keys)
     return Account(
@@ -155,6 +167,7 @@ def account_of(
         chosen,
         observer,
         found,
+        not known,
     )
 
 

@@ -129,3 +129,16 @@ def test_settings_that_no_run_wrote_are_refused(runs: Path, tmp_path: Path) -> N
         shutil.copy(runs / "run0" / name, tmp_path / name)
     with pytest.raises(SourceError, match="no client of the run has spent anything"):
         account(tmp_path)
+
+
+def test_runs_with_secure_noise_are_spends_of_their_own(tmp_path: Path) -> None:
+    """Their charges are equal: no digest of examples is in them."""
+    secure = {"privacy.noise": "secure", "federation.rounds": 1}
+    for name in ("one", "two"):
+        fedsim.run(EXPERIMENT, overrides=secure, out=tmp_path / name)
+    shutil.copytree(tmp_path / "one", tmp_path / "copy")
+    found = json.loads(account(*(tmp_path / n for n in ("one", "two", "copy")), "--json"))
+    assert found["repeated"] == [str(tmp_path / "copy")]
+    assert len(found["sources"]) == 2
+    alone = json.loads(account(tmp_path / "one", "--json"))
+    assert found["system_epsilon"] > 1.1 * alone["system_epsilon"]

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from fedsim.accountant import (
 from fedsim.accountant.sampler_slack import epsilon_with_slack
 
 STEP = PoissonSampled(0.1, Gaussian(1.0))
+NAMES = {"0": "Mainz"}
 
 
 def run(name: str, counts: dict[str, int], *, seed: int | None = None, **terms: Any) -> Source:
@@ -42,7 +44,7 @@ def run(name: str, counts: dict[str, int], *, seed: int | None = None, **terms: 
         "chains": {client: (f"{name}-{client}",) for client in counts},
     }
     ledgers = {client: PrivacyLedger().record(STEP, n) for client, n in counts.items()}
-    return Source(name, ledgers, {"0": "Mainz"}, RunTerms(**(chosen | terms)))
+    return Source(name, ledgers, NAMES, RunTerms(**(chosen | terms)))
 
 
 def epsilons(account: Account) -> dict[str, float]:
@@ -94,7 +96,7 @@ def test_a_map_says_which_clients_are_the_same() -> None:
         ({"unit": "client"}, r"a has unit 'example' and b 'client'.*no meaning"),
         ({"adjacency": "add_remove"}, r"a has adjacency 'zero_out' and b 'add_remove'"),
         ({"observer": "models"}, r"a has observer 'server' and b 'models'"),
-        ({"deltas": {"0": 1e-6}}, r"client 0 has several δ: 1e-06, 1e-05; pass .*--delta"),
+        ({"deltas": {"0": 1e-6}}, r"client Mainz has several δ: 1e-06, 1e-05; pass .*--delta"),
     ],
 )
 def test_what_has_no_total_is_refused(terms: dict[str, Any], message: str) -> None:
@@ -106,14 +108,15 @@ def test_runs_of_one_seed_share_their_noise() -> None:
     one, two = run("a", {"0": 10}, seed=3), run("b", {"0": 40}, seed=3)
     with pytest.raises(SourceError, match=r"a and b have seed 3 .*no ε\. Give each run a seed"):
         account_of([one, two])
-    assert epsilons(account_of([one, two], independent_noise=True))["0"] == slack_of_two(50)
+    assert epsilons(account_of([one, two], independent_noise=True))["Mainz"] == slack_of_two(50)
     account_of([one, run("b", {"0": 40}, seed=4)])
     account_of([one, run("b", {"0": 40})])
 
 
 def test_a_repeated_run_costs_nothing() -> None:
-    whole = run("whole", {"0": 10}, seed=3, chains={"0": ("h1", "h2")})
-    part = run("part", {"0": 5}, seed=3, chains={"0": ("h1",)})
+    terms: dict[str, Any] = {"seed": 3, "charged_rounds": 1}
+    whole = run("whole", {"0": 10}, chains={"0": ("h1", "h2")}, releases=("r1", "r2"), **terms)
+    part = run("part", {"0": 5}, chains={"0": ("h1",)}, releases=("r1",), **terms)
     for sources in ([whole, part], [part, whole]):
         account = account_of(sources)
         assert account.sources == ("whole",)
@@ -261,3 +264,62 @@ def test_entries_that_say_something_else_are_refused(tmp_path: Path) -> None:
         path.write_text(yaml.safe_dump(content))
         with pytest.raises(SourceError, match=message):
             read_source(str(path))
+
+
+def test_equal_charges_of_other_releases_are_two_spends() -> None:
+    """Under secure noise, and for sums, a chain of charges does not tell what was released."""
+    chains = {"0": ("h",)}
+    one = run("a", {"0": 10}, chains=chains, releases=("r1",), charged_rounds=1)
+    other = run("b", {"0": 10}, chains=chains, releases=("r2",), charged_rounds=1)
+    ended = run("c", {"0": 10}, chains=chains, releases=(), charged_rounds=1)
+    for second in (other, ended):
+        account = account_of([one, second])
+        assert account.repeated == ()
+        assert account.largest.epsilon > account_of([one]).largest.epsilon
+    follows = run("d", {"0": 10}, chains=chains, charged_rounds=1, follows_request=True)
+    assert account_of([one, follows]).repeated == ("d",)
+
+
+def test_a_sum_without_a_client_is_not_the_sum_with_it() -> None:
+    few = run("a", {"1": 5}, chains={"1": ("h",)}, releases=("r1",), charged_rounds=1, seed=3)
+    all_of_them = run("b", {"0": 5, "1": 5}, chains={"0": ("g",), "1": ("h",)}, releases=("r2",))
+    assert account_of([few, all_of_them]).repeated == ()
+
+
+def test_named_clients_add_up_by_name() -> None:
+    one = run("a", {"0": 10, "1": 20}, assignment="x")
+    two = run("b", {"0": 30, "1": 5}, assignment="y")
+    named = {"0": "Mainz", "1": "Trier"}, {"0": "Trier", "1": "Mainz"}
+    sources = [replace(s, names=names) for s, names in zip((one, two), named, strict=True)]
+    found = epsilons(account_of(sources))
+    assert found == {"Mainz": slack_of_two(15), "Trier": slack_of_two(50)}
+
+
+def test_a_drawn_partition_has_the_total_of_the_worst_assignment() -> None:
+    """298 examples were in client 0 of one run and in client 1 of the other."""
+    one = run("a", {"0": 10, "1": 20}, assignment="seed 0")
+    two = run("b", {"0": 30, "1": 5, "2": 30}, assignment="seed 1")
+    account = account_of([one, two])
+    assert account.is_of_any_client
+    assert epsilons(account) == {"any": slack_of_two(50)}
+    clients = {"x": ["a:1", "b:0"], "y": ["a:0", "b:1"], "z": ["b:2"]}
+    by_hand = account_of([one, two], clients=clients)
+    assert epsilons(by_hand)["x"] == slack_of_two(50)
+
+
+def test_clients_that_do_not_dominate_are_all_tried() -> None:
+    one = run("a", {"0": 10, "1": 10}, assignment="seed 0")
+    less_noise = PrivacyLedger().record(PoissonSampled(0.01, Gaussian(0.5)), 10)
+    one = replace(one, ledgers={**one.ledgers, "1": less_noise})
+    two = run("b", {"0": 30}, assignment="seed 1")
+    account = account_of([one, two])
+    assert len(account.clients) == 2
+    steps = PldAccountant().compose(STEP, 30).compose(PoissonSampled(0.01, Gaussian(0.5)), 10)
+    assert account.largest.epsilon >= steps.get_epsilon(1e-5)
+
+
+def test_whole_clients_of_drawn_partitions_have_no_total() -> None:
+    sources = [run(n, {"0": 1}, unit="client", assignment=n) for n in ("a", "b")]
+    sources = [replace(source, names={}) for source in sources]
+    with pytest.raises(SourceError, match="none has a total; use one seed and secure noise"):
+        account_of(sources)
