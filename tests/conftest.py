@@ -3,6 +3,7 @@
 import logging
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -15,6 +16,8 @@ import pytest
 # machine waiting threads take the processor from everybody.
 for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
+# The key of digests of private data is made there.
+os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="fedsim-state-")
 
 
 class _StopAfter:

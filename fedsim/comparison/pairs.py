@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedsim.runs.private_digest import private_digest
+
 if TYPE_CHECKING:
     from fedsim.federation.federation import Federation
 
@@ -19,14 +21,14 @@ SHARED_PARTS = {
 
 
 def pair_digests(federation: "Federation") -> dict[str, str]:
-    """Return the SHA-256 of each of `SHARED_PARTS`, before the federation runs."""
+    """Return a digest of each of `SHARED_PARTS`, that of data keyed, before the run."""
     data = federation.data
     examples = chain(data.clients, [data.test], data.held_out or ())
     state = federation.model.state_dict()
     schedule = federation.participation
     rounds = range(1, federation.experiment.federation.rounds + 1)
     return {
-        "data": _digest(array for one in examples for array in (one.features, one.targets)),
+        "data": private_digest(x for one in examples for x in (one.features, one.targets)),
         "initial_model": _digest(value.cpu().numpy() for value in state.values()),
         "participants": _digest(np.array(schedule.on_record(number)) for number in rounds),
     }

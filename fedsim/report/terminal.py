@@ -13,7 +13,7 @@ from fedsim.report.contents import RunContents, read_contents
 from fedsim.report.lines import print_sentence
 from fedsim.report.scores import advice_of, baseline_text, recall_line, warnings_of
 from fedsim.report.tables import figure_table, print_table
-from fedsim.runs.directory import RunDirectory
+from fedsim.runs.directory import KEPT, RunDirectory
 from fedsim.runs.manifest import root_of
 from fedsim.statement.certificate_words import SHORT_NAMES, guarantee_words, is_plain, unit_text
 from fedsim.statement.certificates import OBSERVER_NAMES
@@ -38,6 +38,8 @@ def print_result(directory: RunDirectory, console: Console | None = None) -> Non
     lines = [f"report: {directory.report}"]
     if (root := root_of(directory)) is not None:
         lines.append(f"root: {root}")
+    if contents.facts.is_private:
+        lines.append(f"to share: everything but {KEPT}")
     for line in lines:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 

@@ -38,6 +38,7 @@ class _Content(BaseModel):
     withdrawn: list[int]
     heads: dict[int, str]
     rounds_digest: str
+    releases_digest: str = ""
     best: tuple[float, int] | None = None
 
 
@@ -50,11 +51,13 @@ class RunCheckpoint:
         heads: hash of the last record of each charged client in the ledger, as far as the server
             knew it when the round was finished.
         rounds_digest: SHA-256 of `rounds.jsonl` up to and with this round.
+        releases_digest: the same of `releases.jsonl`.
     """
 
     state: ServerState
     heads: Mapping[int, str] = field(default_factory=dict)
     rounds_digest: str = ""
+    releases_digest: str = ""
 
     def to_bytes(self) -> bytes:
         """Return the content of the file.
@@ -69,6 +72,7 @@ class RunCheckpoint:
             withdrawn=sorted(self.state.withdrawn),
             heads=dict(self.heads),
             rounds_digest=self.rounds_digest,
+            releases_digest=self.releases_digest,
             best=self.state.best,
         ).model_dump_json()
         memory = {f"{_MEMORY}{name}": value for name, value in self.state.memory.items()}
@@ -121,7 +125,7 @@ class RunCheckpoint:
             best=content.best,
             versions=_versions(content.names, _below(_VERSION, tensors)),
         )
-        return cls(state, content.heads, content.rounds_digest)
+        return cls(state, content.heads, content.rounds_digest, content.releases_digest)
 
 
 def checkpoint_schema(path: Path) -> int:

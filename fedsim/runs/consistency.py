@@ -16,7 +16,7 @@ from fedsim.runs.checkpoint import RunCheckpoint
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.files import DamagedRunError
 from fedsim.runs.releases_file import Releases, read_releases
-from fedsim.runs.rounds_file import digest_of_rounds
+from fedsim.runs.rounds_file import digest_of_lines
 from fedsim.server.round_report import RoundRow
 from fedsim.server.secure.opened_sums import OpenedSum
 
@@ -136,11 +136,14 @@ def _in_rounds(
             f"rounds.jsonl has {len(numbers)} rounds, and the checkpoint is that of round "
             f"{finished}: one of them was lost or replaced"
         )
-    elif (
-        records.checkpoint is not None
-        and digest_of_rounds(directory.rounds, finished) != records.checkpoint.rounds_digest
-    ):
-        yield f"rounds.jsonl was changed up to round {finished}, which is in the checkpoint"
+    elif records.checkpoint is not None:
+        sealed = {
+            directory.rounds: records.checkpoint.rounds_digest,
+            directory.releases: records.checkpoint.releases_digest,
+        }
+        for path, digest in sealed.items():
+            if digest and digest_of_lines(path, finished) != digest:
+                yield f"{path.name} was changed up to round {finished}, which is in the checkpoint"
     participation = participation_of(experiment)
     for row in records.rows:
         scheduled = set(participation.on_record(row["round"]))

@@ -61,6 +61,9 @@ CLIENT_COLUMNS = (
 WITHOUT_TRACKERS = {"runtime.trackers": []}
 
 _RESUME_OR_START_ANEW = "resume it with fedsim {version}, or start a new run with another --out"
+KEPT = "checkpoint/"
+"""The part of a run directory that stays with its owner: only resuming and comparing need it."""
+
 _CHECKPOINT = "checkpoint/model.safetensors"
 _ENVIRONMENT = "environment.json"
 _INPUTS = "checkpoint/inputs.json"

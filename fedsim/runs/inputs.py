@@ -16,6 +16,7 @@ from fedsim.data import Examples
 from fedsim.federation.federation import Federation
 from fedsim.protocol.arrays import digest
 from fedsim.runs.directory import RunDirectoryError
+from fedsim.runs.private_digest import have_one_key, key_path, private_digest
 
 _WHAT = {
     "data": "the data, or how they are divided among the clients,",
@@ -28,13 +29,14 @@ _WHAT = {
 def fingerprint(federation: Federation) -> dict[str, str]:
     """Return the digests of the data, the initial model, the mechanisms and the plug-ins' sources.
 
-    The targets of the test set have a digest of their own: runs whose scores are compared share
-    them. The number of planned rounds is not part of them.
+    That of the data is keyed: whoever has the run directory can test no guess of an example. The
+    targets of the test set have a digest of their own: runs whose scores are compared share them.
+    The number of planned rounds is not part of them.
     """
     data = federation.data
     examples = chain([data.test], data.clients, data.held_out or ())
     return {
-        "data": _sha256(part for each in examples for part in _bytes_of(each)),
+        "data": private_digest(part for each in examples for part in _arrays_of(each)),
         "test": _sha256([*_array_bytes(data.test.targets)]),
         "model": digest(federation.initial_arrays()),
         "privacy": _sha256(map_shared(_mechanism_bytes, federation.plans or ())),
@@ -53,6 +55,12 @@ def refuse_other_inputs(before: Mapping[str, str], federation: Federation) -> No
         RunDirectoryError: an input differs; the message names it.
     """
     now = fingerprint(federation)
+    if not have_one_key(before.get("data", ""), now["data"]):
+        raise RunDirectoryError(
+            f"the digest of the data was made with another key than {key_path()}, so nobody can "
+            "tell whether the data are the same: resume where the run began, copy its key here, "
+            "or start a new run in another --out"
+        )
     for name in [*now, *(name for name in before if name not in now)]:
         if before.get(name) != now.get(name):
             what = _WHAT.get(name, f"the {name}")
@@ -66,9 +74,8 @@ def _mechanism_bytes(plan: PrivacyPlan) -> bytes:
     return repr((plan.release, plan.delta, plan.target_epsilon, plan.secure_noise)).encode()
 
 
-def _bytes_of(examples: Examples) -> Iterable[bytes]:
-    for array in (examples.features, examples.targets):
-        yield from _array_bytes(array)
+def _arrays_of(examples: Examples) -> Iterable[np.ndarray]:
+    return examples.features, examples.targets
 
 
 def _array_bytes(array: np.ndarray) -> Iterable[bytes]:

@@ -116,6 +116,8 @@ def read_manifest(directory: RunDirectory) -> Manifest:
     Raises:
         ManifestError: it is missing, or a byte of it was changed.
     """
+    if (directory.path / FILE).is_symlink():
+        raise ManifestError(f"{FILE} is a link, and fedsim wrote a file")
     try:
         data = (directory.path / FILE).read_bytes()
     except FileNotFoundError:

@@ -4,6 +4,7 @@
 `rounds.jsonl`, so no finished round is without it.
 """
 
+import hashlib
 import os
 from pathlib import Path
 from typing import Literal, Self
@@ -54,10 +55,16 @@ class Releases(BaseModel):
 
 
 class ReleasesFile:
-    """The file of a run that is being written; nothing of it is kept in memory."""
+    """The file of a run that is being written; of its content only a digest is kept in memory."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._hash = hashlib.sha256()
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all lines."""
+        return self._hash.hexdigest()
 
     def append(self, releases: Releases) -> None:
         """Append a round; when this returns, it is on disk.
@@ -65,10 +72,12 @@ class ReleasesFile:
         Raises:
             OSError: with the name of the file.
         """
+        line = releases.model_dump_json().encode() + b"\n"
         with name_file(self._path), self._path.open("ab") as file:
-            file.write(releases.model_dump_json().encode() + b"\n")
+            file.write(line)
             file.flush()
             os.fsync(file.fileno())
+        self._hash.update(line)
 
     def cut(self, round_number: int) -> None:
         """Drop from the file all rounds after a checkpoint, and a torn line.
@@ -77,7 +86,9 @@ class ReleasesFile:
             round_number: the last round to keep.
         """
         *lines, _unfinished = read_bytes(self._path).split(b"\n")
-        write_bytes(self._path, b"".join(line + b"\n" for line in lines[:round_number]))
+        kept = b"".join(line + b"\n" for line in lines[:round_number])
+        write_bytes(self._path, kept)
+        self._hash = hashlib.sha256(kept)
 
 
 def read_releases(path: Path) -> list[Releases]:

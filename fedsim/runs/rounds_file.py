@@ -106,7 +106,7 @@ def read_rounds(path: Path) -> list[RoundRow]:
     return [row for _, row in _read_lines(path)]
 
 
-def digest_of_rounds(path: Path, count: int) -> str:
+def digest_of_lines(path: Path, count: int) -> str:
     """Return the SHA-256 of the first lines of the file.
 
     Args:

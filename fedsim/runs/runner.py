@@ -293,7 +293,8 @@ class _Recorder:
 
     def _on_round(self, state: ServerState, report: RoundReport) -> None:
         self._append(report)
-        self._directory.write_checkpoint(RunCheckpoint(state, self._heads(), self._rounds.digest))
+        digests = self._rounds.digest, self._releases.digest
+        self._directory.write_checkpoint(RunCheckpoint(state, self._heads(), *digests))
         self._state = state
         self._observe(report)
 

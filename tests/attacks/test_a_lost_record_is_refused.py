@@ -3,13 +3,13 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fedsim.core.errors import ExitCode, FedsimError
-from fedsim.runs.checkpoint import RunCheckpoint
 from fedsim.runs.consistency import contradictions
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.runner import run_experiment
@@ -60,10 +60,21 @@ def edit_checkpoint(run: Path, **changes: Any) -> None:
     state = found.state
     for name, value in changes.items():
         state = type(state)(**{**vars(state), name: value})
-    directory.write_checkpoint(RunCheckpoint(state, found.heads, found.rounds_digest))
+    directory.write_checkpoint(replace(found, state=state))
+
+
+def with_another_tag(path: Path) -> None:
+    """Change one digit of an upload's tag: replay would accuse an honest client."""
+    row, *others = path.read_text().splitlines(keepends=True)
+    tag = next(iter(json.loads(row)["uploads"].values()))
+    path.write_text(row.replace(tag, f"{int(tag, 16) ^ 1:032x}") + "".join(others))
 
 
 LOST: dict[str, tuple[Callable[[Path, Path], object], str]] = {
+    "another tag of an upload": (
+        lambda run, _: ((run / "manifest.json").unlink(), with_another_tag(run / "releases.jsonl")),
+        "releases.jsonl was changed up to round 3",
+    ),
     "no ledger": (lambda run, _: (run / "ledger.jsonl").unlink(), "ledger.jsonl: the file is"),
     "an empty ledger": (
         lambda run, _: (run / "ledger.jsonl").write_text(""),
@@ -150,7 +161,7 @@ def test_a_participation_without_its_charge_is_found_where_the_chain_is_whole(ru
     heads = {**found.heads, gone["client"]: gone["previous"]}
     if not gone["previous"].strip("0"):
         del heads[gone["client"]]
-    directory.write_checkpoint(RunCheckpoint(found.state, heads, found.rounds_digest))
+    directory.write_checkpoint(replace(found, heads=heads))
     experiment = directory.read_experiment(base=run)
     assert list(contradictions(directory, experiment)) == [
         f"ledger.jsonl lacks the charge of client {gone['client']} in round 3, in which it took "

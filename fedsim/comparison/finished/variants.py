@@ -9,6 +9,7 @@ from fedsim.comparison.differences import SettingsTable, setting_text, settings_
 from fedsim.comparison.finished.given_run import GivenRun
 from fedsim.comparison.results import ComparisonError
 from fedsim.comparison.text import common_prefix
+from fedsim.runs.private_digest import have_one_key
 
 _MAX_NAME_CHARACTERS = 60
 _SEED_ENDING = re.compile(r"[-_.=]*(seed|s)?[-_.=]*\Z")
@@ -56,7 +57,8 @@ def group_runs(runs: Sequence[GivenRun]) -> tuple[tuple[GivenVariant, ...], list
         first = group.setdefault(run.seed, run)
         if first is run:
             continue
-        if first.inputs.get("data") != run.inputs.get("data"):
+        digests = first.inputs.get("data", ""), run.inputs.get("data", "")
+        if have_one_key(*digests) and digests[0] != digests[1]:
             raise ComparisonError(
                 f"{first.path} and {run.path} have the same settings and seed, but other data: "
                 "the data set was changed between them, so they are not of one experiment; "

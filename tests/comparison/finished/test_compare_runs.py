@@ -5,6 +5,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 from click.testing import CliRunner
@@ -17,6 +18,7 @@ from fedsim.comparison.results import ComparisonError
 from fedsim.runs.directory import RunDirectory, RunDirectoryError
 from fedsim.runs.files import write_sealed
 from fedsim.runs.manifest import write_manifest
+from fedsim.runs.private_digest import private_digest
 
 FROZEN = Path(__file__).parents[2] / "runs" / "frozen" / "0.1.0"
 
@@ -128,7 +130,7 @@ def test_other_test_sets_and_other_data_of_one_experiment_are_refused(runs: Path
     with pytest.raises(ComparisonError, match="plain-0 and dp-0 have different test sets"):
         compare_runs(of(runs, "plain-0", "dp-0"), out=runs / "out")
     shutil.copytree(runs / "plain-0", runs / "plain-copy")
-    change_inputs(runs / "plain-copy", data="0" * 64)
+    change_inputs(runs / "plain-copy", data=private_digest([np.zeros(3)]))
     with pytest.raises(ComparisonError, match="same settings and seed, but other data"):
         compare_runs(of(runs, "plain-0", "plain-copy"), out=runs / "out")
     change_setting(runs / "dp-1", "data", "test_fraction", 0.3)
