@@ -92,7 +92,7 @@ def best_is_first(run: int, variant: str) -> float:
     return 1.0 - run / 8
 
 
-def plan(digest: str = "1" * 64, data: str = "2" * 64) -> SearchPlan:
+def plan(digest: str = "1" * 64, data: str = "0" * 16 + ":" + "2" * 64) -> SearchPlan:
     ledger = PrivacyLedger().record(EVENT).to_list()
     charge = ClientCharge(client=0, delta=DELTA, ledger=ledger)
     return SearchPlan(digest, data, "zero_out", 100, (charge,))
@@ -426,7 +426,9 @@ def test_other_data_do_not_add_up(
 ) -> None:
     drawn([0])
     perform_search(file)
-    monkeypatch.setattr(perform, "plan_search", lambda *_: plan(digest="3" * 64, data="4" * 64))
+    monkeypatch.setattr(
+        perform, "plan_search", lambda *_: plan(digest="3" * 64, data="0" * 16 + ":" + "4" * 64)
+    )
     with pytest.raises(SearchError, match="searches of other data"):
         perform_search(file)
 

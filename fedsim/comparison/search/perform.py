@@ -182,8 +182,8 @@ class _SearchRun:
         """Draw the number of runs and their configurations, and charge all of them."""
         if number > 1 and self._current.drawn.data != plan.data:
             raise SearchError(
-                f"{self._out} holds searches of other data, with which this one cannot add up; "
-                "choose another --out"
+                f"{self._out} holds searches of other data, or whose digests have another user's "
+                "key, with which this one cannot add up; choose another --out"
             )
         names = [one.name for one in self._comparison.candidates]
         runs = RunLaw(self._settings.mean, self._settings.eta).draw()

@@ -15,6 +15,7 @@ from fedsim.accountant.adjacency import Adjacency
 from fedsim.accountant.rdp.run_law import RunLaw
 from fedsim.core.errors import ExitCode, FedsimError
 from fedsim.core.settings import Probability, Settings
+from fedsim.runs.private_digest import PATTERN
 
 SEARCH_SCHEMA = 1
 
@@ -53,7 +54,7 @@ class Drawn(Settings):
         search: number of the search in its directory, from 1.
         fedsim: the version that drew it.
         digest: SHA-256 of everything that its runs depend on.
-        data: SHA-256 of clients' examples and test set.
+        data: keyed digest of clients' examples and test set.
         nonce: random, so that the hash of the record tells nobody the number of runs.
         candidates: names of the variants, of which each run draws one.
         metric: of the public test set.
@@ -70,7 +71,7 @@ class Drawn(Settings):
     search: int = Field(ge=1)
     fedsim: str
     digest: _Hash
-    data: _Hash
+    data: str = Field(pattern=PATTERN)
     nonce: _Hash
     candidates: list[str] = Field(min_length=1)
     metric: str

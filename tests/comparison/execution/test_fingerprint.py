@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsim.comparison.execution.fingerprint import run_fingerprint
+from fedsim.comparison.execution.fingerprint import _file_digest, run_fingerprint
 from fedsim.experiment import load_experiment
 
 PLUGIN = "import numpy as np\n\ndef load(seed=0):\n    return np.zeros((9, 2)), np.arange(9) % 2\n"
@@ -62,6 +62,18 @@ def test_the_content_of_a_data_file_counts(directory: Path) -> None:
     (directory / "table.csv").write_text("a,y\n1,0\n2,1\n")
     before = digest(directory, **name)
     (directory / "table.csv").write_text("a,y\n1,0\n2,3\n")
+    assert digest(directory, **name) != before
+
+
+def test_a_fingerprint_of_a_data_file_tests_no_guess(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is in comparison_run.json: of the bytes alone it would tell which of two files it was."""
+    name = {"data.dataset": {"path": "table.csv", "target": "y"}}
+    (directory / "table.csv").write_text("a,y\n1,0\n2,1\n")
+    before = digest(directory, **name)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "of another user"))
+    _file_digest.cache_clear()
     assert digest(directory, **name) != before
 
 
