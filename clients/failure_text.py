@@ -29,7 +29,8 @@ class CoupledRowsError(ClientFailureError):
     code = COUPLED_ROWS
 
 
-_PUBLIC_ERRORS = (ClientFailureError, ProtocolError, JournalError, PluginExitError)
+PUBLIC_ERRORS = (ClientFailureError, ProtocolError, JournalError, PluginExitError)
+"""Errors whose texts name no private value."""
 
 
 def redact_error(error: Exception) -> Exception:
@@ -38,7 +39,7 @@ def redact_error(error: Exception) -> Exception:
     Guarantee: the text depends on the type and the line of a foreign exception, and on nothing else
     of it.
     """
-    if isinstance(error, _PUBLIC_ERRORS):
+    if isinstance(error, PUBLIC_ERRORS):
         return error
     place = plugin_place(error.__traceback__) or _deepest_place(error)
     where = "" if place is None else f" at {place[0]}:{place[1]}"

@@ -23,7 +23,6 @@ def read_file(
         target: the array or column to predict.
         tokens: whether features are tokens (see `to_dataset`).
         images: `data.images` of the experiment, for .npz.
-        images: `data.images` of the experiment, for .npz.
 
     Raises:
         DataError: the file is missing, of another kind, or its content cannot be used.

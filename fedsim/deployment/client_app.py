@@ -10,7 +10,9 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from fedsim.clients.app import BatchClientApp
+from fedsim.clients.failure_text import PUBLIC_ERRORS
 from fedsim.clients.task import ClientTask
+from fedsim.core.errors import FedsimError
 from fedsim.core.plugin_errors import contained_exits, describe_error
 from fedsim.deployment.data_ledger import data_directory
 from fedsim.deployment.errors import DeploymentError
@@ -25,7 +27,7 @@ from fedsim.deployment.policy_rules import (
     check_plan,
     check_round,
 )
-from fedsim.experiment import LoadedExperiment, load_experiment
+from fedsim.experiment import LoadedExperiment, load_experiment, read_settings
 from fedsim.federation.lasting_keys import identity_of_client
 from fedsim.federation.nodes import make_node_app, num_helpers
 from fedsim.federation.shards import TaskSource
@@ -54,7 +56,7 @@ class NodeClient(ClientApp):
         self._directory = directory
 
     def __call__(self, message: Message, context: Context) -> Message:
-        """Answer a message; an error is answered in one line.
+        """Answer a message; an error is answered in one line that tells nothing of the data.
 
         Args:
             message: the server's request.
@@ -72,22 +74,36 @@ class NodeClient(ClientApp):
             return failure(message, str(error))
         except Exception as error:
             logger.exception("this client failed")
-            return failure(message, describe_error(error))
+            return failure(message, _public_text(error))
 
     def _answer(self, message: Message, context: Context) -> Message:
-        loaded = load_experiment(self._directory / EXPERIMENT_FILE)
-        client = _node_number(loaded, context)
-        if client >= loaded.experiment.num_clients:
-            return _helper(loaded, message, context)
+        path = self._directory / EXPERIMENT_FILE
+        asked = LoadedExperiment(read_settings(path), path, self._directory.absolute())
+        client = _node_number(asked, context)
+        if client >= asked.experiment.num_clients:
+            return _helper(load_experiment(path), message, context)
         state = state_directory(context.node_config)
         policy = policy_of_node(context.node_config, state)
-        check_experiment(policy, loaded)  # first: nothing of a refused experiment is kept or run
+        check_experiment(policy, asked)  # first: a refused experiment reads, keeps and runs nothing
+        loaded = load_experiment(path)
         check_round(loaded.experiment, message)
         ledger = client_ledger(state, loaded.experiment, client)
         if message.metadata.message_type == LEDGER_TYPE:
             return ledger_reply(ledger, message)
         tasks = _GuardedTasks(policy, state, loaded, ledger, context.node_config)
         return BatchClientApp(tasks)(message, context)
+
+
+def _public_text(error: Exception) -> str:
+    """Return what a server is told of an error; the node's own log has its text.
+
+    Errors of data and plug-ins may quote names, values, sizes and paths. Those that keep their text
+    are about the node's configuration and about the protocol.
+    """
+    if isinstance(error, (DeploymentError, *PUBLIC_ERRORS)):
+        return describe_error(error)
+    name = type(error).__name__ if isinstance(error, FedsimError) else "Exception"
+    return f"{name}: this node cannot answer; its own log says why"
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,9 @@ A record is a line of JSON, and its `hash` covers the `previous` one, as in a cl
      "adjacency": "zero_out", "ledger": [{"event": EVENT, "count": n}], "previous": HASH,
      "hash": HASH}
 
+`STATE/counts/NAME` has the number of records and the hash of the last one. A ledger that was
+deleted or replaced by an old copy lacks what is counted there, and takes no charges any more.
+
 A charge whose claim needs trust has also `trust` and, where the client's own noise protects from a
 server that is not trusted, `against_server`, a second ledger.
 """
@@ -37,6 +40,7 @@ from fedsim.deployment.private_files import (
     private_directory,
     private_file,
     sync_directory,
+    write_whole,
 )
 from fedsim.experiment import LoadedExperiment
 
@@ -57,12 +61,7 @@ def data_directory(state: Path, policy: NodePolicy, loaded: LoadedExperiment) ->
     dataset = loaded.experiment.data.dataset
     if policy.data_name is not None:
         name = policy.data_name
-    elif isinstance(dataset, FileDataset):
-        if dataset.path is None:
-            raise DeploymentError(
-                "data.partition.scheme: files names several data files, and a node's ledger "
-                "belongs to one; set data_name in the node's policy"
-            )
+    elif isinstance(dataset, FileDataset) and dataset.path is not None:
         path = loaded.base / Path(dataset.path).expanduser()
         try:
             with path.open("rb") as file:
@@ -165,19 +164,22 @@ class DataLedger:
 
     Args:
         path: the file.
+        count: the file with the number of records and the hash of the last one.
 
     Raises:
         JournalError: a record was changed or is missing.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, count: Path) -> None:
+        self._path, self._count = path, count
         self._head = GENESIS
-        charges = []
+        charges, heads = [], [GENESIS]
         *lines, unfinished = path.read_bytes().split(b"\n")
         for number, line in enumerate(lines, start=1):
             charges.append(self._read(line, f"{path}, record {number}"))
+            heads.append(self._head)
         self._charges = charges
+        self._check_count(heads)
         if unfinished:
             os.truncate(path, path.stat().st_size - len(unfinished))
 
@@ -196,6 +198,22 @@ class DataLedger:
             os.fsync(file.fileno())
         self._head = digest
         self._charges.append(charge)
+        self._write_count()
+
+    def _check_count(self, heads: Sequence[str]) -> None:
+        """Check that all counted records are there; a crash leaves one that is not counted yet."""
+        counted = self._count.read_bytes() if self._count.exists() else b""
+        if not counted and len(heads) == 1:
+            self._write_count()
+        elif counted not in (_counted(number, head) for number, head in enumerate(heads)):
+            raise JournalError(
+                f"{self._path} has {len(heads) - 1} records, and {self._count} counts others: one "
+                "of them is an old copy, damaged or gone; restore both as they were after the last "
+                "charge"
+            )
+
+    def _write_count(self) -> None:
+        write_whole(self._count, _counted(len(self._charges), self._head).decode())
 
     def _read(self, line: bytes, where: str) -> DataCharge:
         try:
@@ -221,7 +239,10 @@ def open_data_ledger(directory: Path) -> Iterator[DataLedger]:
         DeploymentError: a file or directory is open to other users or belongs to one.
         JournalError: a record was changed or is missing.
     """
-    for path in (directory.parent.parent, directory.parent, directory):
+    state = directory.parent.parent
+    counts = state / "counts"
+    _refuse_lost_counts(state, counts)
+    for path in (state, counts, directory.parent, directory):
         private_directory(path)
     with exclusive(directory):
         path = directory / "ledger.jsonl"
@@ -230,7 +251,23 @@ def open_data_ledger(directory: Path) -> Iterator[DataLedger]:
             for above in (directory, directory.parent, directory.parent.parent):
                 sync_directory(above)
         private_file(path)
-        yield DataLedger(path)
+        yield DataLedger(path, counts / directory.name)
+
+
+def _refuse_lost_counts(state: Path, counts: Path) -> None:
+    """Check that clients of a node without any count were charged nothing."""
+    if counts.exists():
+        return
+    for ledger in state.glob("seed-*/client-*/ledger.jsonl"):
+        if ledger.stat().st_size:
+            raise JournalError(
+                f"{counts} is gone, and {ledger} has charges: restore {state} as it was after the "
+                "last charge"
+            )
+
+
+def _counted(number: int, head: str) -> bytes:
+    return f"{number} {head}\n".encode()
 
 
 def _digest(fields: dict[str, Any]) -> str:

@@ -11,9 +11,9 @@ import stat
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from fedsim.core.settings import Settings
 from fedsim.deployment.data_budget import affords_anything
@@ -37,7 +37,7 @@ Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
 class NodePolicy(Settings):
-    """A node's policy; a key that is left out sets no limit."""
+    """A node's policy; a key that is left out sets no limit, but without `files` none is read."""
 
     require_privacy: bool = Field(default=True, description="refuse experiments without `privacy:`")
     require_secure_noise: bool = Field(
@@ -62,6 +62,11 @@ class NodePolicy(Settings):
         strict=False,  # a file has lists only
         description="allowed digests of plug-ins, as `fedsim deploy` prints them; []: built-in "
         "names only",
+    )
+    files: dict[str, Literal["all"] | Annotated[tuple[str, ...], Field(strict=False)]] = Field(
+        default={},
+        description="the only files of the node that experiments may read, by absolute path: the "
+        "columns of a table that they may use, or all",
     )
     helpers: tuple[Digest, ...] | None = Field(
         default=None,
@@ -88,6 +93,14 @@ class NodePolicy(Settings):
         "distributed: that helpers and server do not all collude, with keys of helpers and "
         "clients; central: the server",
     )
+
+    @field_validator("files")
+    @classmethod
+    def _absolute(cls, files: dict[str, object]) -> dict[str, object]:
+        for name in files:
+            if not Path(name).is_absolute():
+                raise ValueError(f"a file must have an absolute path, got {name!r}")
+        return files
 
     @model_validator(mode="after")
     def _budget(self) -> Self:
@@ -151,6 +164,10 @@ class NodePolicy(Settings):
             yield f"runs plug-ins of {len(self.plugin_digests)} digests only"
         if self.helpers is not None:
             yield f"sends updates to {len(self.helpers)} helpers only, never in clear"
+        for path, columns in self.files.items():
+            yield f"reads {path}: {'all' if columns == 'all' else ', '.join(columns)}"
+        if not self.files:
+            yield "reads no file of this node: name data files in files"
 
 
 TEMPLATE = """\
@@ -176,6 +193,10 @@ delta: 1.0e-6
 
 # Digests of the plug-ins that may run here; `fedsim deploy` prints them. []: built-in names only.
 # plugin_digests: []
+
+# The only files of this node that experiments may read, by absolute path: the columns of a table
+# that they may use, also to divide its rows, or all.
+# files: {/srv/hospital/heart.csv: [age, sex, chol, ill], /srv/hospital/scans.npz: all}
 
 # Fingerprints of the only helpers to which updates are sent (`fedsim helper-key` prints them). With
 # this key an update is never sent in clear.
@@ -252,7 +273,7 @@ def policy_of_node(node_config: Mapping[str, object], state: Path) -> NodePolicy
     path = _named_file(node_config)
     if path is None:
         path = state / POLICY_FILE
-        if not path.exists():
+        if not os.path.lexists(path):  # a link that leads nowhere is a policy that is lost
             logger.warning(
                 "this node has no policy: private experiments are answered without a limit; "
                 "`fedsim node-policy %s` writes one",
@@ -274,7 +295,7 @@ def _named_file(node_config: Mapping[str, object]) -> Path | None:
         (f"{POLICY_KEY} in --node-config", node_config.get(POLICY_KEY)),
         (POLICY_VARIABLE, os.environ.get(POLICY_VARIABLE)),
     ):
-        if value:
+        if value is not None:
             path = Path(str(value)).expanduser()
             if not path.is_absolute():
                 raise DeploymentError(f"{name}: must be an absolute path, got {value!r}")

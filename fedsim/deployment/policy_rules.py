@@ -3,17 +3,27 @@
 A refusal names the rule, its value and the value that was asked for. Nothing was charged then.
 """
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from flwr.app import Message, MessageType
 
 from fedsim.clients.account import ChargeRefusedError
 from fedsim.clients.budget.plan import PrivacyPlan
+from fedsim.data.file_names import data_files
+from fedsim.data.files import TABLE_SUFFIXES, check_file
+from fedsim.data.partitions.settings import FilesPartition, group_column
+from fedsim.data.settings import FileDataset
+from fedsim.data.tables.dataset import open_table
 from fedsim.deployment.node_trust import Trust, suffices
 from fedsim.deployment.plugin_digest import plugin_digest
 from fedsim.deployment.policy import NodePolicy
 from fedsim.experiment import Experiment, LoadedExperiment
+from fedsim.planning.footprint import find_footprint
 from fedsim.protocol.messages import TrainRequest
+
+logger = logging.getLogger("flwr")
 
 _ROUNDS = {MessageType.TRAIN, MessageType.EVALUATE}
 
@@ -35,9 +45,11 @@ def check_experiment(policy: NodePolicy, loaded: LoadedExperiment) -> None:
     Raises:
         PolicyRefusalError: a rule forbids it; the message names every such rule.
     """
-    broken = [*_settings_rules(policy, loaded.experiment), *_plugin_rules(policy, loaded)]
-    if loaded.experiment.pate is not None:
-        broken.append("task: pate asks for votes, for which no policy has a limit; use federated")
+    broken = [
+        *_settings_rules(policy, loaded.experiment),
+        *_plugin_rules(policy, loaded),
+        *_file_rules(policy, loaded),
+    ]
     if broken:
         raise PolicyRefusalError("; ".join(broken))
 
@@ -72,13 +84,18 @@ def check_plan(policy: NodePolicy, plan: PrivacyPlan, *, trust: Trust, digest: s
         digest: digest of the plan of all clients, as this node computed it.
 
     Raises:
-        PolicyRefusalError: the noise multiplier is below that of the policy, or the policy does not
-            name the plan.
+        PolicyRefusalError: the noise multiplier is 0 or below that of the policy, or the policy
+            does not name the plan.
     """
     if policy.plan_digests is not None and digest not in policy.plan_digests:
         raise PolicyRefusalError(
             f"plan_digests lacks {digest}, the digest of the experiment's privacy plan: let the "
             "node's operator review the experiment and add the digest"
+        )
+    if policy.require_privacy and not plan.release.noise_multiplier:
+        raise PolicyRefusalError(
+            "require_privacy is true, and this client's noise multiplier would be 0, for which no "
+            "ε holds: raise privacy.noise_multiplier, or set privacy.target_epsilon"
         )
     trusted = suffices(policy.trust, trust)
     least = policy.min_noise_multiplier
@@ -104,6 +121,8 @@ def _settings_rules(policy: NodePolicy, experiment: Experiment) -> Iterator[str]
             "noisy examples are charged once, and this node's examples may change between rounds: "
             "set privacy.perturbation to gradient"
         )
+    if experiment.pate is not None:
+        yield "task: pate asks for votes, for which no policy has a limit; use federated"
     if policy.max_rounds is not None and rounds > policy.max_rounds:
         yield (
             f"max_rounds is {policy.max_rounds}, and federation.rounds is {rounds}: lower "
@@ -166,4 +185,40 @@ def _plugin_rules(policy: NodePolicy, loaded: LoadedExperiment) -> Iterator[str]
         yield (
             f"plugin_digests lacks {digest}, the digest of {names}: use plug-ins that the policy "
             "names, or let the node's operator review them and add the digest"
+        )
+
+
+def _file_rules(policy: NodePolicy, loaded: LoadedExperiment) -> Iterator[str]:
+    """Yield which files of the node may not be read; those of the app came from the server."""
+    if isinstance(loaded.experiment.data.partition, FilesPartition):
+        yield "data.partition.scheme: files reads whatever a pattern matches: use column"
+        return
+    allowed = {Path(name).resolve(): columns for name, columns in policy.files.items()}
+    for path in find_footprint(loaded).outside:
+        columns = allowed.get(path)
+        if columns is None:
+            yield (
+                f"files does not name {path}, which the experiment reads: let the node's operator "
+                "add it"
+            )
+        elif columns != "all":
+            yield from _column_rules(columns, path, loaded)
+
+
+def _column_rules(allowed: Sequence[str], path: Path, loaded: LoadedExperiment) -> Iterator[str]:
+    """Yield that a table has columns in use that the policy does not list; the log names them."""
+    data, suffix = loaded.experiment.data, path.suffix.lower()
+    tables = {one.resolve() for one in data_files(data, loaded.base) if suffix in TABLE_SUFFIXES}
+    if path not in tables or not isinstance(data.dataset, FileDataset):
+        yield f"files lists columns of {path}, which the experiment does not read as a table"
+        return
+    check_file(path)
+    dropped = {name for name, one in data.dataset.columns.items() if one == "drop"}
+    used = {*open_table(path, data.dataset).names} - dropped
+    used |= {data.dataset.target, group_column(data.partition) or data.dataset.target}
+    if others := sorted(used - {*allowed}):
+        logger.warning("files of this node's policy lacks columns of %s: %s", path, others)
+        yield (
+            f"the experiment uses columns of {path} that files does not list, as this node's log "
+            "says: drop them in data.dataset.columns"
         )

@@ -54,15 +54,7 @@ def read_public_tables(federation: FederationSettings, base: Path) -> ReadTables
         base: the directory in which relative paths start.
     """
     settings = federation.participation
-    named: tuple[KeyPath, str] | None = None
-    if isinstance(settings, TraceParticipation) and settings.path is not None:
-        named = (*_PARTICIPATION, "path"), settings.path
-    elif (
-        isinstance(settings, BufferedParticipation)
-        and isinstance(settings.durations, DurationTable)
-        and settings.durations.path is not None
-    ):
-        named = (*_PARTICIPATION, "durations", "path"), settings.durations.path
+    named = named_table(settings)
     if named is None:
         return ReadTables(federation)
     place, path = named
@@ -78,6 +70,18 @@ def read_public_tables(federation: FederationSettings, base: Path) -> ReadTables
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         mistake = f"cannot be read as a csv file: {error}"
     return ReadTables(None, ((place, mistake),))
+
+
+def named_table(settings: ParticipationSettings) -> tuple[KeyPath, str] | None:
+    """Return the key and the path of the public table of a participation; None without one."""
+    if isinstance(settings, TraceParticipation) and settings.path is not None:
+        return (*_PARTICIPATION, "path"), settings.path
+    if isinstance(settings, BufferedParticipation) and isinstance(
+        settings.durations, DurationTable
+    ):
+        path = settings.durations.path
+        return None if path is None else ((*_PARTICIPATION, "durations", "path"), path)
+    return None
 
 
 def _with_content(settings: ParticipationSettings, path: Path) -> ParticipationSettings:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fedsim.data.file_names import data_files
 from fedsim.experiment.load import LoadedExperiment
+from fedsim.experiment.public_tables import named_table
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,8 @@ def find_footprint(loaded: LoadedExperiment) -> Footprint:
         code.append(dataset)
     if experiment.data.folder is not None:
         named.append(experiment.data.folder)
+    table = named_table(experiment.federation.participation)
+    named += [] if table is None else [table[1]]
     if experiment.model.init is not None:
         named.append(experiment.model.init)
     if experiment.privacy is not None:

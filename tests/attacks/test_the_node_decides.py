@@ -2,9 +2,11 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
@@ -19,7 +21,7 @@ from fedsim.accountant import Gaussian, NonPrivate, PrivacyLedger
 from fedsim.accountant.ledger.journal import FileJournal
 from fedsim.deployment.client_app import NodeClient
 from fedsim.deployment.data_budget import count_affordable
-from fedsim.deployment.data_ledger import DataCharge, open_data_ledger
+from fedsim.deployment.data_ledger import DataCharge, DataLedger, open_data_ledger
 from fedsim.deployment.errors import DeploymentError
 from fedsim.deployment.flower_app import write_app
 from fedsim.deployment.policy import NodePolicy
@@ -129,13 +131,26 @@ class Attacker:
     def sends(self, message: Message, **changes: object) -> Message:
         app = self.home / "app"
         app.mkdir(exist_ok=True)
-        loaded = load_experiment(EXPERIMENT, changes, base=self.home)
-        (app / "experiment.yaml").write_text(loaded.experiment.model_dump_json())
+        content = deepcopy(EXPERIMENT)
+        for key, value in changes.items():
+            *folders, name = key.split(".")
+            section = content
+            for folder in folders:
+                section = section.setdefault(folder, {})
+            section[name] = value
+        (app / "experiment.yaml").write_text(yaml.safe_dump(content))
         config: dict[str, Any] = {"partition-id": 0, "state": str(self.state)}
         context = Context(
             run_id=1, node_id=5, node_config=config, state=RecordDict(), run_config={}
         )
         return NodeClient(app)(message, context)
+
+    def asks_of_table(self, path: Path, /, features: int = 2, **changes: object) -> Message:
+        """Send the request of a first round on a table that `table` wrote."""
+        weight = torch.zeros(2, features)
+        arrays = ArrayRecord({"1.weight": weight, "1.bias": torch.zeros(2)})
+        small = {"data.dataset": {"path": str(path), "target": "ill"}, "local.batch_size": 8}
+        return self.sends(TrainRequest(1, arrays).to_message(5), **small | changes)
 
     def charges(self) -> list[tuple[int, int]]:
         """Return (seed, round) of every charge in the ledgers of experiments."""
@@ -257,7 +272,7 @@ def test_a_run_that_does_not_fit_is_refused_before_its_first_round(attacker: Att
         (
             {"max_epsilon": 8.0, "delta": 1e-5},
             {"privacy.noise_multiplier": 0.0},
-            "max_epsilon is 8 at δ = 1e-05",
+            "noise multiplier would be 0",
         ),
         ({}, {"privacy": None}, "require_privacy is true, and 'asked' has privacy: null"),
         (None, {"privacy": None}, "require_privacy is true, and 'asked' has privacy: null"),
@@ -382,12 +397,11 @@ def test_one_file_has_one_ledger_whatever_the_server_makes_of_it(attacker: Attac
         table(attacker.home / name)
     table(attacker.home / "grown.csv", more=True)
 
+    files = {str(attacker.home / name): "all" for name in ("h.csv", "copy.csv", "grown.csv")}
+    attacker.policy(files=files)
+
     def asks(seed: int, name: str, **changes: object) -> Message:
-        data = {"path": str(attacker.home / name), "target": "ill"}
-        arrays = ArrayRecord({"1.weight": torch.zeros(2, 2), "1.bias": torch.zeros(2)})
-        message = TrainRequest(1, arrays).to_message(5)
-        small = {"data.dataset": data, "local.batch_size": 8, **changes}
-        return attacker.sends(message, seed=seed, **small)
+        return attacker.asks_of_table(attacker.home / name, seed=seed, **changes)
 
     assert answered(asks(0, "h.csv"))
     assert answered(asks(1, "copy.csv"))
@@ -396,7 +410,7 @@ def test_one_file_has_one_ledger_whatever_the_server_makes_of_it(attacker: Attac
     assert attacker.data_charges(ledger.name) == [(0, 1), (1, 1), (2, 1)]
     assert answered(asks(3, "grown.csv"))
     assert len(list((attacker.state / "data").iterdir())) == 2, "a new content, a new ledger"
-    attacker.policy(data_name="hospital-7")
+    attacker.policy(data_name="hospital-7", files=files)
     assert answered(asks(4, "h.csv"))
     assert answered(asks(5, "grown.csv"))
     assert attacker.data_charges("hospital-7") == [(4, 1), (5, 1)]
@@ -507,6 +521,146 @@ def test_a_named_policy_must_be_there(attacker: Attacker, monkeypatch: pytest.Mo
     assert "this node's policy cannot be used" in reason(attacker.asks(1))
     monkeypatch.setenv("FEDSIM_POLICY", "gone.yaml")
     assert "FEDSIM_POLICY: must be an absolute path" in reason(attacker.asks(1))
+
+
+def test_a_policy_that_is_a_link_to_nothing_answers_nothing(attacker: Attacker) -> None:
+    """It was no policy: the node answered without a limit."""
+    attacker.state.mkdir(mode=0o700)
+    (attacker.state / "policy.yaml").symlink_to(attacker.home / "gone.yaml")
+    assert "this node's policy cannot be used" in reason(attacker.asks(1))
+    assert attacker.charges() == []
+
+
+def test_privacy_without_noise_is_none(attacker: Attacker) -> None:
+    attacker.policy(require_privacy=True, require_secure_noise=False)
+    found = reason(attacker.asks(1, **{"privacy.noise_multiplier": 0.0}))
+    assert "require_privacy is true, and this client's noise multiplier would be 0" in found
+    assert attacker.charges() == []
+
+
+SECRETS = ("patient-0", "patient-1", "cancer", "table.csv", "60", "48")
+TABLE: dict[str, Any] = {
+    "target": "ill",
+    "columns": {"patient": "drop", "dx": {"classes": ["healthy", "cancer"]}},
+}
+IID: dict[str, Any] = {"scheme": "iid", "num_clients": 2}
+PATIENTS: dict[str, Any] = {"scheme": "column", "column": "patient", "num_clients": 7}
+
+
+@pytest.mark.parametrize(
+    ("dataset", "partition"),
+    [
+        ({"columns": {"dx": {"classes": ["healthy", "cancer"]}}}, PATIENTS),
+        ({"columns": {"patient": "drop", "dx": {"classes": ["healthy", "other"]}}}, IID),
+        ({"target": "outcome"}, IID),
+        ({"columns": {"patient": {"range": [0, 1]}, "dx": "drop"}}, IID),
+        ({}, {**IID, "min_examples": 100}),
+    ],
+)
+def test_a_node_tells_nothing_of_its_data(
+    attacker: Attacker,
+    caplog: pytest.LogCaptureFixture,
+    dataset: dict[str, Any],
+    partition: dict[str, Any],
+) -> None:
+    """Names of clients, categories, sizes and columns were in the text of an error."""
+    rows = [f"patient-{i % 3},{i},{('healthy', 'cancer')[i % 2]},{i % 2}" for i in range(60)]
+    path = attacker.home / "table.csv"
+    path.write_text("\n".join(["patient,age,dx,ill", *rows]))
+    attacker.policy(files={str(path): "all"})
+    data = {"dataset": {**TABLE, "path": str(path), **dataset}, "partition": partition}
+    found = reason(attacker.asks(1, data=data))
+    assert re.fullmatch(r"\w+: this node cannot answer; its own log says why", found), found
+    assert not any(secret in found for secret in SECRETS)
+    assert any(one.exc_info for one in caplog.records), "the log has the whole text"
+    assert attacker.charges() == []
+
+
+@pytest.mark.parametrize("policy", [None, {}, {"files": {"/other.csv": "all"}}])
+def test_files_that_the_policy_does_not_name_are_not_read(
+    attacker: Attacker, policy: dict[str, Any] | None
+) -> None:
+    """A server may name any file that the process can read, also by a link and as weights."""
+    if policy is not None:
+        attacker.policy(**policy)
+    secret, missing = attacker.home / "secret.csv", attacker.home / "missing.csv"
+    table(secret)
+    (attacker.home / "app").mkdir()
+    (attacker.home / "app" / "link.csv").symlink_to(secret)
+    for path in (secret, missing, "../secret.csv", "link.csv"):
+        assert "files does not name" in reason(attacker.asks_of_table(Path(path)))
+    assert "files does not name" in reason(attacker.asks(**{"model.init": str(secret)}))
+    trace = {"scheme": "trace", "path": str(secret)}
+    assert "files does not name" in reason(attacker.asks(**{"federation.participation": trace}))
+    anything = {"scheme": "files", "pattern": "/**", "num_clients": 2}
+    data = {"dataset": {"target": "ill"}, "partition": anything}
+    assert "reads whatever a pattern matches" in reason(attacker.asks(data=data))
+    assert attacker.charges() == []
+
+
+def test_columns_that_the_policy_does_not_name_are_not_used(
+    attacker: Attacker, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = attacker.home / "h.csv"
+    table(path)
+    attacker.policy(files={str(path): ["a", "ill"]})
+    dropped = {"path": str(path), "target": "ill", "columns": {"b": "drop"}}
+    by_column = {"scheme": "column", "column": "b", "num_clients": 3}
+    for changes in (
+        {},
+        {"data.dataset": {"path": str(path), "target": "b", "columns": {"ill": "drop"}}},
+        {"data.partition": by_column},
+    ):
+        found = reason(attacker.asks_of_table(path, **changes))
+        assert found.endswith(
+            f"the experiment uses columns of {path} that files does not list, as this node's log "
+            "says: drop them in data.dataset.columns"
+        )
+        assert f"lacks columns of {path}: ['b']" in caplog.text
+        caplog.clear()
+    assert attacker.charges() == []
+    assert answered(attacker.asks_of_table(path, 1, **{"data.dataset": dropped}))
+
+
+@pytest.mark.parametrize(
+    "loss", ["ledger", "emptied", "old copy", "data", "count", "counts", "data and counts"]
+)
+def test_charges_that_are_gone_from_one_place_are_not_forgotten(
+    attacker: Attacker, loss: str
+) -> None:
+    """The budget was whole again, although the clients' own ledgers had all charges."""
+    attacker.policy(max_epsilon=6.0, delta=1e-5)
+    one = {"federation.rounds": 1}
+    assert answered(attacker.asks(1, seed=1, **one))
+    ledger, count = (attacker.state / place / "code" for place in ("data", "counts"))
+    ledger /= "ledger.jsonl"
+    before = ledger.read_bytes()
+    assert answered(attacker.asks(1, seed=2, **one))
+    match loss:
+        case "ledger" | "count":
+            (ledger if loss == "ledger" else count).unlink()
+        case "emptied" | "old copy":
+            ledger.write_bytes(b"" if loss == "emptied" else before)
+        case _:
+            for name in loss.split(" and "):
+                shutil.rmtree(attacker.state / name)
+    text = reason(attacker.asks(1, seed=3, **one))
+    assert "restore" in text
+    assert attacker.charges() == [(1, 1), (2, 1)]
+
+
+def test_a_crash_before_the_count_locks_nobody_out(
+    attacker: Attacker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def crash(*_: object) -> None:
+        raise OSError("power cut")
+
+    for round_number in (1, 2):
+        with monkeypatch.context() as patch:
+            patch.setattr(DataLedger, "_write_count", crash)
+            reason(attacker.asks(round_number))
+        assert answered(attacker.asks(round_number))
+    assert attacker.charges() == attacker.data_charges() == [(0, 1), (0, 2)]
 
 
 def test_an_unknown_plan_is_refused_and_charged_nothing(attacker: Attacker) -> None:

@@ -45,7 +45,8 @@ def test_the_written_file_is_for_its_user_and_is_valid(tmp_path: Path) -> None:
         "  answers private experiments only\n"
         "  at most ε = 8 at δ = 1e-06 on its data, over all experiments, seeds and runs together\n"
         "  trusts nobody: a budget counts the client's own noise alone\n"
-        "  runs any plug-in of an experiment: set plugin_digests\n",
+        "  runs any plug-in of an experiment: set plugin_digests\n"
+        "  reads no file of this node: name data files in files\n",
     )
 
 
