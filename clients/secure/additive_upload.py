@@ -14,7 +14,8 @@ from fedsim.secagg.context import NONCE_BYTES
 from fedsim.secagg.digests import vector_tag
 from fedsim.secagg.encoding import Ring
 from fedsim.secagg.errors import ContextMismatchError
-from fedsim.secagg.hpke import check_distinct, seal
+from fedsim.secagg.fields import check_fields
+from fedsim.secagg.hpke import check_distinct, load_public_key, seal
 from fedsim.secagg.identity import IdentityKey, verify_helper_key
 from fedsim.secagg.layout import NamedArrays
 from fedsim.secagg.messages import RoundOffer, Upload
@@ -68,10 +69,13 @@ class SecureUploader:
             rng: generator of stochastic rounding.
 
         Raises:
+            WireError: a field of the offer does not follow its rule.
+            PublicKeyError: a helper's key is unusable, repeated, or not the pinned one.
             ContextMismatchError, LayoutMismatchError: the parties do not agree.
             NonFiniteUpdateError, ValueOutOfRangeError, InvalidWeightError: a bad update.
         """
         self._check_context(offer, model_digest)
+        self._check_helpers(offer)
         return self.codec.encode(
             arrays,
             reference=reference if self._sends_changes else None,
@@ -104,11 +108,15 @@ class SecureUploader:
             rng: as `encode_payload`.
 
         Raises:
-            PublicKeyError: a helper's key is unusable, repeated, or not the pinned one.
-            ContextMismatchError, LayoutMismatchError: as `encode_payload`.
-            NonFiniteUpdateError, ValueOutOfRangeError, InvalidWeightError: as `encode_payload`.
+            ContextMismatchError: the client's own settings are of a protocol with masks.
+            SecureAggregationError: as `encode_payload`.
         """
-        self._check_helpers(offer)
+        if self.settings.protocol not in ("additive", "quantized"):
+            raise ContextMismatchError(
+                f"protocol {self.settings.protocol} uploads under masks, not in shares; "
+                "use fedsim.clients.secure.masked_upload",
+                client=self.client,
+            )
         vector = self.encode_payload(
             offer,
             arrays=arrays,
@@ -165,40 +173,24 @@ class SecureUploader:
                     round_number=offer.server_round,
                     client=self.client,
                 )
+        check_fields(offer)
 
     def _check_helpers(self, offer: RoundOffer) -> None:
-        settings = self.settings
-        if settings.protocol not in ("additive", "quantized"):
-            raise ContextMismatchError(
-                f"protocol {settings.protocol} uploads under masks, not in shares; "
-                "use fedsim.clients.secure.masked_upload",
-                client=self.client,
-            )
-        expected = settings.aggregators - 1 if settings.protocol == "additive" else 0
-        numbers = set(offer.helpers)
-        if not len(offer.helpers) == len(numbers) == len(offer.helper_keys) == expected:
+        """Check that the offer has exactly the helpers of the client's own settings."""
+        own, pins = self.settings.helpers, self.settings.helper_key_fingerprints
+        signed = {len(offer.helper_identities), len(offer.helper_signatures)}
+        complete = len(offer.helper_keys) == own and signed <= ({own} if pins else {0, own})
+        if offer.helpers != tuple(range(1, own + 1)) or not complete:
             raise ContextMismatchError(
                 f"the server announced helpers {list(offer.helpers)} with "
-                f"{len(offer.helper_keys)} keys, but the settings need {expected}; "
-                "nothing was uploaded",
+                f"{len(offer.helper_keys)} keys and {len(offer.helper_signatures)} signatures, "
+                f"but the settings have {own} helpers, numbered from 1; nothing was uploaded",
                 round_number=offer.server_round,
                 client=self.client,
             )
+        for key in offer.helper_keys:
+            load_public_key(key)
         check_distinct(offer.helper_keys)
-        if settings.helper_key_fingerprints:
-            self._check_pins(offer)
-
-    def _check_pins(self, offer: RoundOffer) -> None:
-        pins = dict(enumerate(self.settings.helper_key_fingerprints, start=1))
-        columns = (offer.helpers, offer.helper_identities, offer.helper_signatures)
-        if set(offer.helpers) != set(pins) or len({len(column) for column in columns}) != 1:
-            raise ContextMismatchError(
-                f"helpers {sorted(pins)} are pinned, but the server announced "
-                f"{list(offer.helpers)} with {len(offer.helper_signatures)} signatures; "
-                "nothing was uploaded",
-                round_number=offer.server_round,
-                client=self.client,
-            )
         params = self.settings.digest()
-        for hello in offer.hellos:
-            verify_helper_key(hello, pins[hello.helper], params=params, client=self.client)
+        for hello, pin in zip(offer.hellos if pins else (), pins, strict=True):
+            verify_helper_key(hello, pin, params=params, client=self.client)

@@ -29,6 +29,7 @@ from fedsim.protocol.secure import (
     to_records,
 )
 from fedsim.secagg.errors import (
+    ContextMismatchError,
     InvalidWeightError,
     NonFiniteUpdateError,
     SecureAggregationError,
@@ -124,10 +125,14 @@ class SecureChannel:
                 client, self.settings, self.codec, self.plan, self.identity_of(client)
             )
             offer = from_records(RoundOffer, RecordDict({SECAGG: self._offer(request)}))
-            if self.settings.protocol.startswith("secagg"):
-                upload = MaskedUpload(
-                    client=client, settings=self.settings, state=_load_state(context)
+            if offer.server_round != request.round_number:
+                raise ContextMismatchError(
+                    f"the offer is of round {offer.server_round}, and the request of round "
+                    f"{request.round_number}; nothing was uploaded",
+                    client=client,
                 )
+            if self.settings.protocol.startswith("secagg"):
+                upload = self._masked_upload(client, context)
                 sealed = upload.begin(offer, uploader.encode_payload(offer, **arguments))
                 _save_state(upload.state, context)
             else:
@@ -150,12 +155,20 @@ class SecureChannel:
             context: stores the client's state.
         """
         try:
-            upload = MaskedUpload(client=client, settings=self.settings, state=_load_state(context))
+            upload = self._masked_upload(client, context)
             reply = STAGES[stage](upload, message.content)
             _save_state(upload.state, context)
         except SecureAggregationError as error:
             reply = to_refusal(error)
         return make_reply(reply, message)
+
+    def _masked_upload(self, client: int, context: Context) -> MaskedUpload:
+        return MaskedUpload(
+            client=client,
+            settings=self.settings,
+            state=_load_state(context),
+            num_clients=len(self.weights),
+        )
 
     @staticmethod
     def _offer(request: TrainRequest) -> ConfigRecord:

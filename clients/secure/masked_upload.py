@@ -4,6 +4,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from fedsim.core.limits import MAX_CLIENTS
 from fedsim.secagg.context import RoundContext
 from fedsim.secagg.digests import vector_tag
 from fedsim.secagg.encoding import Ring
@@ -11,13 +12,14 @@ from fedsim.secagg.errors import (
     ContextMismatchError,
     ProtocolOrderError,
     PublicKeyError,
-    ShareMismatchError,
     ThresholdError,
     TooFewClientsError,
     UnmaskRefusedError,
     WireError,
 )
-from fedsim.secagg.hpke import SealingKey, check_distinct, seal
+from fedsim.secagg.fields import check_fields
+from fedsim.secagg.graph import complete_threshold
+from fedsim.secagg.hpke import SealingKey, check_distinct, load_public_key, seal
 from fedsim.secagg.messages import (
     KeysReply,
     MaskedReply,
@@ -101,6 +103,7 @@ class MaskedUpload:
         client: number of this client.
         settings: the client's own settings.
         state: stored state; None before the first round.
+        num_clients: clients of the client's own experiment, numbered from 0.
     """
 
     def __init__(
@@ -109,10 +112,12 @@ class MaskedUpload:
         client: int,
         settings: SecureAggregationSettings,
         state: MaskingState | None = None,
+        num_clients: int = MAX_CLIENTS,
     ) -> None:
         self.client = client
         self.state = state or MaskingState()
         self._settings = settings
+        self._num_clients = num_clients
 
     def begin(self, offer: RoundOffer, payload: Ring) -> KeysReply:
         """Begin a round and return new public keys.
@@ -124,6 +129,7 @@ class MaskedUpload:
         Raises:
             ContextMismatchError: the client's settings differ, or are of another protocol.
             ProtocolOrderError: the round has ended, or began before.
+            WireError: a field of the offer does not follow its rule.
         """
         own = self._settings
         if not own.protocol.startswith("secagg") or offer.params != own.digest():
@@ -134,6 +140,7 @@ class MaskedUpload:
                 client=self.client,
             )
         self._check_fresh(offer)
+        check_fields(offer)
         sealing, masking = SealingKey.generate(), SealingKey.generate()
         self.state = MaskingState(
             stage=_KEYS,
@@ -155,12 +162,20 @@ class MaskedUpload:
         """Share a new self-mask seed and the masking key among the holders.
 
         Raises:
-            ThresholdError: the threshold is at most half of the holders, or above all of them.
+            WireError: a field does not follow its rule, or clients, points and keys do not belong
+                together.
+            ThresholdError: another threshold than that of the client's own settings; in a sparse
+                graph at most half of the holders, or above all of them.
             TooFewClientsError: fewer parties than the client's own `min_clients`.
-            PublicKeyError: keys that repeat, or are not the client's own where they should be.
+            PublicKeyError: keys that are unusable, repeat, or are not the client's own where they
+                should be.
         """
         self._check_stage(_KEYS)
-        self._check_roster(roster)
+        check_fields(roster)
+        self._check_minimum("announced", roster.clients)
+        self._check_places(roster)
+        self._check_threshold(roster)
+        self._check_keys(roster)
         seed = new_seed()
         sharing = ShamirSharing(roster.threshold)
         seed_shares = sharing.split(seed, roster.points)
@@ -196,22 +211,20 @@ class MaskedUpload:
 
         Raises:
             EnvelopeError: a neighbour's envelope does not open.
-            ShareMismatchError: an envelope holds shares of a wrong length.
             ThresholdError: fewer neighbours than the threshold are left.
-            WireError: not the announced neighbours, or one of them twice.
+            WireError: not the announced neighbours, one of them twice, or envelopes of a wrong
+                length.
         """
         self._check_stage(_SHARES)
+        check_fields(request)
         state = self.state
         self._check_senders(request)
         key = SealingKey.from_bytes(state.sealing_private)
         holders, held = list(state.holders), list(state.held)
         for sender, envelope in zip(request.senders, request.envelopes, strict=True):
             info = secret_share_info(state.context, sender, self.client)
-            shares = key.open(envelope, info=info, client=sender)
-            if len(shares) != 2 * SHARE_BYTES:
-                raise ShareMismatchError("it sent shares of a wrong length", client=sender)
             holders.append(sender)
-            held.append(shares)
+            held.append(key.open(envelope, info=info, client=sender))
         masked = state.payload.copy()
         self._apply_masks(masked, request.senders)
         # Payload, seed and masking key are no longer needed: a deleted secret cannot leak.
@@ -234,12 +247,14 @@ class MaskedUpload:
             UnmaskRefusedError: the request would reveal single updates, or is the second one.
             TooFewClientsError: fewer active clients, of those that the client masked with and
                 itself, than its own `min_clients`.
+            WireError: a field does not follow its rule.
         """
         if self.state.stage == _DONE:
             raise UnmaskRefusedError(
                 "the client unmasks once in a round", client=self.client, **self._location()
             )
         self._check_stage(_MASKED)
+        check_fields(request)
         self._check_unmask(request)
         held = dict(zip(self.state.holders, self.state.held, strict=True))
         self.state = replace(self.state, stage=_DONE, holders=(), held=())
@@ -265,29 +280,57 @@ class MaskedUpload:
                 client=self.client,
             )
 
-    def _check_roster(self, roster: Roster) -> None:
+    def _check_places(self, roster: Roster) -> None:
+        """Check clients and points against the graph, as far as the client knows it.
+
+        Both ascend. A roster with the client itself is of a complete graph, whose n points are 1
+        to n.
+        """
+        clients, points, n = roster.clients, roster.points, len(roster.clients)
+        complete = self.client in clients
+        known = self._num_clients
+        highest = n if complete else known
+        keys = len(roster.sealing_keys), len(roster.masking_keys)
+        reasons = (
+            ({len(points), *keys} != {n}, f"has {n} clients, {len(points)} points, {keys} keys"),
+            (list(clients) != sorted(set(clients)), "names a client twice, or out of order"),
+            (list(points) != sorted(set(points)), "names a point twice, or out of order"),
+            (max(clients) >= known, f"names client {max(clients)}, and clients are below {known}"),
+            (max(points, default=0) > highest, f"names a point above {highest}"),
+            (not complete and self._settings.protocol == "secagg", "leaves out the client itself"),
+        )
+        for wrong, reason in reasons:
+            if wrong:
+                raise WireError(f"the roster {reason}", client=self.client, **self._location())
+
+    def _check_threshold(self, roster: Roster) -> None:
         holders = len(roster.clients)
-        self._check_minimum("announced", roster.clients)
-        own_threshold = self._settings.threshold
-        least = holders // 2 + 1
-        if own_threshold != "auto":
-            least = max(own_threshold, least)
-        if not least <= roster.threshold <= holders:
+        least, most = holders // 2 + 1, holders
+        if self.client in roster.clients:
+            least = most = complete_threshold(self._settings, holders)
+        if not least <= roster.threshold <= most:
+            rule = f"be {least}" if least == most else f"be from {least} to {most}"
             raise ThresholdError(
                 f"the server announced threshold {roster.threshold} for {holders} holders; it must "
-                f"be from {least} to {holders}",
+                f"{rule}",
                 have=roster.threshold,
                 need=least,
                 client=self.client,
-                round_number=self.state.server_round,
+                **self._location(),
             )
-        if len(set(roster.clients)) != holders or len(set(roster.points)) != holders:
-            raise WireError("the roster names a client or a point twice", client=self.client)
+
+    def _check_keys(self, roster: Roster) -> None:
+        """Check that the keys are usable and distinct, and that the client's own are its own."""
+        state = self.state
+        rows = zip(roster.clients, roster.sealing_keys, roster.masking_keys, strict=True)
+        for client, *keys in rows:
+            for key, own in zip(keys, (state.sealing_private, state.masking_private), strict=True):
+                load_public_key(key, owner=client)
+                if client == self.client and key != SealingKey.from_bytes(own).public:
+                    raise PublicKeyError(
+                        "the server announced a key that is not mine", client=client
+                    )
         check_distinct((*roster.sealing_keys, *roster.masking_keys))
-        own = SealingKey.from_bytes(self.state.masking_private).public
-        announced = dict(zip(roster.clients, roster.masking_keys, strict=True))
-        if announced.get(self.client, own) != own:
-            raise PublicKeyError("the server announced a key that is not mine", client=self.client)
 
     def _check_minimum(self, what: str, others: tuple[int, ...]) -> None:
         """Compare a set of the server with the minimum of the client's own experiment."""
@@ -323,6 +366,7 @@ class MaskedUpload:
         self._check_minimum("asks to unmask", request.active)
         active, dead = set(request.active), set(request.dead)
         reasons = (
+            (self.client in dead, "calls the client itself dead"),
             (bool(active & dead), "lists clients as active and as dead"),
             (active | dead != set(self.state.holders), "is not about the clients masked with"),
             (len(active) < self.state.threshold, "has fewer active clients than the threshold"),

@@ -60,7 +60,7 @@ def make_node_app(
     def record_of(context: Context, release: Release) -> None:
         record(helper_number(context), release)
 
-    helper = make_helper_app(settings, helper_number, identity_of, record_of)
+    helper = make_helper_app(settings, helper_number, identity_of, record_of, first)
     node_class = _BatchNodeApp if isinstance(clients, BatchClientApp) else _NodeApp
     return node_class(clients, helper, first)
 

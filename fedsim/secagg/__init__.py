@@ -4,7 +4,8 @@
 - `encoding`, `layout`, `metrics`, `payload`: an update as a vector over the ring Z_2^b.
 - `additive`, `hpke`, `identity`: secret shares for several aggregators.
 - `shamir`, `graph`, `pairwise`: masks for a single server.
-- `messages`, `wire`: the protocol's messages and their wire format.
+- `messages`, `fields`, `wire`: the protocol's messages, the rules of their fields, and their wire
+  format.
 
 The parties are in `fedsim.server.secure` and `fedsim.clients.secure`. No module here imports Flower
 or torch.

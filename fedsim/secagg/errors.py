@@ -53,7 +53,7 @@ class ZeroWeightError(SecureAggregationError):
 
 
 class CapacityError(SecureAggregationError):
-    """A configuration whose largest possible sum does not fit into the ring."""
+    """A configuration or a sum that does not fit: into the ring, or into one upload."""
 
 
 class ReplayError(SecureAggregationError):

@@ -73,7 +73,7 @@ class NeighbourGraph:
                 return cls(members, _harary(members, sparse.degree), sparse.threshold, False)
             logger.info("%d clients are too few for a sparse graph: it is complete", len(members))
         others = {one: tuple(other for other in members if other != one) for one in members}
-        return cls(members, others, _complete_threshold(settings, len(members)), True)
+        return cls(members, others, complete_threshold(settings, len(members)), True)
 
     def point(self, client: int) -> int:
         """Return the client's evaluation point in the secret sharing, ≥ 1."""
@@ -201,7 +201,16 @@ def _harary(members: tuple[int, ...], degree: int) -> dict[int, tuple[int, ...]]
     }
 
 
-def _complete_threshold(settings: SecureAggregationSettings, clients: int) -> int:
+def complete_threshold(settings: SecureAggregationSettings, clients: int) -> int:
+    """Return the threshold of a complete graph, which every client can compute.
+
+    Args:
+        settings: with a fixed threshold, or `auto` for more than two thirds.
+        clients: n.
+
+    Raises:
+        ThresholdError: a fixed threshold above the number of clients, or not above half of it.
+    """
     if settings.threshold == "auto":
         return 2 * clients // 3 + 1
     if not clients / 2 < settings.threshold <= clients:

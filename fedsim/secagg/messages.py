@@ -1,6 +1,9 @@
 """The messages of secure aggregation; `wire` turns them into records.
 
-Names of classes and fields are part of the wire format.
+Names of classes and fields are part of the wire format. Annotations hold the rules of `fields`.
+Some fields have none: public keys, which `hpke.load_public_key` checks; arrays, which must have the
+length of the receiver's own codec; the offer's nonce, which a client compares with the rest of the
+context; and what one client seals and signs, which a helper judges client by client.
 """
 
 from dataclasses import dataclass, field
@@ -9,15 +12,33 @@ import numpy as np
 
 from fedsim.secagg.context import RoundContext
 from fedsim.secagg.encoding import Ring
+from fedsim.secagg.fields import (
+    ClientCount,
+    ClientNumber,
+    Commitment,
+    HelperNumber,
+    Identity,
+    Name,
+    Nonce,
+    Point,
+    RoundNumber,
+    SealedSeed,
+    SealedShares,
+    Share,
+    Signature,
+    Tag,
+    TagOrNone,
+    VectorLength,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hello:
     """Leader to helper, once a run: start of the run, with its parameters."""
 
-    run_id: str
-    params: str
-    min_clients: int
+    run_id: Name
+    params: Name
+    min_clients: ClientCount
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,11 +49,11 @@ class HelloReply:
     both are b"" if the helper has no lasting key.
     """
 
-    run_id: str
-    helper: int
+    run_id: Name
+    helper: HelperNumber
     public_key: bytes
-    identity: bytes = b""
-    signature: bytes = b""
+    identity: Identity = b""
+    signature: Signature = b""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,18 +64,18 @@ class RoundOffer:
     `asked` and `plan` are those of `RoundContext`.
     """
 
-    run_id: str
+    run_id: Name
     round_nonce: bytes
-    server_round: int
-    layout: str
-    params: str
-    model: str
-    asked: str
-    plan: str
-    helpers: tuple[int, ...]
+    server_round: RoundNumber
+    layout: Name
+    params: Name
+    model: Name
+    asked: Name
+    plan: Name
+    helpers: tuple[HelperNumber, ...]
     helper_keys: tuple[bytes, ...]
-    helper_identities: tuple[bytes, ...] = ()
-    helper_signatures: tuple[bytes, ...] = ()
+    helper_identities: tuple[Identity, ...] = ()
+    helper_signatures: tuple[Signature, ...] = ()
 
     @property
     def hellos(self) -> tuple[HelloReply, ...]:
@@ -100,14 +121,14 @@ class Upload:
     envelope; b"" and () if the client has no lasting key.
     """
 
-    client: int
-    round_nonce: bytes
-    model: str
+    client: ClientNumber
+    round_nonce: Nonce
+    model: Name
     share: Ring
-    tag: bytes
-    envelopes: tuple[bytes, ...]
-    identity: bytes = b""
-    signatures: tuple[bytes, ...] = ()
+    tag: Tag
+    envelopes: tuple[SealedSeed, ...]
+    identity: Identity = b""
+    signatures: tuple[Signature, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,16 +148,16 @@ class CombineRequest:
         signatures: signature of each envelope, likewise.
     """
 
-    run_id: str
-    round_nonce: bytes
-    server_round: int
-    layout: str
-    model: str
-    asked: tuple[int, ...]
-    plan: str
-    length: int
+    run_id: Name
+    round_nonce: Nonce
+    server_round: RoundNumber
+    layout: Name
+    model: Name
+    asked: tuple[ClientNumber, ...]
+    plan: Name
+    length: VectorLength
     release: bool
-    clients: tuple[int, ...]
+    clients: tuple[ClientNumber, ...]
     envelopes: tuple[bytes, ...]
     identities: tuple[bytes, ...] = ()
     signatures: tuple[bytes, ...] = ()
@@ -155,14 +176,14 @@ class CombineReply:
         tag: checksum of `total`.
     """
 
-    helper: int
-    round_nonce: bytes
+    helper: HelperNumber
+    round_nonce: Nonce
     released: bool
-    rejected: tuple[int, ...] = ()
-    count: int = 0
-    clients: str = ""
+    rejected: tuple[ClientNumber, ...] = ()
+    count: ClientCount = 0
+    clients: Name = ""
     total: Ring = field(default_factory=lambda: np.empty(0, np.uint64))
-    tag: bytes = b""
+    tag: TagOrNone = b""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,7 +198,7 @@ class Refusal:
 class KeysReply:
     """Client to server: public keys of this round, one for envelopes and one for masks."""
 
-    client: int
+    client: ClientNumber
     sealing_key: bytes
     masking_key: bytes
 
@@ -194,11 +215,11 @@ class Roster:
         threshold: number of shares that recover a secret.
     """
 
-    clients: tuple[int, ...]
-    points: tuple[int, ...]
+    clients: tuple[ClientNumber, ...]
+    points: tuple[Point, ...]
     sealing_keys: tuple[bytes, ...]
     masking_keys: tuple[bytes, ...]
-    threshold: int
+    threshold: ClientCount
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,27 +229,27 @@ class SharesReply:
     `commitment` is a hash of the self-mask seed; it reveals a wrongly recovered seed.
     """
 
-    client: int
-    receivers: tuple[int, ...]
-    envelopes: tuple[bytes, ...]
-    commitment: bytes
+    client: ClientNumber
+    receivers: tuple[ClientNumber, ...]
+    envelopes: tuple[SealedShares, ...]
+    commitment: Commitment
 
 
 @dataclass(frozen=True, kw_only=True)
 class MaskRequest:
     """Server to client: the envelopes of the neighbours that sent theirs."""
 
-    senders: tuple[int, ...]
-    envelopes: tuple[bytes, ...]
+    senders: tuple[ClientNumber, ...]
+    envelopes: tuple[SealedShares, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class MaskedReply:
     """Client to server: the payload under all masks."""
 
-    client: int
+    client: ClientNumber
     masked: Ring
-    tag: bytes
+    tag: Tag
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,16 +261,16 @@ class UnmaskRequest:
         dead: clients that dropped out; the shares of their masking keys are requested.
     """
 
-    active: tuple[int, ...]
-    dead: tuple[int, ...]
+    active: tuple[ClientNumber, ...]
+    dead: tuple[ClientNumber, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class UnmaskReply:
     """Client to server: shares of the active clients' seeds and of the dead clients' keys."""
 
-    client: int
-    active: tuple[int, ...]
-    seed_shares: tuple[bytes, ...]
-    dead: tuple[int, ...]
-    key_shares: tuple[bytes, ...]
+    client: ClientNumber
+    active: tuple[ClientNumber, ...]
+    seed_shares: tuple[Share, ...]
+    dead: tuple[ClientNumber, ...]
+    key_shares: tuple[Share, ...]

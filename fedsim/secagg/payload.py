@@ -7,10 +7,15 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.core.limits import MAX_PARAMETERS
 from fedsim.secagg.encoding import FixedPointEncoder, Ring
-from fedsim.secagg.errors import ShareMismatchError, ZeroWeightError
+from fedsim.secagg.errors import CapacityError, ShareMismatchError, ZeroWeightError
 from fedsim.secagg.layout import NamedArrays, TensorLayout, TensorSpec
 from fedsim.secagg.metrics import NO_METRICS, MetricGrids
+
+MAX_LENGTH = MAX_PARAMETERS + 1000
+"""Ring elements of a payload: the largest built-in model, with its metrics, weight and marks. A
+helper does not know the model, so this is its limit for the vectors that a leader asks for."""
 
 
 @dataclass(frozen=True)
@@ -48,12 +53,22 @@ class PayloadCodec:
         metrics: grids of the declared metrics.
         is_integers: whether tensors are integers, int64, which are decoded to their sum: parts of a
             noisy sum. They have no reference, and all have the weight 1.
+
+    Raises:
+        CapacityError: more than `MAX_LENGTH` ring elements, which every helper would refuse.
     """
 
     encoder: FixedPointEncoder
     layout: TensorLayout
     metrics: MetricGrids = NO_METRICS
     is_integers: bool = False
+
+    def __post_init__(self) -> None:
+        if self.length > MAX_LENGTH:
+            raise CapacityError(
+                f"an upload of {self.length:,} values is above the {MAX_LENGTH:,} of secure "
+                "aggregation; train fewer parameters"
+            )
 
     @classmethod
     def of_integers(

@@ -17,6 +17,7 @@ RUNTIME_KEYS = {
     "helper_key_files",
     "client_key_files",
 }
+MAX_AGGREGATORS = 16
 _ADDITIVE_KEYS = {
     "aggregators": 2,
     "helper_key_fingerprints": (),
@@ -38,7 +39,10 @@ class SecureAggregationSettings(Settings):
         "masks for a single server; quantized: the same numbers without cryptography (control)",
     )
     aggregators: int = Field(
-        default=2, ge=2, le=16, description="parties that each hold a share, the server among them"
+        default=2,
+        ge=2,
+        le=MAX_AGGREGATORS,
+        description="parties that each hold a share, the server among them",
     )
     ring_bits: Literal[32, 64] = Field(
         default=64, description="bits of a ring element; 32 halves the upload and the precision"

@@ -29,16 +29,16 @@ class ShamirSharing:
 
         Args:
             secret: 32 bytes.
-            points: distinct whole numbers ≥ 1, at least `threshold` of them.
+            points: distinct whole numbers from 1 to `PRIME` - 1, at least `threshold` of them.
 
         Raises:
             ThresholdError: fewer points than the threshold; the secret could not be recovered.
-            ValueError: the secret does not have 32 bytes, or points repeat or are below 1.
+            ValueError: the secret does not have 32 bytes, or points repeat or are out of range.
         """
         if len(secret) != SECRET_BYTES:
             raise ValueError(f"a secret must have {SECRET_BYTES} bytes, got {len(secret)}")
-        if len(set(points)) != len(points) or min(points, default=1) < 1:
-            raise ValueError(f"points must be distinct and >= 1, got {list(points)}")
+        if len(set(points)) != len(points) or not all(0 < point < PRIME for point in points):
+            raise ValueError(f"points must be distinct and from 1 to the prime, got {list(points)}")
         if not 1 <= self.threshold <= len(points):
             raise ThresholdError("too few holders", have=len(points), need=self.threshold)
         coefficients = [secrets.randbelow(PRIME) for _ in range(self.threshold - 1)]

@@ -21,6 +21,7 @@ from fedsim.secagg.errors import (
 from fedsim.secagg.messages import Refusal
 
 WIRE_VERSION = 3
+_MAX_REFUSAL = 2000  # characters of another party's error that are passed on
 _Scalar = bool | int | str | bytes
 Config = dict[str, _Scalar | list[bool] | list[int] | list[str] | list[bytes]]
 _T = TypeVar("_T")
@@ -63,7 +64,7 @@ def from_record(
     """
     if config.get("kind") == Refusal.__name__ and kind is not Refusal:
         received = from_record(Refusal, config)
-        raise error_by_name(received.error, received.message)
+        raise error_by_name(received.error, received.message[:_MAX_REFUSAL])
     if config.get("kind") != kind.__name__ or config.get("version") != WIRE_VERSION:
         raise WireError(
             f"expected {kind.__name__} version {WIRE_VERSION}, got {config.get('kind')} version "

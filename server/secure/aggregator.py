@@ -12,6 +12,8 @@ from fedsim.protocol.coefficients import upload_base
 from fedsim.protocol.secure import HELLO, SECAGG, SealedReply, to_records
 from fedsim.secagg.context import NONCE_BYTES, RoundContext, set_digest
 from fedsim.secagg.errors import ContextMismatchError, SecureAggregationError, TooFewClientsError
+from fedsim.secagg.fields import check_fields
+from fedsim.secagg.hpke import check_distinct, load_public_key
 from fedsim.secagg.layout import NamedArrays
 from fedsim.secagg.messages import Hello, HelloReply
 from fedsim.secagg.payload import PayloadCodec
@@ -242,11 +244,14 @@ class SecureAggregator(Aggregator[SealedReply]):
             retries=self._settings.combine_retries,
             on_retry=self._count_retries,
         ):
+            check_fields(reply)
+            load_public_key(reply.public_key)
             if (reply.helper, reply.run_id) != (helper, self._run_id):
                 raise ContextMismatchError(
                     f"helper {helper} answered as helper {reply.helper} of run {reply.run_id!r}"
                 )
             hellos[helper] = reply
+        check_distinct(reply.public_key for reply in hellos.values())
         self._hello_replies = hellos
         return hellos
 

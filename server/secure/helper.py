@@ -11,12 +11,14 @@ from typing import Self
 
 import numpy as np
 
+from fedsim.core.limits import MAX_CLIENTS
 from fedsim.secagg.additive import AdditiveSharing
 from fedsim.secagg.additive_info import seed_info, total_info
 from fedsim.secagg.context import RoundContext, pack, set_digest
 from fedsim.secagg.digests import vector_tag
 from fedsim.secagg.errors import (
     AlreadyAnsweredError,
+    CapacityError,
     ContextMismatchError,
     DuplicateClientError,
     EnvelopeError,
@@ -25,6 +27,7 @@ from fedsim.secagg.errors import (
     TooFewClientsError,
     WireError,
 )
+from fedsim.secagg.fields import check_fields
 from fedsim.secagg.hpke import SealingKey
 from fedsim.secagg.identity import IdentityKey, is_from_client
 from fedsim.secagg.messages import CombineReply, CombineRequest, Hello, HelloReply
@@ -122,6 +125,7 @@ class Helper:
             a helper without a lasting identity.
         record: called before a sum is released; returns when the release is on disk, and raises
             SecureAggregationError if another sum of the round, or a later one, was released.
+        num_clients: clients of the helper's own experiment, numbered from 0.
     """
 
     def __init__(
@@ -132,12 +136,14 @@ class Helper:
         state: HelperState | None = None,
         identity: IdentityKey | None = None,
         record: Callable[[Release], None] = _discard,
+        num_clients: int = MAX_CLIENTS,
     ) -> None:
         self.helper = helper
         self.state = state or HelperState()
         self._settings = settings
         self._identity = identity
         self._record = record
+        self._num_clients = num_clients
         self._sharing = AdditiveSharing(SeedExpander(settings.prg))
 
     def hello(self, hello: Hello) -> HelloReply:
@@ -147,10 +153,12 @@ class Helper:
         therefore cannot open earlier envelopes, and an ended run cannot resume.
 
         Raises:
+            WireError: a field does not follow its rule.
             ReplayError: the run has ended.
             ContextMismatchError: the leader's parameters differ from the helper's.
             PublicKeyError: the helper's key is not the one that its own settings pin.
         """
+        check_fields(hello)
         self._check_pin()
         if hello.params != self._settings.digest():
             raise ContextMismatchError(
@@ -184,12 +192,13 @@ class Helper:
         Raises:
             ReplayError: another run, or an earlier round.
             AlreadyAnsweredError: another request for this round was answered.
-            TooFewClientsError: fewer than `min_clients` clients.
+            TooFewClientsError, CapacityError: below `min_clients`, or above `max_clients`.
             DuplicateClientError: a client occurs twice.
-            ContextMismatchError: a client was not asked.
-            WireError: clients and envelopes differ in number, or the length is below 1.
+            ContextMismatchError: a client was not asked, or is not in the helper's experiment.
+            WireError: a field does not follow its rule, or lists differ in length.
         """
         self._check(request)
+        self._check_clients(request)
         question = _digest(request)
         if request.release:
             self._check_unanswered(request, question)
@@ -236,10 +245,11 @@ class Helper:
                 "earlier ones; continue with a later round",
                 **where,
             )
-        if len(request.clients) != len(request.envelopes) or request.length < 1:
+        check_fields(request)
+        if len(request.clients) != len(request.envelopes):
             raise WireError(
-                f"{len(request.clients)} clients, {len(request.envelopes)} envelopes and length "
-                f"{request.length}; each client needs one envelope, and the length is >= 1",
+                f"{len(request.clients)} clients and {len(request.envelopes)} envelopes; each "
+                "client needs one envelope",
                 **where,
             )
         keyed = len(request.clients) if self._settings.client_key_fingerprints else 0
@@ -250,10 +260,27 @@ class Helper:
                 "each client needs both",
                 **where,
             )
+
+    def _check_clients(self, request: CombineRequest) -> None:
+        where = {"round_number": request.server_round}
         if not set(request.clients) <= set(request.asked):
             raise ContextMismatchError("a client of the sum was not asked in the round", **where)
-        if len(set(request.clients)) != len(request.clients):
-            raise DuplicateClientError("a client occurs twice in one request", **where)
+        for numbers in (request.asked, request.clients):
+            if len(set(numbers)) != len(numbers):
+                raise DuplicateClientError("a client occurs twice in one request", **where)
+        if max(request.asked, default=0) >= self._num_clients:
+            raise ContextMismatchError(
+                f"client {max(request.asked)} was asked, but the experiment of helper "
+                f"{self.helper} has {self._num_clients} clients, numbered from 0",
+                **where,
+            )
+        most = self._settings.max_clients
+        if most != "auto" and len(request.clients) > most:
+            raise CapacityError(
+                f"{len(request.clients)} clients, but the max_clients of helper {self.helper} is "
+                f"{most}; their sum may not fit into the ring",
+                **where,
+            )
         if len(request.clients) < self.state.min_clients:
             raise TooFewClientsError(
                 f"{len(request.clients)} clients, but helper {self.helper} opens no sum of fewer "

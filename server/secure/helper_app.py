@@ -5,6 +5,7 @@ from collections.abc import Callable
 from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
 
+from fedsim.core.limits import MAX_CLIENTS
 from fedsim.protocol.roll_call import ROLL_CALL, NodeIdentity, roll_call_reply
 from fedsim.protocol.secure import COMBINE, HELLO, from_records, make_reply
 from fedsim.secagg import wire
@@ -22,6 +23,7 @@ def make_helper_app(
     number_of: Callable[[Context], int],
     identity_of: Callable[[Context], IdentityKey | None] = lambda _: None,
     record_of: Callable[[Context, Release], None] = lambda _, __: None,
+    num_clients: int = MAX_CLIENTS,
 ) -> ClientApp:
     """Return the app of a helper node.
 
@@ -36,6 +38,7 @@ def make_helper_app(
             the hello. Its SecureAggregationError becomes the reply.
         record_of: records a release of a node on its disk, before the sum leaves; raises
             SecureAggregationError to refuse it.
+        num_clients: clients of the node's own experiment.
     """
     app = ClientApp()
 
@@ -65,6 +68,7 @@ def make_helper_app(
                 settings=settings,
                 state=_state(context),
                 record=lambda release: record_of(context, release),
+                num_clients=num_clients,
             ),
             lambda helper: helper.combine(from_records(CombineRequest, message.content)),
             message,

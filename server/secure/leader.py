@@ -29,6 +29,7 @@ from fedsim.secagg.errors import (
     TooFewClientsError,
     WireError,
 )
+from fedsim.secagg.fields import check_fields
 from fedsim.secagg.layout import NamedArrays
 from fedsim.secagg.messages import CombineReply, CombineRequest, HelloReply, RoundOffer, Upload
 from fedsim.secagg.payload import DecodedSum, PayloadCodec
@@ -144,20 +145,21 @@ class Leader:
             TooFewClientsError: fewer than `min_clients` clients are left.
         """
         self._check_enough()
-        if len(self._helpers) > 1 and self._agreed_helpers != set(self._helpers):
-            pending, release = set(self._helpers) - self._agreed_helpers, False
-        else:
-            pending, release = set(self._helpers) - self._summed_helpers, True
-        return {helper: self._request(helper, release) for helper in sorted(pending)}
+        release = self._asks_release
+        answered = self._summed_helpers if release else self._agreed_helpers
+        pending = sorted(set(self._helpers) - answered)
+        return {helper: self._request(helper, release) for helper in pending}
 
     def take(self, reply: CombineReply) -> None:
         """Take a helper's reply: drop the clients it rejects, or add its share of the sum.
 
         Raises:
-            ReplayError, ContextMismatchError, WireError: a reply of another attempt or helper.
+            ReplayError, ContextMismatchError: a reply of another attempt or helper.
+            WireError: a field does not follow its rule, or it is no answer to the request.
             ShareMismatchError: the sum is of other clients, or damaged.
             EnvelopeError: a rejection after another helper released its sum; the round is lost.
         """
+        check_fields(reply)
         where = {"round_number": self._context.server_round}
         if reply.round_nonce != self._context.round_nonce:
             raise ReplayError(f"helper {reply.helper} answered another attempt", **where)
@@ -165,6 +167,9 @@ class Leader:
             raise ContextMismatchError(f"no answer of helper {reply.helper} is expected", **where)
         if reply.rejected:
             self._drop_rejected(reply)
+        elif reply.released != self._asks_release:
+            sent, asked = ("a sum", "none") if reply.released else ("no sum", "one")
+            raise WireError(f"helper {reply.helper} sent {sent} where {asked} was asked", **where)
         if not reply.released:
             self._agreed_helpers.add(reply.helper)
             return
@@ -204,6 +209,11 @@ class Leader:
             self._total, num_clients=len(self._envelopes), reference=reference
         )
 
+    @property
+    def _asks_release(self) -> bool:
+        """Whether the next requests are for sums; before, several helpers only list envelopes."""
+        return len(self._helpers) == 1 or self._agreed_helpers == set(self._helpers)
+
     def _check(self, upload: Upload) -> None:
         context, client = self._context, upload.client
         where = {"round_number": context.server_round, "client": client}
@@ -227,6 +237,7 @@ class Leader:
                 f"it sent {len(upload.signatures)} signatures for {len(self._helpers)} helpers",
                 **where,
             )
+        check_fields(upload)
         _check_vector(upload.share, self._codec, **where)
 
     def _check_enough(self) -> None:
@@ -268,9 +279,13 @@ class Leader:
                 "them was released; the round is lost, repeat it",
                 **where,
             )
+        known = set(reply.rejected) & self._envelopes.keys()
+        if len(known) != len(reply.rejected):
+            raise WireError(
+                f"helper {reply.helper} rejects a client that is not in the sum, or one twice",
+                **where,
+            )
         for client in reply.rejected:
-            if client not in self._envelopes:
-                raise WireError(f"helper {reply.helper} rejects unknown client {client}", **where)
             np.subtract(self._total, self._archive.recall(client), out=self._total)
             del self._envelopes[client]
             self.rejected[client] = (

@@ -23,6 +23,7 @@ from fedsim.secagg.errors import (
     TooFewClientsError,
     WireError,
 )
+from fedsim.secagg.fields import check_fields
 from fedsim.secagg.graph import NeighbourGraph
 from fedsim.secagg.hpke import check_distinct, load_public_key
 from fedsim.secagg.layout import NamedArrays
@@ -44,6 +45,7 @@ from fedsim.server.secure.recovery import Recovery
 
 _KEYS, _SHARES, _MASKED, _UNMASK = range(4)
 _STAGES = ("keys", "shares", "masked", "unmask")
+_Reply = KeysReply | SharesReply | MaskedReply | UnmaskReply
 
 
 class MaskedSum:
@@ -114,11 +116,12 @@ class MaskedSum:
 
         Raises:
             PublicKeyError: malformed, of low order, or not distinct.
+            WireError: a field does not follow its rule.
             DuplicateClientError: the client sent its keys before.
             ContextMismatchError: the client was not asked in this stage.
             ProtocolOrderError: the round is at another stage.
         """
-        self._check_turn(reply.client, _KEYS, self._invited_clients, self._keys)
+        self._check_turn(reply, _KEYS, self._invited_clients, self._keys)
         load_public_key(reply.sealing_key, owner=reply.client)
         load_public_key(reply.masking_key, owner=reply.client)
         known = [
@@ -142,10 +145,10 @@ class MaskedSum:
         """Take the sealed shares of a client's secrets.
 
         Raises:
-            WireError: not exactly one envelope for each neighbour.
+            WireError: not exactly one envelope for each neighbour, or a field breaks its rule.
             DuplicateClientError, ContextMismatchError, ProtocolOrderError: as `take_keys`.
         """
-        self._check_turn(reply.client, _SHARES, self._keys, self._shares)
+        self._check_turn(reply, _SHARES, self._keys, self._shares)
         neighbours = self.graph.neighbours[reply.client]
         if reply.receivers != neighbours or len(reply.envelopes) != len(neighbours):
             raise WireError(
@@ -178,9 +181,10 @@ class MaskedSum:
 
         Raises:
             LayoutMismatchError, ShareMismatchError: malformed or damaged.
+            WireError: a field does not follow its rule.
             DuplicateClientError, ContextMismatchError, ProtocolOrderError: as `take_keys`.
         """
-        self._check_turn(reply.client, _MASKED, self._mask_peers, self._summed_clients)
+        self._check_turn(reply, _MASKED, self._mask_peers, self._summed_clients)
         if reply.masked.shape != self._total.shape or reply.masked.dtype != self._total.dtype:
             raise LayoutMismatchError(
                 f"expected {self._total.dtype}[{len(self._total)}], "
@@ -214,10 +218,10 @@ class MaskedSum:
         """Take the unmasking shares of a client.
 
         Raises:
-            WireError: the reply does not match the request.
+            WireError: the reply does not match the request, or a field breaks its rule.
             DuplicateClientError, ContextMismatchError, ProtocolOrderError: as `take_keys`.
         """
-        self._check_turn(reply.client, _UNMASK, self._summed_clients, self._unmask_replies)
+        self._check_turn(reply, _UNMASK, self._summed_clients, self._unmask_replies)
         asked = self._unmask_request(reply.client)
         answered = (reply.active, reply.dead, len(reply.seed_shares), len(reply.key_shares))
         if answered != (asked.active, asked.dead, len(asked.active), len(asked.dead)):
@@ -304,8 +308,10 @@ class MaskedSum:
         )
 
     def _check_turn(
-        self, client: int, stage: int, invited: Iterable[int], before: Iterable[int]
+        self, reply: _Reply, stage: int, invited: Iterable[int], before: Iterable[int]
     ) -> None:
+        check_fields(reply)
+        client = reply.client
         where = {"round_number": self._context.server_round, "client": client}
         if self._stage != stage:
             raise ProtocolOrderError(

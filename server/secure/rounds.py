@@ -213,7 +213,7 @@ class AdditiveRound(SecureRound):
             requests = self._leader.requests()
             if any(request.release for request in requests.values()):
                 self.record_opening(self._leader.clients)
-            for _, reply in self._helpers.query_with_retries(
+            for number, reply in self._helpers.query_with_retries(
                 COMBINE,
                 requests,
                 CombineReply,
@@ -221,6 +221,7 @@ class AdditiveRound(SecureRound):
                 retries=self._retries,
                 on_retry=self._count_retries,
             ):
+                _check_sender(reply.helper, number, "helper")
                 self._leader.take(reply)
         return self._leader.open(reference=reference)
 
@@ -310,6 +311,6 @@ def error_text(error: SecureAggregationError) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _check_sender(claimed: int, sender: int) -> None:
+def _check_sender(claimed: int, sender: int, role: str = "client") -> None:
     if claimed != sender:
-        raise ContextMismatchError(f"it sent the message of client {claimed}", client=sender)
+        raise ContextMismatchError(f"{role} {sender} sent the message of {role} {claimed}")

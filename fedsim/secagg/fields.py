@@ -1,0 +1,127 @@
+"""The types of a message's fields, with their rules: bounds of numbers, lengths of bytes and texts.
+
+A rule stands in the annotation of its field in `messages`, and a party that gets a message checks
+all of them at once. What a rule cannot know, such as the clients of a round, the party compares
+with its own settings and state.
+"""
+
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from typing import Annotated, get_args, get_origin, get_type_hints
+
+from fedsim.core.limits import MAX_CLIENTS, MAX_ROUNDS
+from fedsim.secagg.context import NONCE_BYTES
+from fedsim.secagg.errors import WireError
+from fedsim.secagg.hpke import ENVELOPE_OVERHEAD_BYTES
+from fedsim.secagg.payload import MAX_LENGTH
+from fedsim.secagg.prg import SEED_BYTES
+from fedsim.secagg.settings import MAX_AGGREGATORS
+from fedsim.secagg.shamir import SHARE_BYTES
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A whole number from `least` to `most`."""
+
+    least: int
+    most: int
+
+    def allows(self, value: object) -> bool:
+        """Whether a value follows the rule."""
+        return type(value) is int and self.least <= value <= self.most
+
+    def __str__(self) -> str:
+        return f"a whole number from {self.least:,} to {self.most:,}"
+
+
+@dataclass(frozen=True)
+class Octets:
+    """Bytes of one of these lengths."""
+
+    lengths: tuple[int, ...]
+
+    def allows(self, value: object) -> bool:
+        """Whether a value follows the rule."""
+        return type(value) is bytes and len(value) in self.lengths
+
+    def __str__(self) -> str:
+        return f"{' or '.join(map(str, self.lengths))} bytes"
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text of at most `most` ASCII characters."""
+
+    most: int
+
+    def allows(self, value: object) -> bool:
+        """Whether a value follows the rule."""
+        return type(value) is str and len(value) <= self.most and value.isascii()
+
+    def __str__(self) -> str:
+        return f"at most {self.most} ASCII characters"
+
+
+Rule = Whole | Octets | Text
+
+ClientNumber = Annotated[int, Whole(0, MAX_CLIENTS - 1)]
+ClientCount = Annotated[int, Whole(0, MAX_CLIENTS)]
+HelperNumber = Annotated[int, Whole(1, MAX_AGGREGATORS - 1)]
+RoundNumber = Annotated[int, Whole(1, MAX_ROUNDS)]
+VectorLength = Annotated[int, Whole(1, MAX_LENGTH)]
+Point = Annotated[int, Whole(1, MAX_CLIENTS)]
+Name = Annotated[str, Text(256)]  # of a run, or a digest in hex
+Nonce = Annotated[bytes, Octets((NONCE_BYTES,))]
+Tag = Annotated[bytes, Octets((16,))]
+TagOrNone = Annotated[bytes, Octets((0, 16))]
+Identity = Annotated[bytes, Octets((0, 32))]
+Signature = Annotated[bytes, Octets((0, 64))]
+Commitment = Annotated[bytes, Octets((32,))]
+Share = Annotated[bytes, Octets((SHARE_BYTES,))]
+SealedSeed = Annotated[bytes, Octets((SEED_BYTES + ENVELOPE_OVERHEAD_BYTES,))]
+SealedShares = Annotated[bytes, Octets((2 * SHARE_BYTES + ENVELOPE_OVERHEAD_BYTES,))]
+
+
+def check_fields(message: object) -> None:
+    """Check that every field of a message follows its rule.
+
+    A list follows a rule if each of its entries does, and has at most `MAX_CLIENTS` of them.
+
+    Args:
+        message: a dataclass of `messages`.
+
+    Raises:
+        WireError: a field does not; the error names field, value and rule.
+    """
+    for name, (rule, is_list) in field_rules(type(message)).items():
+        where, value = f"{type(message).__name__}.{name}", getattr(message, name)
+        entries = value if is_list else (value,)
+        if not isinstance(entries, tuple) or len(entries) > MAX_CLIENTS:
+            raise WireError(f"{where} must be a list of at most {MAX_CLIENTS:,} entries")
+        for entry in entries:
+            if not rule.allows(entry):
+                raise WireError(f"{where} must be {rule}, got {_shown(entry)}")
+
+
+@lru_cache
+def field_rules(kind: type) -> dict[str, tuple[Rule, bool]]:
+    """Return the rule of each field that has one, and whether the field is a list."""
+    hints = get_type_hints(kind, include_extras=True)
+    found: dict[str, tuple[Rule, bool]] = {}
+    for each in fields(kind):
+        hint = hints[each.name]
+        is_list = get_origin(hint) is tuple
+        marks = getattr(get_args(hint)[0] if is_list else hint, "__metadata__", ())
+        found.update((each.name, (mark, is_list)) for mark in marks if isinstance(mark, Rule))
+    return found
+
+
+def _shown(value: object) -> str:
+    """Return a value as text, and the size of a value that is long."""
+    if isinstance(value, bytes):
+        return f"{len(value)} bytes"
+    if isinstance(value, str):
+        return repr(value[:40])
+    if type(value) is int and value.bit_length() > 128:
+        return f"a number of {value.bit_length()} bits"
+    return repr(value)[:40]
