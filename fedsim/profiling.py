@@ -9,6 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+from fedsim.core.errors import InputError
+from fedsim.core.file_errors import describe_os_error
+
 _SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 
 Stack = tuple[
@@ -83,10 +86,18 @@ def profile_to(path: Path | None, *, name: str) -> Iterator[None]:
     Args:
         path: the JSON file to write; None: do nothing.
         name: name of the profile in the viewer.
+
+    Raises:
+        InputError: the file cannot be written; the body is not executed.
     """
     if path is None:
         yield
         return
+    try:
+        path.open("a").close()
+    except OSError as error:
+        message = f"the profile cannot be written: {describe_os_error(error)}"
+        raise InputError(message) from error
     sampler = StackSampler()
     sampler.start()
     try:

@@ -6,8 +6,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from fedsim.account.foreign import EventError, ledger_of, opacus_ledger
 from fedsim.account.registry import registry_ledger
 from fedsim.accountant import NonPrivate, PrivacyLedger
@@ -16,6 +14,7 @@ from fedsim.accountant.adjacency import Adjacency, check_adjacency
 from fedsim.accountant.ledger.journal import FileJournal, total_against_server, total_of
 from fedsim.accountant.trust.certificates import OBSERVERS, Observer
 from fedsim.core.errors import InputError
+from fedsim.core.text_formats import parse_json, parse_plain_yaml
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.releases_file import read_releases
 
@@ -100,12 +99,10 @@ def read_source(name: str) -> Source:
         return _read_journal(name, path)
     try:
         text = path.read_text()
-        content: Any = (
-            yaml.safe_load(text) if path.suffix in (".yaml", ".yml") else json.loads(text)
-        )
-    except (UnicodeDecodeError, json.JSONDecodeError, yaml.YAMLError) as error:
-        first = str(error).splitlines()[0]
-        raise SourceError(f"{name}: neither JSON nor YAML: {first}") from error
+        is_yaml = path.suffix in (".yaml", ".yml")
+        content: Any = parse_plain_yaml(text) if is_yaml else parse_json(text)
+    except ValueError as error:
+        raise SourceError(f"{name}: neither JSON nor YAML: {error}") from error
     try:
         return Source(name, *_ledgers(content))
     except EventError as error:
@@ -180,10 +177,9 @@ def _assignment(settings: Mapping[str, Any]) -> str:
 def _settings(name: str, directory: RunDirectory) -> dict[str, Any]:
     """Return the settings that the run wrote out, whatever became of the files that they name."""
     try:
-        found: Any = yaml.safe_load((directory.path / "experiment.yaml").read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        first = str(error).splitlines()[0]
-        raise SourceError(f"{name}: its experiment.yaml cannot be read: {first}") from error
+        found: Any = parse_plain_yaml((directory.path / "experiment.yaml").read_text())
+    except (OSError, ValueError) as error:
+        raise SourceError(f"{name}: its experiment.yaml cannot be read: {error}") from error
     keys = {"name", "seed", "privacy"}
     privacy: Any = found.get("privacy") if isinstance(found, dict) else None
     whole = privacy is None or (

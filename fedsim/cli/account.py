@@ -97,14 +97,13 @@ def account_command(
 
 def _clients(name: str) -> "Mapping[str, Sequence[str]]":
     """Read a map of clients."""
-    import yaml
-
     from fedsim.account.sources import SourceError
+    from fedsim.core.text_formats import parse_plain_yaml
 
     try:
-        content: Any = yaml.safe_load(Path(name).read_text())
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise SourceError(f"{name}: not YAML: {str(error).splitlines()[0]}") from error
+        content: Any = parse_plain_yaml(Path(name).read_text())
+    except ValueError as error:
+        raise SourceError(f"{name}: not YAML: {error}") from error
     is_map = isinstance(content, dict) and all(
         isinstance(places, list) and all(isinstance(place, str) for place in places)
         for places in content.values()
@@ -112,6 +111,6 @@ def _clients(name: str) -> "Mapping[str, Sequence[str]]":
     if not is_map:
         raise SourceError(
             f"{name}: must map each client to a list of places such as runs/a:3, got "
-            f"{content!r:.80}"
+            f"{type(content).__name__}"
         )
     return {str(client): places for client, places in content.items()}

@@ -21,6 +21,19 @@ class GroupedCommands(click.Group):
             self.add_command(command)
         self._sections[title] = [str(command.name) for command in commands]
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Refuse what no operating system takes as a path, whatever option it is for.
+
+        Raises:
+            UsageError: an argument has a NUL character.
+        """
+        for argument in args:
+            if "\0" in argument:
+                raise click.UsageError(
+                    f"{argument!r:.80} has a NUL character; no path has one", ctx
+                )
+        return super().parse_args(ctx, args)
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of the commands, section by section."""
         return [name for names in self._sections.values() for name in names]

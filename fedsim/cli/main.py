@@ -2,6 +2,8 @@
 
 import os
 import sys
+from io import StringIO, TextIOWrapper
+from typing import TextIO
 
 import click
 
@@ -16,6 +18,7 @@ from fedsim.cli.init import init_command
 from fedsim.cli.keys import client_key_command, helper_key_command
 from fedsim.cli.names import list_command, schema_command
 from fedsim.cli.node_policy import node_policy_command
+from fedsim.cli.output import say
 from fedsim.cli.plan import plan_command
 from fedsim.cli.predict import predict_command
 from fedsim.cli.report import report_command
@@ -25,6 +28,7 @@ from fedsim.cli.verify import verify_command
 from fedsim.core.errors import ExitCode, FedsimError
 from fedsim.core.file_errors import describe_os_error
 from fedsim.core.interruption import Interruption
+from fedsim.core.plugin_errors import contained_os_exit
 
 EXIT_CODES = {
     ExitCode.DONE: "done",
@@ -61,14 +65,16 @@ cli.add_section("Reference", list_command, schema_command)
 
 def main() -> None:
     """Entry point of the `fedsim` command: each user error becomes one clear message."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="replace")  # a terminal without ε shows ?
+    was_open = sys.stdout is not None
     interruption = Interruption()
-    with interruption.handling():
+    with interruption.handling(), contained_os_exit():
         code = _exit_code(interruption)
-        try:
-            sys.stdout.flush()
-        except OSError as error:  # a full disk, or a reader that left
+        if unsaid := _output_error(was_open=was_open):
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115  Python flushes it again at its end
-            click.echo(f"standard output: {describe_os_error(error)}", err=True)
+            say(f"standard output: {unsaid}")
             code = code or ExitCode.FAILED
     if interruption.received is not None:
         code = interruption.exit_code
@@ -76,21 +82,42 @@ def main() -> None:
         sys.exit(code)
 
 
+def _output_error(*, was_open: bool = True) -> str | None:
+    """Return why what was printed did not leave; None where it did, or nobody wanted it."""
+    try:
+        stream: TextIO | None = sys.stdout
+        is_closed = was_open and (stream is None or stream.closed)
+        if stream is not None and not is_closed:
+            stream.flush()
+    except OSError as error:  # a full disk, or a reader that left
+        return describe_os_error(error)
+    except ValueError:  # without its buffer
+        is_closed = True
+    if is_closed:
+        return "a plug-in closed it; the files that the command wrote are whole"
+    return None
+
+
 def _exit_code(interruption: Interruption) -> int:
     """Run the command of the command line and return its exit code."""
     try:
         cli.main(standalone_mode=False, obj=interruption)
     except click.ClickException as error:
-        error.show()
+        error.show(shown := StringIO())
+        say(shown.getvalue().rstrip("\n"))
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
-        click.echo(interruption.reason, err=True)
+        say(interruption.reason)
         return ExitCode.INTERRUPTED
     except FedsimError as error:
-        click.echo(str(error), err=True)
+        say(str(error))
         return error.exit_code
     except OSError as error:
-        click.echo(describe_os_error(error), err=True)
+        say(describe_os_error(error))
+        return ExitCode.FAILED
+    except ValueError:
+        if sys.stdout is None or _output_error() is None:
+            raise
         return ExitCode.FAILED
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)

@@ -2,9 +2,24 @@
 
 import json
 import sys
+from contextlib import suppress
 from typing import NoReturn
 
 import click
+
+MAX_LINE_CHARS = 2000
+"""Most characters of a line of a message: more is a mistake that would hide what is wrong."""
+
+
+def say(message: str) -> None:
+    """Print a message to stderr, without the middle of lines that nobody would read."""
+    half = MAX_LINE_CHARS // 2
+    lines = (
+        line if len(line) <= MAX_LINE_CHARS else f"{line[:half]}...{line[-half:]}"
+        for line in message.split("\n")
+    )
+    with suppress(OSError, ValueError):  # nobody hears: the exit code tells
+        click.echo("\n".join(lines), err=True)
 
 
 def fail(message: str, code: int) -> NoReturn:
@@ -14,7 +29,7 @@ def fail(message: str, code: int) -> NoReturn:
         message: what is wrong, and the fix.
         code: the exit code.
     """
-    click.echo(message, err=True)
+    say(message)
     sys.exit(code)
 
 

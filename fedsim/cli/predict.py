@@ -1,7 +1,5 @@
 """The command `predict`."""
 
-import csv
-import io
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,6 +7,7 @@ import click
 
 from fedsim.cli.options import json_option
 from fedsim.cli.output import fail, print_json
+from fedsim.core.csv_text import csv_text
 from fedsim.core.errors import ExitCode
 from fedsim.core.json_numbers import finite_or_none
 
@@ -62,12 +61,13 @@ def _json(found: "Predictions") -> dict[str, list[object]]:
 
 
 def _table(found: "Predictions") -> str:
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(found.columns)
-    for row in zip(*found.columns.values(), strict=True):
-        writer.writerow([f"{cell:.6g}" if isinstance(cell, float) else cell for cell in row])
-    return buffer.getvalue()
+    return csv_text(
+        found.columns,
+        (
+            [f"{cell:.6g}" if isinstance(cell, float) else cell for cell in row]
+            for row in zip(*found.columns.values(), strict=True)
+        ),
+    )
 
 
 def _score_lines(found: "Predictions") -> list[str]:

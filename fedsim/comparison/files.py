@@ -1,7 +1,5 @@
 """The files of a comparison but its page: settings, numbers, tables and figures."""
 
-import csv
-import io
 from pathlib import Path
 
 import yaml
@@ -10,6 +8,7 @@ from fedsim.comparison.comparison_result import ComparisonResult
 from fedsim.comparison.file.load import LoadedComparison
 from fedsim.comparison.latex import latex_tables
 from fedsim.comparison.results import Results
+from fedsim.core.csv_text import csv_text
 from fedsim.runs.directory import RunDirectory
 
 _FACTS = ("variant", "seed", "status", "private", "trust", "unit")
@@ -52,10 +51,8 @@ def write_comparison(result: ComparisonResult) -> None:
 def _csv(results: Results) -> str:
     """Return one line for each run, from which all results can be recomputed."""
     metrics = list(dict.fromkeys(name for one in results.outcomes for name in one.metrics))
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
     columns = (*_FACTS, *metrics, *_SPENT)
-    writer.writerow(columns)
+    rows: list[list[object]] = []
     for one in results.outcomes:
         against_server = one.certificates.get("server")
         row = {
@@ -63,5 +60,5 @@ def _csv(results: Results) -> str:
             "private": one.is_private,
             "epsilon_against_server": against_server,
         }
-        writer.writerow([row.get(name) for name in columns])
-    return buffer.getvalue()
+        rows.append([row.get(name) for name in columns])
+    return csv_text(columns, rows)

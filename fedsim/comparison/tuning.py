@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
 from fedsim.accountant.accountants import RdpAccountant
 from fedsim.accountant.adjacency import Adjacency
@@ -26,6 +25,7 @@ from fedsim.comparison.file.settings import SMALLER_IS_BETTER, SelectSettings
 from fedsim.comparison.results import Results, VariantResult
 from fedsim.comparison.units import OBSERVER_OF
 from fedsim.core.formatting import epsilon_text
+from fedsim.runs.files import read_yaml_object
 
 _SEES_LEAST_FIRST = ("models", "sums", "server")
 
@@ -149,8 +149,7 @@ def _spends(paths: Sequence[Path]) -> Iterator[RunSpend]:
     for path in paths:
         if not (path / "experiment.yaml").is_file():
             continue  # the run failed before it read any data
-        experiment = yaml.safe_load((path / "experiment.yaml").read_text(encoding="utf-8"))
-        privacy = experiment["privacy"]
+        privacy = read_yaml_object(path / "experiment.yaml").get("privacy")
         if privacy is None:
             yield RunSpend(None, np.full(len(DEFAULT_ORDERS), np.inf), None, None)
         else:

@@ -49,11 +49,17 @@ MAX_WORKERS = 4096
 MAX_SECONDS = 10.0 * 365 * 24 * 3600
 """Seconds of a deadline, a delay or a timeout: ten years."""
 
+MAX_NUMBER = 1e18
+"""Any other number of a file, up or down: products of two of them are still numbers in float32."""
+
 MIN_PROBABILITY = 1e-300
 """Smallest δ, rate or fraction: below it float64 loses digits, and 1 / δ overflows."""
 
 MAX_NOISE_BANDS = 128
 """Bands of correlated noise: a client keeps the noise of as many steps in memory."""
+
+MAX_MATCHED_FILES = 1_000_000
+"""Names in the directories that a pattern of files reads: listed in seconds."""
 
 MAX_COMPARED_RUNS = 10_000
 """Runs of one comparison, variants times seeds."""

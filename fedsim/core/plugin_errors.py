@@ -5,15 +5,20 @@ raises or has a million characters. Every call of a plug-in is inside `plugin_ca
 one error with a message for people, or inside `contained_exits`, for code that handles every
 `Exception`. A `KeyboardInterrupt` stays one: it is the user's.
 
-`os._exit` and a crash of the interpreter cannot be caught in their own process.
+`os._exit` is no exception: inside `contained_os_exit` a call of it raises one. A plug-in that ends
+the process in another way (a signal, `os.exec`, C) cannot be caught there.
 """
 
+import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 from fedsim.core.errors import FedsimError, InputError
+from fedsim.core.torch_functions import replaced_functions
 
 MAX_ERROR_CHARS = 500
 """Most characters of a foreign error's text in a message."""
@@ -67,14 +72,46 @@ class plugin_calls:
 
         Raises:
             FedsimError: of the class `raises`, for an error that a plug-in raised.
+            PluginError: an error while functions of torch are replaced.
         """
         if kind is None or error is None or issubclass(kind, KeyboardInterrupt):
             return
+        refuse_replaced_functions()
         is_ours = issubclass(kind, FedsimError) and _module_of(kind).startswith("fedsim.")
         is_elsewhere = self._mixed and issubclass(kind, Exception) and plugin_place(trace) is None
         if is_ours or is_elsewhere:
             return
         raise self._raises(f"{self._what} with {describe_error(error)}{self._fix}") from error
+
+
+def refuse_replaced_functions() -> None:
+    """Check that no plug-in replaced a function of torch.
+
+    Raises:
+        PluginError: with the name of the function.
+    """
+    if names := replaced_functions():
+        raise PluginError(
+            f"a plug-in replaced {names[0]}, and noise and clipping are computed with torch's own "
+            "functions; give your function a name of its own, and call that"
+        )
+
+
+@contextmanager
+def contained_os_exit() -> Iterator[None]:
+    """Make `os._exit` raise `SystemExit` in this process, as `sys.exit` does; its children end."""
+    leave, process = os._exit, os.getpid()
+
+    def refuse(status: int) -> NoReturn:
+        if os.getpid() != process:
+            leave(status)
+        raise SystemExit(f"os._exit({status})")
+
+    os._exit = refuse
+    try:
+        yield
+    finally:
+        os._exit = leave
 
 
 class contained_exits:

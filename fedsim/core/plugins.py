@@ -18,6 +18,7 @@ from fedsim.core.plugin_errors import describe_error as describe_error
 from fedsim.core.plugin_errors import plugin_calls as plugin_calls
 from fedsim.core.plugin_package import PluginPackage
 from fedsim.core.plugin_sources import SourceFile, plugin_directory, trace_plugin
+from fedsim.core.torch_functions import original_functions
 
 _FORMS = "package.module:callable or ./file.py:callable"
 
@@ -51,6 +52,7 @@ def resolve(reference: str, *, base: Path, what: str) -> Callable[..., Any]:
 
 def _load(reference: str, base: Path, where: str) -> ModuleType:
     """Return the module of a reference, with the code of its files as they are now."""
+    original_functions()
     try:
         trace, entry = trace_plugin(reference, base=base)
     except FileNotFoundError as error:

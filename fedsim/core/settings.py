@@ -2,17 +2,47 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any, ClassVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchemaHandler
+from pydantic_core import CoreSchema
 
-from fedsim.core.limits import MIN_PROBABILITY
+from fedsim.core.limits import MAX_NUMBER, MIN_PROBABILITY
+
+
+def _limit_numbers(schema: Any, model: type[BaseModel], limit: float) -> None:
+    """Give each number of a model a limit; models inside it give their own."""
+    if isinstance(schema, list | tuple):
+        for one in schema:
+            _limit_numbers(one, model, limit)
+    if not isinstance(schema, dict) or schema.get("cls", model) is not model:
+        return
+    if schema.get("type") == "float":
+        if not {"le", "lt"} & schema.keys():
+            schema["le"] = limit
+        if not {"ge", "gt"} & schema.keys():
+            schema["ge"] = -limit
+    for one in schema.values():
+        _limit_numbers(one, model, limit)
 
 
 class Settings(BaseModel):
-    """Base of all settings: immutable, no unknown keys, no silent conversions, finite numbers."""
+    """Base of all settings: immutable, no unknown keys, no silent conversions, finite numbers.
+
+    A number whose field sets no limit has `limit`, up and down: no key is without one. `limit` is
+    None for numbers that are compared with data and never computed with.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    limit: ClassVar[float | None] = MAX_NUMBER
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Return the schema of pydantic, with the limits of numbers."""
+        schema = handler(source)
+        if cls.limit is not None:
+            _limit_numbers(schema, cls, cls.limit)
+        return schema
 
 
 @dataclass(frozen=True)

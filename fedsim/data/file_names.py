@@ -1,11 +1,18 @@
 """The files that `data:` names; none is opened."""
 
 import os
-from glob import glob
+from fnmatch import fnmatchcase
+from glob import has_magic
 from pathlib import Path
 
+from fedsim.core.errors import InputError
+from fedsim.core.limits import MAX_MATCHED_FILES
 from fedsim.data.partitions.settings import FilesPartition
 from fedsim.data.settings import DataSettings, FileDataset
+
+
+class TooManyFilesError(InputError):
+    """A pattern that leads through too many directories to be read."""
 
 
 def matching_files(pattern: str, base: Path) -> dict[str, Path]:
@@ -14,16 +21,62 @@ def matching_files(pattern: str, base: Path) -> dict[str, Path]:
     Args:
         pattern: of shells, such as data/*.csv or data/*/train.csv.
         base: the directory in which relative paths start.
+
+    Raises:
+        TooManyFilesError: the directories on the way hold more than `MAX_MATCHED_FILES` names.
     """
-    if "\0" in pattern:
-        return {}
-    found = glob(os.path.join(base, os.path.expanduser(pattern)), recursive=True)
-    paths = [Path(one) for one in found if os.path.isfile(one)]
+    paths = [] if "\0" in pattern else _expanded(base / os.path.expanduser(pattern), pattern)
     names = [path.stem for path in paths]
     if len(set(names)) < len(names):
         top = os.path.commonpath([path.parent for path in paths])
         names = [path.with_suffix("").relative_to(top).as_posix() for path in paths]
     return dict(sorted(zip(names, paths, strict=True)))
+
+
+def _expanded(path: Path, pattern: str) -> list[Path]:
+    """Return the files that a path with wildcards matches, as `glob.glob` does; each once."""
+    first, *parts = [*path.parts, *(["*"] if path.name == "**" else [])]
+    waiting, seen, found, names = [(first, tuple(parts))], set(), list[str](), 0
+    while waiting:
+        if (state := waiting.pop()) in seen:
+            continue
+        seen.add(state)
+        place, parts = state
+        if not parts:
+            found.append(place)
+            continue
+        part, rest = parts[0], parts[1:]
+        if part != "**" and not has_magic(part):
+            waiting.append((os.path.join(place, part), rest))
+            continue
+        entries = [one for one in _entries(place) if one.name[0] != "." or part[0] == "."]
+        names += len(entries)
+        if names > MAX_MATCHED_FILES:
+            raise TooManyFilesError(
+                f"{pattern!r} leads through directories of more than {MAX_MATCHED_FILES:,} names; "
+                "name the directory of the files, as in data/**/*.csv"
+            )
+        if part == "**":
+            waiting.append((place, rest))
+            waiting += [(one.path, parts) for one in entries if _is_directory(one)]
+        else:
+            waiting += [(one.path, rest) for one in entries if fnmatchcase(one.name, part)]
+    return [Path(one) for one in found if os.path.isfile(one)]
+
+
+def _entries(directory: str) -> list["os.DirEntry[str]"]:
+    try:
+        with os.scandir(directory) as entries:
+            return list(entries)
+    except OSError:  # not there, no directory, or not readable: nothing matches
+        return []
+
+
+def _is_directory(entry: "os.DirEntry[str]") -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
 
 
 def data_files(settings: DataSettings, base: Path) -> list[Path]:

@@ -252,7 +252,7 @@ def _general_message(details: ErrorDetails, given: object) -> str:
 
 
 def _number(limit: object) -> str:
-    whole = isinstance(limit, float) and limit.is_integer()
+    whole = isinstance(limit, float) and limit.is_integer() and abs(limit) < 1e15
     return str(int(limit)) if whole and isinstance(limit, float) else str(limit)
 
 

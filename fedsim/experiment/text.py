@@ -20,9 +20,9 @@ _SYNONYMS = {
 
 
 def path_text(path: KeyPath) -> str:
-    """Return `a.b.0`; a key that could be misread or would break the line is quoted."""
+    """Return `a.b.0`; a key that could be misread or would break the line is quoted, a long cut."""
     parts = (str(part) for part in path)
-    return ".".join(part if _PLAIN_KEY.fullmatch(part) else shorten(repr(part)) for part in parts)
+    return ".".join(shorten(part if _PLAIN_KEY.fullmatch(part) else repr(part)) for part in parts)
 
 
 def shorten(text: str) -> str:

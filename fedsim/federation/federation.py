@@ -30,6 +30,7 @@ from fedsim.clients.model_checks.row_isolation import RowIsolation
 from fedsim.clients.secure.channel import SecureChannel
 from fedsim.clients.task import ClientTask, Evaluate
 from fedsim.clients.training.shared_model import SharedModel
+from fedsim.core.plugin_errors import plugin_calls
 from fedsim.core.plugin_sources import PluginSources
 from fedsim.data import FederatedData
 from fedsim.experiment import Experiment
@@ -230,9 +231,11 @@ class Federation:
 
         Raises:
             UnsafeModelError: they do not, on this machine; the message names the layer and the fix.
+            PluginError: a plug-in fails.
         """
         if self.plans is not None:
-            with one_thread():
+            mixed = not self.experiment.plugins
+            with one_thread(), plugin_calls("a plug-in failed before the first round", mixed=mixed):
                 for block in self.block_plan.blocks(round_number):
                     self._check_tile(block)
 

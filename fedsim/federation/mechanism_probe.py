@@ -25,7 +25,7 @@ from fedsim.clients.sampling.independent_lots import FixedSizeSampling
 from fedsim.clients.training.block import BlockMember, StepCallback, train_block
 from fedsim.clients.training.streams import StreamKey
 from fedsim.core.errors import FedsimError
-from fedsim.core.plugin_errors import plugin_calls
+from fedsim.core.plugin_errors import plugin_calls, refuse_replaced_functions
 from fedsim.core.streams import Purpose, stream_key
 from fedsim.federation.charged_noise import (
     ChargedNoise,
@@ -71,6 +71,7 @@ def probe_mechanisms(federation: Federation) -> None:
     Raises:
         MechanismMismatchError: less noise than charged, repeated noise, or an example that
             contributes more than its clipping bound; the message names both numbers.
+        PluginError: a plug-in fails, or replaced a function that the mechanism is computed with.
     """
     if federation.plans is None:
         return
@@ -90,6 +91,7 @@ def probe_mechanisms(federation: Federation) -> None:
                 probe = _BlockProbe(federation, federation.gradients, block)
                 probe.check_clipping(evidence)
                 probe.measure_noise(evidence)
+    refuse_replaced_functions()
     federation.shared_model.restart()
     for mismatch in evidence.mismatches():
         raise MechanismMismatchError(_message(mismatch))

@@ -1,11 +1,10 @@
 """ε by several bounds in the terminal and as CSV."""
 
-import csv
-import io
 from collections.abc import Sequence
 
 from rich.console import Console
 
+from fedsim.core.csv_text import csv_text
 from fedsim.core.formatting import epsilon_text
 from fedsim.planning.bounds import BoundCurve
 from fedsim.report.lines import print_sentence
@@ -62,16 +61,15 @@ def print_client_kinds(curves: Sequence[BoundCurve], console: Console | None = N
 
 def bounds_csv(curves: Sequence[BoundCurve]) -> str:
     """Return ε as CSV: a line for each schedule and number of steps."""
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
     names = [bound.name for bound in curves[0].bounds] if curves else []
-    writer.writerow(["clients", "sampling_rate", "noise_multiplier", "delta", "steps", *names])
+    rows: list[list[object]] = []
     for curve in curves:
         schedule = curve.schedule
         facts = (schedule.sampling_rate, schedule.noise_multiplier, schedule.delta)
         for steps, epsilons in curve.points:
-            writer.writerow([" ".join(map(str, schedule.clients)), *facts, steps, *epsilons])
-    return buffer.getvalue()
+            rows.append([" ".join(map(str, schedule.clients)), *facts, steps, *epsilons])
+    columns = ["clients", "sampling_rate", "noise_multiplier", "delta", "steps", *names]
+    return csv_text(columns, rows)
 
 
 def _cell(epsilon: float | None) -> str:

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import yaml
-
+from fedsim.core.text_formats import FormatError, parse_plain_yaml
 from fedsim.models.scores.catalog import metric_key
 from fedsim.report.scores import Scores, read_scores
 from fedsim.runs.answers import FILE as ANSWERS
@@ -88,8 +87,8 @@ class RunContents:
     def settings(self) -> dict[str, Any]:
         """The settings in `experiment.yaml`; empty where it is unreadable, as after an edit."""
         try:
-            settings = yaml.safe_load(self.experiment)
-        except yaml.YAMLError:
+            settings = parse_plain_yaml(self.experiment)
+        except FormatError:
             return {}
         return settings if isinstance(settings, dict) else {}
 

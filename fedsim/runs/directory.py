@@ -1,8 +1,6 @@
 """The files of one run. Text and safetensors only, never pickle; each is whole or absent."""
 
-import csv
 import hashlib
-import io
 import json
 import os
 import shutil
@@ -15,6 +13,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, RootModel
 from safetensors.numpy import save
 
+from fedsim.core.csv_text import csv_text
 from fedsim.experiment import Experiment, ExperimentError, load_experiment
 from fedsim.runs.checkpoint import RunCheckpoint, checkpoint_schema
 from fedsim.runs.files import (
@@ -82,9 +81,15 @@ class _Digests(RootModel[dict[str, str]]):
 
 
 class RunDirectory:
-    """Paths and writers of a run directory."""
+    """Paths and writers of a run directory.
+
+    Raises:
+        RunDirectoryError: the path has a NUL character.
+    """
 
     def __init__(self, path: Path) -> None:
+        if "\0" in str(path):
+            raise RunDirectoryError(f"{str(path)!r:.80} is no path: it has a NUL character")
         self.path = path
         self._lock: RunLock | None = None
 
@@ -403,11 +408,7 @@ def clients_table(
             follows the first one where clients have names.
     """
     columns = client_columns(rows, columns)
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows([row.get(column) for column in columns] for row in rows)
-    return buffer.getvalue()
+    return csv_text(columns, ([row.get(column) for column in columns] for row in rows))
 
 
 def _safetensors(arrays: Mapping[str, np.ndarray], metadata: dict[str, str] | None) -> bytes:

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from fedsim.core.errors import ExitCode, InputError
 from fedsim.core.file_errors import name_file
+from fedsim.core.text_formats import parse_json, parse_plain_yaml
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
@@ -83,11 +84,26 @@ def read_object(path: Path) -> dict[str, Any]:
         DamagedRunError: the file is missing, or holds something else.
     """
     try:
-        found = json.loads(read_bytes(path).decode())
-    except (ValueError, RecursionError) as error:
+        found = parse_json(read_bytes(path).decode())
+    except ValueError as error:
         raise DamagedRunError.of(path, f"the file is damaged: {error}") from error
     if not isinstance(found, dict):
         raise DamagedRunError.of(path, "the file is damaged: not a JSON object")
+    return found
+
+
+def read_yaml_object(path: Path) -> dict[str, Any]:
+    """Return the mapping in a YAML file that fedsim wrote.
+
+    Raises:
+        DamagedRunError: the file is missing, or holds something else.
+    """
+    try:
+        found = parse_plain_yaml(read_bytes(path).decode())
+    except ValueError as error:
+        raise DamagedRunError.of(path, f"the file is damaged: {error}") from error
+    if not isinstance(found, dict):
+        raise DamagedRunError.of(path, "the file is damaged: not a mapping")
     return found
 
 

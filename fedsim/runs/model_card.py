@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from fedsim.core.text_formats import parse_json
+
 _KEY = "fedsim"  # one entry: safetensors writes several in any order
 
 
@@ -74,7 +76,7 @@ class ModelCard:
             ValueError: the metadata have none.
         """
         try:
-            card = json.loads(metadata[_KEY])
+            card = parse_json(metadata[_KEY])
             raw, names, columns = (
                 card.get(key) for key in ("raw_input_shape", "class_names", "columns")
             )

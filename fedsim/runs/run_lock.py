@@ -14,6 +14,7 @@ from pathlib import Path
 
 from fedsim.core.errors import ExitCode
 from fedsim.core.file_errors import name_file
+from fedsim.core.text_formats import parse_json
 from fedsim.runs.files import DamagedRunError, RunDirectoryError
 
 LOCK = "checkpoint/lock"
@@ -137,7 +138,7 @@ def _holder() -> str:
 
 def _in_use(run: Path) -> str:
     try:
-        holder = json.loads((run / LOCK).read_text())
+        holder = parse_json((run / LOCK).read_text())
         who = "process {pid} on {host}, since {started}".format(**holder)
     except (OSError, ValueError, KeyError, TypeError):  # it is being written, or just removed
         who = "another process"

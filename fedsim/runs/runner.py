@@ -233,8 +233,9 @@ class _Recorder:
         outcome = _Outcome()
         try:
             try:
-                begin()
-                outcome = self._execute()
+                with self._parts.engine.session():
+                    begin()
+                    outcome = self._execute()
                 result = self._conclude(outcome)
             except KeyboardInterrupt as interrupt:
                 if not self._directory.is_locked:

@@ -1,6 +1,8 @@
 """The interface of engines: one ServerApp and one ClientApp in, a finished federation out."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
@@ -29,6 +31,17 @@ class Engine(ABC):
     one_operator: bool = True
     writes_ledger: bool = True
     plans_blocks: bool = True
+
+    @contextmanager
+    def session(self) -> Iterator[None]:
+        """Have what `execute` needs during the block; alone, `execute` opens a session of its own.
+
+        A run opens it before it has a directory: an engine that cannot run leaves no files.
+
+        Raises:
+            EngineError: the engine cannot run here.
+        """
+        yield
 
     @abstractmethod
     def execute(self, server_app: ServerApp, client_app: ClientApp, num_nodes: int) -> None:

@@ -1,7 +1,8 @@
 """The engines by name: local, Ray, and Flower's own simulation."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from threading import Event, Thread, current_thread
 from typing import Any
@@ -53,17 +54,22 @@ class FlowerEngine(Engine):
     def __init__(self, workers: int) -> None:
         self._workers = workers
 
-    def execute(self, server_app: ServerApp, client_app: ClientApp, num_nodes: int) -> None:
-        """Run a federation until the server app returns (see `Engine`).
+    @contextmanager
+    def session(self) -> Iterator[None]:
+        """Check that Ray is installed (see `Engine`).
 
         Raises:
-            EngineError: Ray is not installed.
+            EngineError: it is not.
         """
         if find_spec("ray") is None:
             raise EngineError(
                 "engine flower needs Ray: install the extra with pip install 'fedsim-dp[ray]', "
                 "or use engine: local"
             )
+        yield
+
+    def execute(self, server_app: ServerApp, client_app: ClientApp, num_nodes: int) -> None:
+        """Run a federation until the server app returns (see `Engine`)."""
         from flwr.simulation import run_simulation
 
         from fedsim.simulation.ray.session import local_ray

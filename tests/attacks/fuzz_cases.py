@@ -16,6 +16,7 @@ import numpy as np
 import yaml
 
 PLUGIN = """\
+import os, sys
 import numpy as np, torch
 calls = {{}}
 class Mute(Exception):
@@ -67,7 +68,11 @@ STATEMENTS = (
     "return torch.nn.Linear(7, 2)", "return torch.nn.BatchNorm1d(3)",
     "return torch.nn.LazyLinear(2)",
     "return torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Dropout())",
-    "return torch.nn.Linear",
+    "return torch.nn.Linear", "sys.stdout.close()", "sys.stdout = None", "sys.stderr.close()",
+    "os._exit(0)", "os._exit(1)", "torch.linalg.vector_norm = None", "sys.stdout.detach()",
+    "torch.linalg.vector_norm = lambda *a, **k: torch.zeros(())", "torch.sum = lambda *a, **k: 0",
+    "torch.Tensor.add_ = lambda *a, **k: 1 / 0", "torch.Tensor.norm = None", "np.zeros = None",
+    "sys.exit('x' * 100_000)", "sys.setrecursionlimit(60)", "torch.manual_seed('x')",
 )  # fmt: skip
 SCALARS: tuple[Any, ...] = (
     None, True, False, -1, 0, 1, 2, 3, 10**6, 10**9, 10**18, 2**63, 10**30, 10**400, -(10**20),

@@ -1,6 +1,5 @@
 """One job, with one run directory, for every variant and seed."""
 
-import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from fedsim.comparison.execution.client_metrics import FILE as CLIENT_METRICS
 from fedsim.comparison.execution.fingerprint import run_fingerprint
 from fedsim.comparison.execution.worker import RECORD
 from fedsim.comparison.file.load import LoadedComparison
+from fedsim.core.text_formats import parse_json
 from fedsim.experiment import LoadedExperiment
 from fedsim.runs.directory import RunDirectoryError
 from fedsim.runs.schema import COMPARISON_SCHEMA, RUN_SCHEMA, Origin, refuse_newer_schema
@@ -153,7 +153,7 @@ def _set_aside(path: Path, out: Path) -> None:
 def _json(path: Path) -> dict[str, Any]:
     """Return the content of a file that may be missing or cut short: {} then."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}

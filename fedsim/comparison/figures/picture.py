@@ -1,7 +1,5 @@
 """A figure: its numbers as a table, and one drawing for the page and for a file."""
 
-import csv
-import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -11,6 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from fedsim.comparison.results import Results
+from fedsim.core.csv_text import csv_text
 from fedsim.report.svg import Ink, inline_svg, standalone_svg, style
 
 WIDE_INCHES = (400 / 72, 270 / 72)  # little more than a phone: text must stay legible there
@@ -105,11 +104,7 @@ class Picture:
 
     def to_csv(self) -> str:
         """Return the numbers as CSV."""
-        buffer = io.StringIO()
-        writer = csv.writer(buffer, lineterminator="\n")
-        writer.writerow(self.columns)
-        writer.writerows(self.rows)
-        return buffer.getvalue()
+        return csv_text(self.columns, self.rows)
 
 
 def series_of(results: Results) -> dict[str, Series]:

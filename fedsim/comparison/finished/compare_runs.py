@@ -21,6 +21,7 @@ from fedsim.comparison.tuning import tuning_of_runs
 from fedsim.comparison.units import Baseline, unit_problems
 from fedsim.experiment.text import did_you_mean
 from fedsim.runs.directory import RunDirectory, RunDirectoryError
+from fedsim.runs.files import read_yaml_object
 
 _NAMED = 3
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._=+-]+")
@@ -173,8 +174,7 @@ def _prepare(directory: Path) -> None:
     if not directory.is_dir() or not any(directory.iterdir()):
         return
     marker = directory / MARKER
-    content = yaml.safe_load(marker.read_text(encoding="utf-8")) if marker.is_file() else None
-    if not isinstance(content, dict) or "runs" not in content:
+    if not marker.is_file() or "runs" not in read_yaml_object(marker):
         raise RunDirectoryError(
             f"{directory} is not empty and holds no comparison of runs; choose another --out"
         )

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
 from fedsim.comparison.differences import flat_settings
@@ -14,6 +13,7 @@ from fedsim.comparison.results import ComparisonError
 from fedsim.experiment import Experiment, ExperimentError, read_settings
 from fedsim.experiment.text import KeyPath
 from fedsim.runs.directory import RunDirectory, RunDirectoryError
+from fedsim.runs.files import read_yaml_object
 from fedsim.runs.schema import MANIFEST_SINCE
 from fedsim.runs.verification import verify_run
 
@@ -67,8 +67,7 @@ def _runs_of(path: Path) -> list[Path]:
         what = "is a file; name run directories alone" if path.exists() else "does not exist"
         raise RunDirectoryError(f"{path} {what}")
     if (path / MARKER).is_file():
-        content = yaml.safe_load((path / MARKER).read_text(encoding="utf-8"))
-        named = content.get("runs") if isinstance(content, dict) else None
+        named = read_yaml_object(path / MARKER).get("runs")
         if isinstance(named, list):
             return [Path(str(one)) for one in named]
         return _below(path, "runs/*/*")
@@ -146,7 +145,7 @@ def _experiment(directory: RunDirectory) -> tuple[Experiment, dict[str, object]]
     except ExperimentError as error:
         if directory.origin.is_this_version:
             raise
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = read_yaml_object(path)
         former = {
             ".".join(map(str, problem.path)): _removed(content, problem.path)
             for problem in error.problems

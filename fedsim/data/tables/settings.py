@@ -1,6 +1,6 @@
 """`data.dataset.columns`: how a column of a table becomes features, by public constants."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -12,6 +12,8 @@ Bounds = Annotated[list[float], Field(min_length=2, max_length=2)]
 
 class ColumnSettings(Settings):
     """How one column becomes features."""
+
+    limit: ClassVar[float | None] = None  # data mark missing cells by -3.4e38, and the like
 
     range: Bounds | None = Field(
         default=None,

@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from fedsim.data.catalog import DATASETS
-from fedsim.data.file_names import matching_files
+from fedsim.data.file_names import TooManyFilesError, matching_files
 from fedsim.data.partitions.settings import (
     ColumnPartition,
     FilesPartition,
@@ -99,7 +99,11 @@ def _check_partition(data: DataSettings, base: Path) -> Iterator[PathMessage]:
             "scheme files reads tables, whose target is to be named; write "
             "dataset: {target: COLUMN, columns: ...}",
         )
-    files = matching_files(division.pattern, base)
+    try:
+        files = matching_files(division.pattern, base)
+    except TooManyFilesError as error:
+        yield (*_PARTITION, "pattern"), str(error)
+        return
     if not files:
         yield (*_PARTITION, "pattern"), f"no file matches {os.path.join(base, division.pattern)!r}"
     for path in files.values():

@@ -57,6 +57,7 @@ class RayEngine(Engine):
         self._settings = settings
         self._object_store = object_store_bytes
         self._replacement = replacement_seconds
+        self._in_session = False
 
     def execute(self, server_app: ServerApp, client_app: ClientApp, num_nodes: int) -> None:
         """Run a federation until the server app returns (see `Engine`).
@@ -68,11 +69,32 @@ class RayEngine(Engine):
             EngineError: Ray is not installed, the cluster cannot be reached or is too small, or the
                 workers do not start.
         """
+        with self.session():
+            self._execute(server_app, client_app, num_nodes)
+
+    @contextmanager
+    def session(self) -> Iterator[None]:
+        """Be connected to Ray during the block (see `Engine`).
+
+        Raises:
+            EngineError: Ray is not installed, or the cluster cannot be reached.
+        """
+        if self._in_session:
+            yield
+            return
         if find_spec("ray") is None:
             raise EngineError(
                 "engine ray needs Ray: install the extra with pip install 'fedsim-dp[ray]', "
                 "or use engine: local"
             )
+        with self._connect():
+            self._in_session = True
+            try:
+                yield
+            finally:
+                self._in_session = False
+
+    def _execute(self, server_app: ServerApp, client_app: ClientApp, num_nodes: int) -> None:
         clients = (
             client_app
             if isinstance(client_app, ShardableApp)
@@ -90,12 +112,7 @@ class RayEngine(Engine):
             run_id=_RUN_ID, node_id=0, node_config={}, state=RecordDict(), run_config={}
         )
         keep_freed_memory()
-        with (
-            self._connect(),
-            self._workers(grid, clients),
-            server_identity(_RUN_ID),
-            frozen_objects(),
-        ):
+        with self._workers(grid, clients), server_identity(_RUN_ID), frozen_objects():
             server_app(grid, server)
 
     @contextmanager

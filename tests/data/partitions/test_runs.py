@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
-from fedsim.deployment.data_ledger import data_directory
 from fedsim.deployment.errors import DeploymentError
 from fedsim.deployment.flower_app import write_app
 from fedsim.deployment.policy import NodePolicy
+from fedsim.deployment.policy_rules import PolicyRefusalError, check_experiment
 from fedsim.experiment import ExperimentError, load_experiment
 from fedsim.planning.footprint import find_footprint
 from fedsim.runs.directory import RunDirectory
@@ -158,7 +158,7 @@ def test_an_app_names_its_nodes_before_it_sees_data(tmp_path: Path) -> None:
         write_app(load_experiment(raw, base=tmp_path), tmp_path / "other")
 
 
-def test_a_node_has_no_ledger_for_a_pattern_of_files(tmp_path: Path) -> None:
+def test_a_node_reads_no_pattern_of_files(tmp_path: Path) -> None:
     # The server chooses the pattern: with a ledger for each set of files, it could spend a budget
     # twice on the same examples.
     raw = experiment(tmp_path)
@@ -167,7 +167,6 @@ def test_a_node_has_no_ledger_for_a_pattern_of_files(tmp_path: Path) -> None:
         "partition": {"scheme": "files", "pattern": "h.csv", "num_clients": 1},
     }
     loaded = load_experiment(raw, base=tmp_path)
-    with pytest.raises(DeploymentError, match="set data_name in the node's policy"):
-        data_directory(tmp_path, NodePolicy(), loaded)
-    named = NodePolicy(data_name="ward")
-    assert data_directory(tmp_path, named, loaded) == tmp_path / "data" / "ward"
+    for policy in (NodePolicy(), NodePolicy(data_name="ward")):
+        with pytest.raises(PolicyRefusalError, match="reads whatever a pattern matches"):
+            check_experiment(policy, loaded)
