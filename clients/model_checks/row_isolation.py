@@ -30,7 +30,6 @@ class RowIsolation:
         gradients: of the model, as training will use them.
         features: a few public or synthetic examples (n ≥ 1, ...), never private ones.
         targets: their targets (n, ...).
-        setting: name of the setting that chooses another shape, for the error.
         views: V, the rows of each example, side by side.
     """
 
@@ -40,12 +39,33 @@ class RowIsolation:
         features: Tensor,
         targets: Tensor,
         *,
-        setting: str = "local.max_physical_batch",
         views: int = 1,
     ) -> None:
-        self._gradients, self._examples, self._setting = gradients, (features, targets), setting
+        self._gradients, self._examples = gradients, (features, targets)
         self._views = views
         self._found: dict[tuple[int, int], str | None] = {}
+
+    def height(self, clients: int, rows: int, *, most: int | None = None, unit: int = 1) -> int:
+        """Return the height of tiles in which examples keep apart: `rows`, or the next that does.
+
+        In some products a library treats the last rows of some shapes in another way. For one
+        client there is always a height without such products: 1 computes each example alone.
+
+        Args:
+            clients: K.
+            rows: R of each client.
+            most: rows that fit into memory; None: any number.
+            unit: rows of the tile that are one row here.
+
+        Raises:
+            UnsafeModelError: there is none; the message is that of `check` for `rows`.
+        """
+        for tried in _heights(rows, most):
+            if tried == 1 and clients > 1:  # every row is watched: nothing would be seen of others
+                break
+            if self._reason(clients, tried * unit) is None:
+                return tried
+        raise UnsafeModelError(self._reason(clients, rows * unit) or "")
 
     def check(self, clients: int, rows: int) -> None:
         """Check tiles of one shape; call it with the number of threads that will train.
@@ -64,12 +84,15 @@ class RowIsolation:
         Raises:
             UnsafeModelError: a contribution changed; the message names the layer and the fix.
         """
+        reason = self._reason(clients, rows)
+        if reason is not None:
+            raise UnsafeModelError(reason)
+
+    def _reason(self, clients: int, rows: int) -> str | None:
         shape = clients, rows
         if shape not in self._found:
             self._found[shape] = self._first_difference(clients, rows)
-        reason = self._found[shape]
-        if reason is not None:
-            raise UnsafeModelError(reason)
+        return self._found[shape]
 
     def _first_difference(self, clients: int, rows: int) -> str | None:
         gradients = self._gradients
@@ -85,9 +108,16 @@ class RowIsolation:
         return (
             f"{layer}: in tiles of {clients} x {rows} rows, what an example contributes changes in "
             f"its last bits with {what}, so one example may change the contributions of all, and "
-            f"no ε would hold; set {self._setting} to another multiple of 8, or to 1, which "
-            "computes each example alone"
+            "no ε would hold; set local.max_physical_batch: 1, which computes each example alone"
         )
+
+
+def _heights(rows: int, most: int | None) -> Iterator[int]:
+    """Yield `rows`, larger heights, smaller ones and 1; each once."""
+    larger = [rows + 8, rows + 16, -(-rows // 64) * 64, 1 << rows.bit_length()]
+    smaller = [height for height in (64, 32, 16, 8) if height < rows]
+    fitting = [one for one in larger if rows > 1 and (most is None or one <= most)]
+    yield from dict.fromkeys([rows, *fitting, *smaller, 1])
 
 
 @dataclass(frozen=True)

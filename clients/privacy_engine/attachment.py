@@ -143,9 +143,15 @@ class AttachedModel:
         self, args: tuple[Any, ...], kwargs: dict[str, Any], *, public: bool
     ) -> "_CheckedModel":
         """Check the model with the arguments of a call (see `check_forward`)."""
-        rows = self.tile_examples * self.views
         with self.paused():
-            units = check_forward(self.model, args, kwargs, rows=rows, public=public)
+            units, self.tile_examples = check_forward(
+                self.model,
+                args,
+                kwargs,
+                tile_examples=self.tile_examples,
+                views=self.views,
+                public=public,
+            )
             self._checked = _CheckedModel(RuledModel(self.model, self.parameters, units))
         return self._checked
 
@@ -230,7 +236,7 @@ class AttachedModel:
         self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         first = leading_tensor(args, kwargs)
-        n, rows = len(first), self.tile_examples * self.views
+        n = len(first)
         if n % self.views:
             raise BackwardError(
                 f"the model got {n} rows, and augmentations={self.views} means {self.views} rows "
@@ -240,6 +246,7 @@ class AttachedModel:
         if checked is None or not checked.is_current():
             checked = self.check(args, kwargs, public=False)
         ruled, sequence = checked.ruled, checked.sequence
+        rows = self.tile_examples * self.views
         origin = ForwardPass(n, self.backward)
         if not n:
             return with_origin(_without_examples(forward, args, kwargs), origin)

@@ -43,9 +43,10 @@ def check_forward(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     *,
-    rows: int,
+    tile_examples: int,
+    views: int = 1,
     public: bool = False,
-) -> Sequence[str]:
+) -> tuple[Sequence[str], int]:
     """Refuse a model that couples examples, or that has no per-example gradients.
 
     The per-example gradients of a fixed function of the outputs are compared with those of each
@@ -56,12 +57,14 @@ def check_forward(
         model: the model; values, modes, buffers and global random generators are restored.
         args: positional arguments of a call; the first tensor holds the examples.
         kwargs: keyword arguments of the call.
-        rows: of the tiles that will run.
+        tile_examples: of the tiles that should run.
+        views: rows of each example, side by side.
         public: whether the arguments' values are used; else only their shapes and types are, with
             synthetic examples.
 
     Returns:
-        Names of the modules that run through `torch.func`, because they have no rule.
+        Names of the modules that run through `torch.func`, because they have no rule; and examples
+        of the tiles in which examples keep apart: as asked for, or fewer.
 
     Raises:
         UnsafeModelError: batch normalisation, a buffer that changes in forward, or outputs that
@@ -86,10 +89,10 @@ def check_forward(
         units = chosen.units if isinstance(chosen, RuleGradients) else ()
         if call is not model and "" in units:
             raise BackendError("other arguments than the first tensor are not taken apart by row")
-        _check_training_mode(call, examples, rows)
-        tiles = RowIsolation(chosen, examples, targets, setting="max_physical_batch")
-        tiles.check(1, rows)
-    return units if call is model else [unit.partition(".")[2] for unit in units]
+        _check_training_mode(call, examples, tile_examples * views)
+        isolation = RowIsolation(chosen, examples, targets)
+        height = isolation.height(1, tile_examples, most=tile_examples, unit=views)
+    return units if call is model else [unit.partition(".")[2] for unit in units], height
 
 
 def _check_training_mode(call: nn.Module, examples: Tensor, rows: int) -> None:

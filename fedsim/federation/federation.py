@@ -230,7 +230,8 @@ class Federation:
         """Check that the tiles of a round's blocks keep examples apart; clients check it again.
 
         Raises:
-            UnsafeModelError: they do not, on this machine; the message names the layer and the fix.
+            UnsafeModelError: they do not, on this machine, at any height; the message names the
+                layer and the fix.
             PluginError: a plug-in fails.
         """
         if self.plans is not None:
@@ -260,9 +261,19 @@ class Federation:
     def tile_rows(self, members: Sequence[int]) -> int:
         """Return the rows of each member in the tiles of a block, present or not.
 
+        They are the planned ones, or the next that keep examples apart on this machine.
+
         Guarantee: where the unit is the client, the rows of several members do not depend on the
         size of any.
         """
+        rows, most = self._planned_rows(members), self.experiment.local.max_physical_batch
+        if not isinstance(self._row_isolation, RowIsolation) or self.voting is not None:
+            return rows
+        most = None if most is None else max(most // len(members), rows)
+        with one_thread():
+            return self._row_isolation.height(len(members), rows, most=most)
+
+    def _planned_rows(self, members: Sequence[int]) -> int:
         if self.experiment.clips_examples:
             return max(self._planned_tile_rows[client] for client in members)
         local, size_of = self.experiment.local, self.data.clients.size  # all are in this process
@@ -504,7 +515,7 @@ class Federation:
             _, participants = participation.round_sizes
             size = block_size(self.model, values, participants, local.cohort)
         if local.max_physical_batch is not None and size > 1:
-            rows = self.tile_rows(range(self.num_clients))
+            rows = self._planned_rows(range(self.num_clients))
             size = max(1, min(size, local.max_physical_batch // rows))
         return BlockPlan(participation, size, tuple(self._expected_lots()))
 

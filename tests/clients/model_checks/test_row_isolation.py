@@ -105,7 +105,7 @@ MUTANTS = [
 
 
 @pytest.mark.parametrize(("mutant", "what", "shape", "layer"), MUTANTS)
-def test_mutation_rows_that_depend_on_other_rows_are_refused_with_layer_and_fix(
+def test_mutation_rows_that_depend_on_other_rows_are_found_with_their_layer(
     mutant: RowProducts,
     what: str,
     shape: tuple[int, int] | None,
@@ -127,8 +127,22 @@ def test_mutation_rows_that_depend_on_other_rows_are_refused_with_layer_and_fix(
         assert what in text
         assert f"layer '{layer}'" in text
         assert "3 x 16 rows" in text
-        assert "local.max_physical_batch" in text
     isolation.check(1, 1)  # each example alone
+    assert isolation.height(1, 16) == 1
+    with pytest.raises(UnsafeModelError, match=what):
+        isolation.height(3, 16)
+
+
+def test_the_next_height_is_taken_where_one_shape_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def products(rows: Tensor, matrix: Tensor, shift: Tensor | None = None) -> Tensor:
+        is_wrong = rows.shape[1] in (16, 24)
+        return (by_place if is_wrong else row_products)(rows, matrix, shift)
+
+    monkeypatch.setattr(linear, "row_products", products)
+    isolation = RowIsolation(*gradients_of(mlp()))
+    assert isolation.height(2, 8) == 8
+    assert isolation.height(2, 16) == 32
+    assert isolation.height(2, 16, most=16) == 8
 
 
 class Mixing(nn.Module):
@@ -166,7 +180,7 @@ def _coupled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_coupled")
 def test_a_run_is_refused_before_its_directory_exists(tmp_path: Path) -> None:
-    with pytest.raises(UnsafeModelError, match=r"set local\.max_physical_batch") as refused:
+    with pytest.raises(UnsafeModelError, match=r"set local\.max_physical_batch: 1") as refused:
         run_experiment(experiment(), out=tmp_path / "r")
     assert refused.value.exit_code == 2
     assert not (tmp_path / "r").exists()
@@ -174,12 +188,13 @@ def test_a_run_is_refused_before_its_directory_exists(tmp_path: Path) -> None:
     assert alone.status == "completed"
 
 
-@pytest.mark.usefixtures("_coupled")
 @pytest.mark.parametrize("block", [(0,), (0, 1)])
 def test_a_client_refuses_by_itself_and_is_charged_nothing(
-    block: tuple[int, ...], tmp_path: Path
+    block: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a SuperNode, and in the process of a worker."""
+    reason = "layer '0': what an example contributes changes"
+    monkeypatch.setattr(RowIsolation, "_first_difference", lambda *_: reason)
     ledger = tmp_path / "ledger.jsonl"
     federation = assemble(load_experiment(experiment()), ledger=ledger)
     app = BatchClientApp(federation.client_task, block_of=lambda round_number, client: block)

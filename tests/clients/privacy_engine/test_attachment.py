@@ -384,6 +384,10 @@ def test_under_autocast_activations_are_short_and_sums_are_not(
 ) -> None:
     model = model_of(kind, torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
+        try:
+            model(X)
+        except RuntimeError as error:  # torch has no recurrent layers of short types everywhere
+            pytest.skip(f"torch alone cannot run this model: {error}")
         expected = clipped_sum(model, X, Y, 0.2) / 8
     optimizer, _ = attached(model)
     with torch.autocast("cpu", torch.bfloat16):
