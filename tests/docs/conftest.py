@@ -10,6 +10,10 @@ accuracy may differ by 0.6 percentage points, the recall of a class by 6 (it has
 classes have the lowest may differ, too) and a loss by 2 %, since other processors add numbers in
 another order. Everything else is exact.
 
+Commands of `fedsim` and scripts of Python run in this process, runs of a comparison in one other.
+The page of a run is an empty file, except that of `fedsim report`: no document shows what is in it,
+and drawing it takes longer than many of the runs.
+
 With WRITE_DOCS=1 in the environment, output that is not cut by `...` is written into the page
 where it differs. Read the difference before committing it.
 """
@@ -17,6 +21,7 @@ where it differs. Read the difference before committing it.
 import math
 import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -27,6 +32,12 @@ from pathlib import Path
 import pytest
 
 from fedsim.cli import main
+from fedsim.comparison import compare
+from fedsim.comparison.execution.jobs import Job
+from fedsim.comparison.search import perform
+from fedsim.report import run as report_of_runs
+from fedsim.runs.directory import RunDirectory
+from fedsim.runs.manifest import list_again
 
 ROOT = Path(__file__).parent.parent.parent
 ACCURACY, RECALL, LOSS = 0.6, 6.0, 0.02
@@ -109,7 +120,7 @@ def _number(text: str) -> float | None:
 
 @dataclass
 class Terminal:
-    """Runs commands in one directory: `fedsim` in this process, everything else in a shell."""
+    """Runs commands in one directory: `fedsim` and scripts in this process, all else in a shell."""
 
     directory: Path
     capsys: pytest.CaptureFixture[str]
@@ -121,7 +132,9 @@ class Terminal:
         if command == "echo $?":
             return f"{self.code}\n"
         first, *arguments = shlex.split(command)
-        if first == "fedsim" and arguments[-2:-1] == [">"]:
+        if first == "python" and len(arguments) == 1:
+            printed, errors = self._script(arguments[0])
+        elif first == "fedsim" and arguments[-2:-1] == [">"]:
             printed, errors = self._fedsim(arguments[:-2])
             (self.directory / arguments[-1]).write_text(printed, encoding="utf-8")
             printed = ""
@@ -139,6 +152,19 @@ class Terminal:
             main()
         except SystemExit as end:
             self.code = end.code if isinstance(end.code, int) else 1
+        captured = self.capsys.readouterr()
+        return captured.out, captured.err
+
+    def _script(self, name: str) -> tuple[str, str]:
+        """Run a script that ends well as a new interpreter would: without its old modules."""
+        self.monkeypatch.setattr(sys, "argv", [name])
+        self.monkeypatch.syspath_prepend(str(self.directory))
+        self.capsys.readouterr()
+        self.code = 0
+        runpy.run_path(name, run_name="__main__")
+        for module, loaded in list(sys.modules.items()):
+            if str(getattr(loaded, "__file__", None) or "").startswith(str(self.directory)):
+                del sys.modules[module]
         captured = self.capsys.readouterr()
         return captured.out, captured.err
 
@@ -171,9 +197,19 @@ def terminal(
     return Terminal(tmp_path, capsys, monkeypatch)
 
 
+def _write_empty_page(directory: RunDirectory) -> None:
+    directory.write_text("report.html", "")
+    list_again(directory, "report.html")
+
+
 @pytest.fixture
-def run_page(terminal: Terminal) -> RunPage:
+def run_page(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> RunPage:
     """Return a function that runs a page from its first line to its last."""
+    message = Job.to_message
+    monkeypatch.setattr(report_of_runs, "write_report", _write_empty_page)
+    monkeypatch.setattr(Job, "to_message", lambda job: {**message(job), "report": False})
+    monkeypatch.setattr(compare, "default_workers", lambda: 1)
+    monkeypatch.setattr(perform, "default_workers", lambda: 1)
 
     def run(name: str) -> None:
         page = ROOT / name
