@@ -48,6 +48,23 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.markexpr = ""
 
 
+# pytest-xdist gives each file to one of its processes: a long one that is begun last is waited for.
+_LONG_FILES = (
+    "tests/docs/test_howto.py",
+    "tests/simulation/ray/test_engine.py",
+    "tests/runs/test_random_experiments.py",
+    "tests/attacks/test_neighbours_differ_by_releases_only.py",
+    "tests/simulation/ray/test_cluster.py",
+    "tests/docs/test_tutorial.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the tests of long files first."""
+    places = {name: place for place, name in enumerate(_LONG_FILES)}
+    items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(places)))
+
+
 @pytest.fixture(autouse=True)
 def fixed_seed() -> None:
     """Give models that a test makes without a seed the same weights each time."""
