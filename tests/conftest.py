@@ -11,11 +11,15 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 # The tests are many small computations: a second thread has nothing to do but wait, and on a busy
 # machine waiting threads take the processor from everybody.
 for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
+# A busy machine is slow, and that is no failure.
+settings.register_profile("suite", max_examples=40, deadline=None)
+settings.load_profile("suite")
 # The key of digests of private data is made there.
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="fedsim-state-")
 

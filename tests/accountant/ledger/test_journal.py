@@ -7,7 +7,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsim.accountant import Gaussian, PoissonSampled, PrivacyLedger
@@ -58,7 +58,6 @@ def test_anyone_can_check_a_record_without_fedsim(tmp_path: Path) -> None:
         previous = declared
 
 
-@settings(max_examples=30)
 @given(
     st.integers(0, 2**40), st.text(), st.lists(st.tuples(st.floats(1e-3, 1e3), st.integers(1, 9)))
 )
