@@ -7,8 +7,8 @@ the exit code of the command before; every other command must end with 0.
 
 Tolerances: a time may be any, in any unit, and so may the root of a run, which covers its times; an
 accuracy may differ by 0.6 percentage points, the recall of a class by 6 (it has few examples; which
-classes have the lowest may differ, too) and a loss by 2 %, since other processors add numbers in
-another order. Everything else is exact.
+classes have the lowest may differ, too), a loss by 2 % and a number between commas by 1e-9, since
+other processors add numbers in another order. Everything else is exact.
 
 Commands of `fedsim` and scripts of Python run in this process, runs of a comparison in one other.
 The page of a run is an empty file, except that of `fedsim report`: no document shows what is in it,
@@ -40,7 +40,7 @@ from fedsim.runs.directory import RunDirectory
 from fedsim.runs.manifest import list_again
 
 ROOT = Path(__file__).parent.parent.parent
-ACCURACY, RECALL, LOSS = 0.6, 6.0, 0.02
+ACCURACY, RECALL, LOSS, DIGITS = 0.6, 6.0, 0.02, 1e-9
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _TIME = re.compile(r"\b\d+(?:\.\d+)? ?(?:µs|ms|s|min|h)\b(?: \d+ (?:s|min)\b)?")
 _LOWEST = re.compile(r"^recall by class, lowest  .*$", re.MULTILINE)
@@ -103,12 +103,21 @@ def _same(shown: list[str], printed: list[str]) -> bool:
 def _alike(shown: str, printed: str, before: str) -> bool:
     if shown == printed:
         return True
+    cells = [shown.split(","), printed.split(",")]
+    if len(cells[0]) == len(cells[1]) > 2:  # a row of a table
+        return all(map(_same_cell, *cells))
     one, other = _number(shown), _number(printed)
     if one is None or other is None:
         return False
     if shown.rstrip(",;)").endswith("%") and printed.rstrip(",;)").endswith("%"):
         return abs(one - other) <= (RECALL if before.endswith(":") else ACCURACY)
     return before.endswith("loss") and math.isclose(one, other, rel_tol=LOSS)
+
+
+def _same_cell(shown: str, printed: str) -> bool:
+    one, other = _number(shown), _number(printed)
+    both = one is not None and other is not None
+    return shown == printed or (both and math.isclose(one, other, rel_tol=DIGITS))
 
 
 def _number(text: str) -> float | None:
