@@ -5,10 +5,11 @@ file. A `console` block is commands, each after `$ `, and what they print on sta
 a command that fails: on standard error, too). A line `...` stands for any lines. `$ echo $?` shows
 the exit code of the command before; every other command must end with 0.
 
-Tolerances: a time may be any, in any unit, and so may the root of a run, which covers its times; an
-accuracy may differ by 0.6 percentage points, the recall of a class by 6 (it has few examples; which
-classes have the lowest may differ, too), a loss by 2 % and a number between commas by 1e-9, since
-other processors add numbers in another order. Everything else is exact.
+Tolerances: a time may be any, in any unit, and so may a place in a file and the root of a run,
+which covers its times. An accuracy may differ by 0.6 percentage points, the recall of a class by 6
+(it has few examples; which classes have the lowest may differ, too), a loss by 2 % and a number
+between commas by 1e-9, since other processors add numbers in another order. Everything else is
+exact.
 
 Commands of `fedsim` and scripts of Python run in this process, runs of a comparison in one other.
 The page of a run is an empty file, except that of `fedsim report`: no document shows what is in it,
@@ -45,6 +46,7 @@ _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _TIME = re.compile(r"\b\d+(?:\.\d+)? ?(?:µs|ms|s|min|h)\b(?: \d+ (?:s|min)\b)?")
 _LOWEST = re.compile(r"^recall by class, lowest  .*$", re.MULTILINE)
 _ROOT = re.compile(r"^root: [0-9a-f]{64}$", re.MULTILINE)
+_PLACE = re.compile(r"\bbyte \d+\b")
 _FILE = re.compile(r"^# (\S+\.(?:yaml|py|csv|toml))\b.*$", re.MULTILINE)
 
 
@@ -90,6 +92,7 @@ def differs(shown: str, printed: str) -> str | None:
 
 def _words(text: str) -> list[str]:
     text = _LOWEST.sub("recall by class, lowest <recalls>", text)
+    text = _PLACE.sub("byte <place>", text)
     return _ROOT.sub("root: <root>", _TIME.sub("<time>", text)).split()
 
 
