@@ -57,7 +57,6 @@ _LONG_FILES = (
     "tests/docs/test_howto.py",
     "tests/simulation/ray/test_engine.py",
     "tests/runs/test_random_experiments.py",
-    "tests/attacks/test_neighbours_differ_by_releases_only.py",
     "tests/simulation/ray/test_cluster.py",
     "tests/docs/test_tutorial.py",
 )
