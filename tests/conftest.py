@@ -11,11 +11,15 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 # The tests are many small computations: a second thread has nothing to do but wait, and on a busy
 # machine waiting threads take the processor from everybody.
 for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
+# A busy machine is slow, and that is no failure.
+settings.register_profile("suite", max_examples=40, deadline=None)
+settings.load_profile("suite")
 # The key of digests of private data is made there.
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="fedsim-state-")
 
@@ -46,6 +50,22 @@ def pytest_configure(config: pytest.Config) -> None:
     is_default_stage = config.option.markexpr == config.getini("addopts")[-1]
     if is_default_stage and all("::" in argument for argument in config.args):
         config.option.markexpr = ""
+
+
+# pytest-xdist gives each file to one of its processes: a long one that is begun last is waited for.
+_LONG_FILES = (
+    "tests/docs/test_howto.py",
+    "tests/simulation/ray/test_engine.py",
+    "tests/runs/test_random_experiments.py",
+    "tests/simulation/ray/test_cluster.py",
+    "tests/docs/test_tutorial.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the tests of long files first."""
+    places = {name: place for place, name in enumerate(_LONG_FILES)}
+    items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(places)))
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-import fedsim
 from fedsim.algorithms.catalog import algorithms
+from fedsim.runs.runner import run_experiment
 
 PLUGIN = """
 import numpy as np
@@ -169,7 +169,7 @@ def run(tmp_path: Path, strategy: object, **changes: Any) -> Any:
         "privacy": None,
         **changes,
     }
-    return fedsim.run(experiment, base=tmp_path, out=tmp_path / "run")
+    return run_experiment(experiment, base=tmp_path, out=tmp_path / "run")
 
 
 CASES: dict[str, tuple[object, Callable[[np.ndarray], np.ndarray]]] = {

@@ -12,6 +12,7 @@ import fedsim
 from fedsim.experiment.errors import ExperimentError
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.replay import replay_run
+from fedsim.runs.runner import run_experiment
 from fedsim.runs.verification import verify_run
 
 PLUGIN = """
@@ -81,7 +82,7 @@ def run(tmp_path: Path, strategy: object, out: str = "run", **changes: Any) -> f
     }
     overrides = {key.replace("__", "."): value for key, value in changes.items()}
     resume = bool(overrides.pop("resume", False))
-    return fedsim.run(
+    return run_experiment(
         experiment, overrides=overrides, base=tmp_path, out=tmp_path / out, resume=resume
     )
 

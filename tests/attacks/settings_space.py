@@ -240,7 +240,9 @@ def pairs_of(choice: Choice) -> set[tuple[Cell, Cell]]:
     return set(combinations(cells_of(choice), 2))
 
 
-def covering_array(base: Path, *, tries: int = 8) -> tuple[list[Choice], set[tuple[Cell, Cell]]]:
+def covering_array(
+    base: Path, *, tries: int = 8, most: int | None = None
+) -> tuple[list[Choice], set[tuple[Cell, Cell]]]:
     """Return accepted choices that cover every pair that is accepted, and these pairs.
 
     A pair counts as refused where neither the plain values nor `tries` random ones beside it are
@@ -249,11 +251,14 @@ def covering_array(base: Path, *, tries: int = 8) -> tuple[list[Choice], set[tup
     Args:
         base: folder of the plug-ins.
         tries: random choices for each pair.
+        most: end after so many choices; None: when every pair is covered.
     """
     random, covered, found = Random(5), set[tuple[Cell, Cell]](), list[Choice]()
     every = list(combinations([(n, v) for n, values in SPACE.items() for v in values], 2))
     random.shuffle(every)
     for pair in every:
+        if len(found) == most:
+            break
         if pair[0][0] == pair[1][0] or pair in covered:
             continue
         accepted = [c for c in _candidates(pair, random, tries) if is_accepted(c, base)]

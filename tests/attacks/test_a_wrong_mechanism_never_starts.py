@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import fedsim
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.per_example.rule_gradients import RuleGradients
 from fedsim.clients.training import block
@@ -23,6 +22,7 @@ from fedsim.federation.federation import Federation
 from fedsim.federation.mechanism_probe import MechanismMismatchError, probe_mechanisms
 from fedsim.noise import release
 from fedsim.noise.sources import NoiseSource, SecureNoise, SeededNoise
+from fedsim.runs.runner import run_experiment
 
 EXPERIMENT: dict[str, Any] = {
     "name": "probed",
@@ -143,7 +143,7 @@ def test_a_wrong_mechanism_ends_the_run_before_anything_is_spent(
 ) -> None:
     mutation(monkeypatch)
     with pytest.raises(MechanismMismatchError, match=message) as caught:
-        fedsim.run(experiment(), out=tmp_path / "run")
+        run_experiment(experiment(), out=tmp_path / "run")
     assert "nothing was charged or released" in str(caught.value)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run" / "ledger.jsonl").exists()
@@ -152,11 +152,11 @@ def test_a_wrong_mechanism_ends_the_run_before_anything_is_spent(
 def test_a_wrong_mechanism_ends_a_resume_before_anything_is_spent(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    fedsim.run(experiment(federation={"rounds": 1}), out=tmp_path / "run")
+    run_experiment(experiment(federation={"rounds": 1}), out=tmp_path / "run")
     before = (tmp_path / "run" / "ledger.jsonl").read_bytes()
     loose_clipping(monkeypatch)
     with pytest.raises(MechanismMismatchError, match="an example contributes"):
-        fedsim.run(experiment(), out=tmp_path / "run", resume=True)
+        run_experiment(experiment(), out=tmp_path / "run", resume=True)
     assert (tmp_path / "run" / "ledger.jsonl").read_bytes() == before
 
 
@@ -262,7 +262,7 @@ def test_no_stream_of_the_run_is_used_and_no_private_example(
     monkeypatch.setattr(StreamKey, "key_bytes", noted)
     monkeypatch.setattr("fedsim.runs.runner.probe_mechanisms", lambda federation: None)
     now = "run"
-    fedsim.run(experiment(), out=tmp_path / "run")
+    run_experiment(experiment(), out=tmp_path / "run")
     assert keys["probe"]
     assert keys["run"]
     assert not keys["probe"] & keys["run"]

@@ -94,8 +94,13 @@ def command(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
         ("report", signal.SIGINT),
         *(
             pytest.param(place, number, marks=pytest.mark.slow)
-            for place in ("training", "row", "checkpoint", "model", "clients", "manifest", "report")
-            for number in (signal.SIGINT, signal.SIGTERM)
+            for place, number in (
+                ("row", signal.SIGINT),
+                ("checkpoint", signal.SIGTERM),
+                ("model", signal.SIGINT),
+                ("clients", signal.SIGTERM),
+                ("manifest", signal.SIGINT),
+            )
         ),
     ],
 )

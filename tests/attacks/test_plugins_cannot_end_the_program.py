@@ -141,10 +141,9 @@ def test_later_it_is_exit_1_and_a_failed_run(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("error", STATEMENTS)
-@pytest.mark.parametrize("place", LATER)
-def test_every_error_at_every_later_call(place: str, error: str, attack: Attack) -> None:
-    ended = attack(place, error)
+@pytest.mark.parametrize("error", [one for one in STATEMENTS if one not in ("SystemExit", "Mute")])
+def test_every_other_error_in_training(error: str, attack: Attack) -> None:
+    ended = attack("train", error)
     assert ended.code == 1
     assert error in ended.err
     assert "plug.py" in ended.err

@@ -18,7 +18,6 @@ import yaml
 from dp_accounting.pld import PLDAccountant
 from scipy import stats
 
-import fedsim
 from fedsim.accountant import Gaussian, PoissonSampled
 from fedsim.accountant.sampler_slack import SHARE, sampler_slack
 from fedsim.clients.training.block import BlockMember, train_block
@@ -27,6 +26,7 @@ from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.federation import Federation
 from fedsim.noise import release
+from fedsim.runs.runner import run_experiment
 
 FALSE_ALARM = 1e-9
 CLIENTS, EXAMPLES, LOT, KINDS, RATE = 5, 40, 8, 32, 0.2
@@ -223,7 +223,7 @@ def test_whole_runs_have_one_law(trust: str, clients: int, tmp_path: Path) -> No
     file = tmp_path / "e.yaml"
     file.write_text(yaml.safe_dump(content))
     start = federation(tmp_path, trust=trust, clients=clients).model.state_dict()
-    final = fedsim.run(file, out=tmp_path / "run").model().state_dict()
+    final = run_experiment(file, out=tmp_path / "run").model().state_dict()
     (before,), (after,) = start.values(), final.values()
     moved = (after.double() - before.double()).numpy() * -(LOT * CLIENTS) / ETA
     noise = moved[1:].ravel() / (Z * ROUNDS**0.5)

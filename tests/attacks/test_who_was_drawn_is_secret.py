@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-import fedsim
 from fedsim.accountant import Gaussian, PoissonSampled
 from fedsim.accountant.ledger.journal import FileJournal
 from fedsim.runs.directory import RunDirectory
+from fedsim.runs.runner import run_experiment
 from fedsim.runs.verification import verify_run
 from fedsim.server.participation.participation import Participation
 
@@ -49,7 +49,7 @@ def records(
     caplog.clear()
     with monkeypatch.context() as patched, caplog.at_level(logging.DEBUG, logger="fedsim"):
         patched.setattr(Participation, "draw", lambda self, number: tuple(drawn))
-        fedsim.run(EXPERIMENT, out=out)
+        run_experiment(EXPERIMENT, out=out)
     rows = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
     for row in rows:
         del row["test_loss"], row["test_accuracy"], row["update_norm"]  # of the noisy models
@@ -88,7 +88,7 @@ def test_no_record_tells_who_was_drawn_or_how_many(
 
 @pytest.mark.slow
 def test_every_client_is_charged_for_every_round_as_a_poisson_sample(tmp_path: Path) -> None:
-    fedsim.run(EXPERIMENT, out=tmp_path / "r")
+    run_experiment(EXPERIMENT, out=tmp_path / "r")
     journal = FileJournal(tmp_path / "r" / "ledger.jsonl")
     for client in range(CLIENTS):
         charges = journal.history(client)
@@ -107,7 +107,7 @@ def test_a_round_without_clients_releases_noise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Participation, "draw", lambda self, number: ())
-    result = fedsim.run(EXPERIMENT, out=tmp_path / "r")
+    result = run_experiment(EXPERIMENT, out=tmp_path / "r")
     # S z / (p N) = 0.5 · 1 / 2 in a round. False-alarm rate below 1e-9: 650 values, 20 % off.
     # The initial model adds 2 %.
     values = [value for one in result.model().state_dict().values() for value in one.flatten()]
@@ -126,14 +126,14 @@ def test_the_charge_is_on_disk_before_clients_are_asked(
         return ()
 
     monkeypatch.setattr(Participation, "draw", draw)
-    fedsim.run(EXPERIMENT, out=tmp_path / "r")
+    run_experiment(EXPERIMENT, out=tmp_path / "r")
     assert seen == [CLIENTS, 2 * CLIENTS]
 
 
 def test_a_draw_of_all_clients_has_its_guarantee(tmp_path: Path) -> None:
     """One of two copies of the terms lacked a guard: a valid run said "no guarantee"."""
     everybody = {"federation.clients_per_round": CLIENTS, "faults": []}
-    result = fedsim.run(EXPERIMENT, overrides=everybody, out=tmp_path / "r")
+    result = run_experiment(EXPERIMENT, overrides=everybody, out=tmp_path / "r")
     assert result.privacy is not None
     privacy = json.loads((tmp_path / "r" / "privacy.json").read_text())
     assert privacy["private"] is True

@@ -123,13 +123,13 @@ def test_client_metrics_are_the_final_model_on_each_clients_data_and_marked_priv
     assert "client_accuracy" not in (path / "rounds.jsonl").read_text()
 
 
-@pytest.mark.slow  # two more processes
+@pytest.mark.slow  # one more process
 def test_without_client_metrics_none_are_expected(directory: Path) -> None:
     source = directory / "compare.yaml"
     text = source.read_text()
     assert "client_metrics: true\n" in text
     source.write_text(text.replace("client_metrics: true\n", "").replace("seeds: 2", "seeds: 1"))
-    result = fedsim.compare(source, out=directory / "out")
+    result = fedsim.compare(source, out=directory / "out", workers=1)
     assert not result.failed
     assert list((directory / "out").rglob("client_metrics.json")) == []
 
@@ -324,7 +324,7 @@ def test_two_comparisons_do_not_share_a_directory(directory: Path) -> None:
 def test_a_comparison_of_which_everything_fails_says_why_and_exits_1(directory: Path) -> None:
     base = directory / "tiny.yaml"
     base.write_text(base.read_text().replace("num_clients: 3", "num_clients: 100000"))
-    done = cli(directory, "compare", "compare.yaml", "--out", "out", "-q")
+    done = cli(directory, "compare", "compare.yaml", "--out", "out", "-q", "--workers", "1")
     assert done.returncode == 1
     first, *reasons = done.stderr.splitlines()
     assert first == "no run was finished, so there is nothing to compare"

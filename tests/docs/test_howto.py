@@ -8,11 +8,17 @@ import pytest
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = sorted(path.name for path in (ROOT / "docs" / "howto").glob("*.md"))
+LONG = ("accuracy.md",)  # 25 runs; tests/experiments/test_accuracy.py has some
 NEEDS = {"ray.md": "ray", "recompute_epsilon.md": "dp_accounting"}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.long if name in LONG else pytest.mark.slow)
+        for name in PAGES
+    ],
+)
 def test_a_how_to_prints_what_it_shows(run_page: Callable[[str], None], name: str) -> None:
     if name in NEEDS:
         pytest.importorskip(NEEDS[name])

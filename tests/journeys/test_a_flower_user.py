@@ -46,7 +46,6 @@ def even_odd(outputs, targets):
 def test_fedadam_with_a_partition_and_a_metric_of_their_own(journey) -> None:
     journey.write("exp.yaml", EXPERIMENT)
     journey.write("task.py", TASK)
-    journey.type("fedsim validate exp.yaml")
     journey.type("fedsim validate --data exp.yaml")
     journey.type("fedsim run exp.yaml --out runs/first --quiet")
     last = json.loads((journey.home / "runs/first/rounds.jsonl").read_text().splitlines()[-1])

@@ -59,9 +59,7 @@ def patients(count: int, seed: int = 0) -> str:
 def test_from_an_own_table_to_a_comparison_and_predictions(journey) -> None:
     journey.write("patients.csv", patients(2000))
     journey.write("exp.yaml", EXPERIMENT)
-    journey.type("fedsim validate exp.yaml")
     assert "5 clients" in journey.type("fedsim validate --data exp.yaml").stdout
-    journey.type("fedsim plan exp.yaml")
     done = journey.type("fedsim run exp.yaml --out runs/first")
     assert "north" in done.stdout
     rows = (journey.home / "runs/first/rounds.jsonl").read_text().splitlines()
@@ -73,11 +71,11 @@ def test_from_an_own_table_to_a_comparison_and_predictions(journey) -> None:
     assert "sound" in journey.type("fedsim verify runs/first").stdout
 
     journey.type(
-        "fedsim compare exp.yaml --vary privacy.target_epsilon=null,4,1 --seeds 2"
-        " --out runs/compared"
+        "fedsim compare exp.yaml --vary privacy.target_epsilon=null,4 --seeds 2"
+        " --workers 1 --out runs/compared"
     )
     found = json.loads((journey.home / "runs/compared/comparison.json").read_text())
-    assert len(found["variants"]) == 3
+    assert len(found["variants"]) == 2
     assert (journey.home / "runs/compared/comparison.html").is_file()
 
     journey.write("new.csv", patients(20, seed=1))

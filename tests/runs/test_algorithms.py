@@ -77,11 +77,11 @@ def test_control_variates_cost_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["scaffold", "fedprox"])
-def test_ray_workers_train_the_same(strategy: str, tmp_path: Path, shared_ray: None) -> None:
-    here = run_experiment(experiment(strategy), out=tmp_path / "here")
+def test_ray_workers_train_the_same(tmp_path: Path, shared_ray: None) -> None:
+    """With the strategy that sends them more than the model."""
+    here = run_experiment(experiment("scaffold"), out=tmp_path / "here")
     there = run_experiment(
-        experiment(strategy, runtime={"engine": "ray", "workers": 2}), out=tmp_path / "ray"
+        experiment("scaffold", runtime={"engine": "ray", "workers": 2}), out=tmp_path / "ray"
     )
     for name, value in model_of(here.path).items():
         np.testing.assert_array_equal(value, model_of(there.path)[name])

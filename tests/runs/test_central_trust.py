@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-import fedsim
 from fedsim.accountant import Gaussian, PldAccountant, PoissonSampled
 from fedsim.accountant.ledger.journal import FileJournal
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.replay.replay import replay_run
+from fedsim.runs.runner import run_experiment
 from fedsim.server.aggregation import noisy_sum
 
 EXPERIMENT: dict[str, Any] = {
@@ -29,7 +29,7 @@ EXPERIMENT: dict[str, Any] = {
 
 
 def run(out: Path, *, resume: bool = False, **overrides: Any) -> Any:
-    return fedsim.run(EXPERIMENT, overrides=overrides, out=out, resume=resume)
+    return run_experiment(EXPERIMENT, overrides=overrides, out=out, resume=resume)
 
 
 def model_of(result: Any) -> bytes:
@@ -165,15 +165,14 @@ def test_a_strategy_that_looks_at_single_updates_is_refused(tmp_path: Path) -> N
     )
     own = {**EXPERIMENT, "federation": {"rounds": 1, "strategy": "./own.py:Own"}}
     with pytest.raises(ValueError, match="only sums may be used"):
-        fedsim.run(own, base=tmp_path, out=tmp_path / "r")
+        run_experiment(own, base=tmp_path, out=tmp_path / "r")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["ray", "flower"])
-def test_every_engine_gives_the_same_ledger(tmp_path: Path, engine: str) -> None:
-    pytest.importorskip("ray")
+@pytest.mark.usefixtures("shared_ray")
+def test_workers_give_the_same_ledger(tmp_path: Path) -> None:
     here = run(tmp_path / "local")
-    there = run(tmp_path / engine, runtime={"engine": engine, "workers": 2})
+    there = run(tmp_path / "ray", runtime={"engine": "ray", "workers": 2})
     assert here.privacy.system_epsilon == there.privacy.system_epsilon
     for one, other in zip(
         here.model().state_dict().values(), there.model().state_dict().values(), strict=True

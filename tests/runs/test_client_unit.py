@@ -100,10 +100,10 @@ def test_a_run_is_computed_again_and_resumes_as_it_began(tmp_path: Path, stop_af
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["ray", "flower"])
-def test_engines_agree(tmp_path: Path, engine: str, assert_close_runs) -> None:
+@pytest.mark.usefixtures("shared_ray")
+def test_a_worker_agrees(tmp_path: Path, assert_close_runs) -> None:
     local = run(tmp_path / "local")
-    other = run(tmp_path / engine, overrides={"runtime.engine": engine, "runtime.workers": 2})
+    other = run(tmp_path / "ray", overrides={"runtime.engine": "ray", "runtime.workers": 1})
     assert_close_runs(local, other)
 
 

@@ -138,6 +138,7 @@ def test_blocks_change_rounding_only(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("shared_ray")
 def test_ray_workers_have_the_same_bits(whole: Path, tmp_path: Path) -> None:
     workers = {"runtime.engine": "ray", "runtime.workers": 2}
     run_experiment(EXPERIMENT, overrides=workers, out=tmp_path / "ray")

@@ -102,7 +102,7 @@ def torn_writes(before: dict[str, bytes], after: dict[str, bytes]) -> Iterator[d
             yield after | {name: content[: (len(old) + len(content)) // 2]}
 
 
-@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.long)])
 def test_after_a_death_at_any_operation_on_files_the_run_ends_the_same(
     every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -60,8 +60,11 @@ def experiment(*, private: bool, engine: str = "local", **overrides: Any) -> dic
     }
 
 
-# Ray takes seconds to start workers; faults of an engine's clients are told apart in `slow`.
-ON_RAY = [pytest.param(engine, marks=pytest.mark.slow) for engine in ("flower", "ray")]
+# Ray takes seconds to start workers, so engines other than the local one run with privacy alone.
+ON_RAY = [pytest.param(engine, True, marks=pytest.mark.slow) for engine in ("flower", "ray")]
+ENGINES = pytest.mark.parametrize(
+    ("engine", "private"), [("local", True), ("local", False), *ON_RAY]
+)
 Runs = Callable[[str, bool], fedsim.RunResult]
 
 
@@ -81,8 +84,7 @@ def run_of(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("private", [True, False])
-@pytest.mark.parametrize("engine", ["local", *ON_RAY])
+@ENGINES
 def test_the_fault_matrix(run_of: Runs, kind: str, private: bool, engine: str) -> None:
     """The reason is in rounds.jsonl, the update is left out, and the charge stays where it was."""
     result, client = run_of(engine, private), KINDS.index(kind)
@@ -110,8 +112,7 @@ def test_the_fault_matrix(run_of: Runs, kind: str, private: bool, engine: str) -
     assert total_of(history) == PrivacyLedger.from_list(spends[client]["ledger"])
 
 
-@pytest.mark.parametrize("private", [True, False])
-@pytest.mark.parametrize("engine", ON_RAY)
+@pytest.mark.parametrize(("engine", "private"), ON_RAY)
 def test_faults_end_the_same_on_every_engine(
     run_of: Runs, private: bool, engine: str, assert_close_runs: Callable[[Path, Path], None]
 ) -> None:
@@ -124,8 +125,7 @@ def test_faults_end_the_same_on_every_engine(
             assert (one / name).read_bytes() == (other / name).read_bytes()
 
 
-@pytest.mark.parametrize("private", [True, False])
-@pytest.mark.parametrize("engine", ["local", *ON_RAY])
+@ENGINES
 def test_a_run_with_faults_is_sound(run_of: Runs, private: bool, engine: str) -> None:
     assert verify_run(RunDirectory(run_of(engine, private).path)).problems == ()
 

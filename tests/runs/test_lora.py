@@ -14,6 +14,7 @@ from fedsim.models import ModelError
 from fedsim.models.local_base import BASE_DIGEST
 from fedsim.runs.directory import RunDirectory, RunDirectoryError
 from fedsim.runs.replay import replay_run
+from fedsim.runs.runner import run_experiment
 from fedsim.runs.verification import verify_run
 
 TRAINED = {"1.down.weight", "1.up.weight", "3.weight", "3.bias"}
@@ -39,7 +40,7 @@ def write_backbone(base: Path, seed: int = 0) -> None:
 
 
 def run(base: Path, *changes: str, out: str = "run", **options):
-    return fedsim.run(EXPERIMENT, overrides=changes, out=base / out, base=base, **options)
+    return run_experiment(EXPERIMENT, overrides=changes, out=base / out, base=base, **options)
 
 
 def names(path: Path) -> set[str]:
@@ -83,10 +84,11 @@ def test_adapters_alone_travel_and_the_saved_model_is_whole(tmp_path: Path) -> N
         ["secure_aggregation={protocol: additive, min_clients: 3}"],
         ["secure_aggregation={protocol: additive, min_clients: 3}", "privacy.trust=distributed"],
         ["privacy.unit=client", "privacy.max_grad_norm=null", "privacy.max_update_norm=1.0"],
-        pytest.param(["runtime.engine=ray", "runtime.workers=2"], marks=pytest.mark.slow),
+        ["runtime.engine=ray", "runtime.workers=1"],
     ],
 )
 @pytest.mark.slow
+@pytest.mark.usefixtures("shared_ray")
 def test_adapters_go_with_sums_units_and_engines(tmp_path: Path, changes: list[str]) -> None:
     write_backbone(tmp_path)
     result = run(tmp_path, *changes)

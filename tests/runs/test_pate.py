@@ -174,12 +174,11 @@ def test_every_trust_model_votes(tmp_path: Path, overrides: dict[str, Any]) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["ray", "flower"])
-def test_engines_agree(tmp_path: Path, engine: str) -> None:
+@pytest.mark.usefixtures("shared_ray")
+def test_workers_agree(tmp_path: Path) -> None:
     local = run(tmp_path / "local", overrides=SUMS)
-    other = run(
-        tmp_path / engine, overrides={**SUMS, "runtime.engine": engine, "runtime.workers": 2}
-    )
+    workers = {"runtime.engine": "ray", "runtime.workers": 2}
+    other = run(tmp_path / "ray", overrides={**SUMS, **workers})
     for name in ("answers.json", "model.safetensors"):
         assert (local / name).read_bytes() == (other / name).read_bytes()
     assert verify_run(RunDirectory.open(other)).problems == ()

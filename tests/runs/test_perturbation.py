@@ -124,11 +124,12 @@ def test_a_resumed_run_is_the_same_run(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("shared_ray")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     "changes",
     [
-        {"runtime": {"engine": "ray", "workers": 2}},
+        {"runtime": {"engine": "ray", "workers": 1}},
         {"secure_aggregation": {"protocol": "additive", "aggregators": 2}},
         {"privacy.adjacency": "replace_one"},
         {"local.batch_size": "full"},
@@ -136,8 +137,6 @@ def test_a_resumed_run_is_the_same_run(tmp_path: Path, kind: str) -> None:
     ],
 )
 def test_it_works_with_the_rest(tmp_path: Path, kind: str, changes: dict[str, Any]) -> None:
-    if "runtime" in changes:
-        pytest.importorskip("ray")
     path = run(tmp_path / "r", kind, changes)
     assert verify_run(RunDirectory.open(path)).problems == ()
     if "runtime" in changes or "local.cohort" in changes:

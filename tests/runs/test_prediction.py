@@ -14,6 +14,7 @@ from safetensors import safe_open
 import fedsim
 from fedsim.cli import cli
 from fedsim.core.errors import FedsimError, InputError
+from fedsim.runs.runner import run_experiment
 
 EXPERIMENT = {
     "name": "hospital",
@@ -45,7 +46,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (path / "h.csv").write_text(table(400))
     (path / "new.csv").write_text(table(30, seed=1, target=False))
     (path / "known.csv").write_text(table(50, seed=2))
-    fedsim.run(EXPERIMENT, out=path / "run", base=path)
+    run_experiment(EXPERIMENT, out=path / "run", base=path)
     return path
 
 
@@ -159,7 +160,7 @@ def test_labels_and_numbers_are_predicted(tmp_path: Path) -> None:
             "privacy": None,
             "local": {"steps": 3, "batch_size": 32, "optimizer": {"name": "sgd", "lr": 0.1}},
         }
-        fedsim.run(source, out=tmp_path / loss, base=tmp_path)
+        run_experiment(source, out=tmp_path / loss, base=tmp_path)
         found = fedsim.predict(tmp_path / loss, tmp_path / f"{loss}.npz", base=tmp_path)
         outputs = fedsim.load_model(tmp_path / loss, base=tmp_path)(torch.from_numpy(x)).detach()
         assert found.scores is not None

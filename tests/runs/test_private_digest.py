@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-import fedsim
 from fedsim.core.file_errors import StorageError
 from fedsim.data import load_federated_data
 from fedsim.experiment import load_experiment
 from fedsim.runs.directory import RunDirectoryError
 from fedsim.runs.private_digest import have_one_key, key_path, private_digest
+from fedsim.runs.runner import run_experiment
 
 EXPERIMENT: dict[str, Any] = {
     "name": "digest",
@@ -52,7 +52,7 @@ def test_no_file_of_a_run_has_a_digest_that_follows_from_the_examples(
     own_key: Path, tmp_path: Path
 ) -> None:
     """Who knows every example, and so each guess, finds no digest of them in the directory."""
-    fedsim.run(EXPERIMENT, out=tmp_path / "r")
+    run_experiment(EXPERIMENT, out=tmp_path / "r")
     loaded = load_experiment(EXPERIMENT)
     data = load_federated_data(
         loaded.experiment.data, seed=loaded.experiment.seed, base=loaded.base
@@ -70,13 +70,13 @@ def test_no_file_of_a_run_has_a_digest_that_follows_from_the_examples(
 def test_a_run_resumes_under_its_own_key(
     own_key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fedsim.run(EXPERIMENT, out=tmp_path / "r")
+    run_experiment(EXPERIMENT, out=tmp_path / "r")
     longer = {"federation.rounds": 2}
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "other"))
     with pytest.raises(RunDirectoryError, match=r"another key than .*data\.key.*copy its key here"):
-        fedsim.run(EXPERIMENT, overrides=longer, out=tmp_path / "r", resume=True)
+        run_experiment(EXPERIMENT, overrides=longer, out=tmp_path / "r", resume=True)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    assert fedsim.run(EXPERIMENT, overrides=longer, out=tmp_path / "r", resume=True).rounds
+    assert run_experiment(EXPERIMENT, overrides=longer, out=tmp_path / "r", resume=True).rounds
 
 
 def test_a_key_that_cannot_be_kept_is_one_line_with_the_fix(

@@ -158,11 +158,10 @@ def test_blocks_of_one_are_repeated_as_blocks_of_one(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("shared_ray")
 @pytest.mark.parametrize("engine", ["ray", "flower"])
 def test_a_run_of_another_engine_is_computed_again(engine: str, tmp_path: Path) -> None:
-    pytest.importorskip("ray")
-    change = {"runtime.engine": engine, "runtime.workers": 2}
-    replayed(run_of(change, tmp_path / "r"))
+    replayed(run_of({"runtime.engine": engine, "runtime.workers": 1}, tmp_path / "r"))
 
 
 # --- The command ----------------------------------------------------------------------------------

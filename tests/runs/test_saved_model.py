@@ -10,6 +10,7 @@ import fedsim
 from fedsim.core.errors import InputError
 from fedsim.data.builtin.scikit import load_digits
 from fedsim.models.features.module import FeatureModel
+from fedsim.runs.runner import run_experiment
 
 EXPERIMENT = {
     "name": "saved",
@@ -37,7 +38,7 @@ def test_a_saved_model_takes_inputs_as_the_dataset_has_them(tmp_path: Path, name
     (tmp_path / "net.py").write_text(NET)
     args = {"args": {}} if ":" in name else {}
     source = {**EXPERIMENT, "model": {**EXPERIMENT["model"], "name": name, **args}}
-    result = fedsim.run(source, out=tmp_path / "run", base=tmp_path)
+    result = run_experiment(source, out=tmp_path / "run", base=tmp_path)
     model = result.model()
     assert isinstance(model, FeatureModel)
     digits = load_digits().train
@@ -69,7 +70,7 @@ def test_the_saved_model_has_the_accuracy_of_the_last_round(tmp_path: Path) -> N
         },
         "privacy": None,
     }
-    result = fedsim.run(source, out=tmp_path / "run", base=tmp_path)
+    result = run_experiment(source, out=tmp_path / "run", base=tmp_path)
     x = np.random.default_rng(7).normal(size=(300, 6)).astype(np.float32)[200:]
     y = (x[:, 0] * x[:, 1] > 0).astype(np.int64)
     predicted = result.model()(torch.from_numpy(x)).argmax(dim=1).numpy()
@@ -77,7 +78,7 @@ def test_the_saved_model_has_the_accuracy_of_the_last_round(tmp_path: Path) -> N
 
 
 def test_a_run_with_a_missing_or_another_model_says_what_is_wrong(tmp_path: Path) -> None:
-    fedsim.run({**EXPERIMENT, "privacy": None}, out=tmp_path / "run")
+    run_experiment({**EXPERIMENT, "privacy": None}, out=tmp_path / "run")
     file = tmp_path / "run" / "experiment.yaml"
     file.write_text(file.read_text().replace("bias: true", "bias: false"))
     with pytest.raises(InputError, match="the weights do not fit the model"):

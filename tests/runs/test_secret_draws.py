@@ -5,11 +5,10 @@ from typing import Any
 
 import pytest
 
-import fedsim
 from fedsim.accountant.ledger.journal import FileJournal, JournalWriteError
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.replay.replay import replay_run
-from fedsim.runs.runner import RunFailedError
+from fedsim.runs.runner import RunFailedError, run_experiment
 from fedsim.runs.verification.verify import verify_run
 from fedsim.server.aggregation import noisy_sum
 
@@ -41,7 +40,7 @@ class _KilledError(Exception):
 
 
 def run(out: Path, *, resume: bool = False, **overrides: Any) -> Any:
-    return fedsim.run(EXPERIMENT, overrides=overrides, out=out, resume=resume)
+    return run_experiment(EXPERIMENT, overrides=overrides, out=out, resume=resume)
 
 
 def killed_run(out: Path, monkeypatch: pytest.MonkeyPatch, **overrides: Any) -> None:
@@ -126,10 +125,9 @@ def test_a_lost_charge_of_a_client_is_found(tmp_path: Path) -> None:
     assert any("every client is charged for every round" in one for one in problems)
 
 
-@pytest.mark.parametrize("engine", ["ray", "flower"])
-def test_every_engine_gives_the_same_model_and_charges(tmp_path: Path, engine: str) -> None:
-    pytest.importorskip("ray")
+@pytest.mark.usefixtures("shared_ray")
+def test_a_worker_gives_the_same_model_and_charges(tmp_path: Path) -> None:
     here = run(tmp_path / "local")
-    there = run(tmp_path / engine, runtime={"engine": engine, "workers": 1})
+    there = run(tmp_path / "ray", runtime={"engine": "ray", "workers": 1})
     assert model_of(here) == model_of(there)
     assert here.privacy.system_epsilon == there.privacy.system_epsilon

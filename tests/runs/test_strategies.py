@@ -71,9 +71,7 @@ class Interrupt:
     "federation",
     [
         {"strategy": ADAM, "server_averaging": 0.8},
-        pytest.param({"strategy": "fedyogi"}, marks=pytest.mark.slow),
         pytest.param({"strategy": "fedavgm"}, marks=pytest.mark.slow),
-        pytest.param({"strategy": "fedadagrad"}, marks=pytest.mark.slow),
     ],
 )
 def test_a_resumed_run_ends_with_the_same_bits(tmp_path: Path, federation: dict[str, Any]) -> None:

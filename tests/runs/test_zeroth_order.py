@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-import fedsim
 from fedsim.accountant import Gaussian, PldAccountant, PoissonSampled
 from fedsim.accountant.ledger.privacy_ledger import PrivacyLedger
 from fedsim.clients.training.streams import StreamKey
@@ -16,6 +15,7 @@ from fedsim.core.streams import Purpose, restart_at, stream
 from fedsim.experiment.errors import ExperimentError
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.replay import replay_run
+from fedsim.runs.runner import run_experiment
 from fedsim.runs.verification import verify_run
 
 P, RADIUS, LR, BOUND, Z = 3, 1e-2, 0.05, 0.8, 0.7
@@ -36,7 +36,7 @@ EXPERIMENT = {
 
 
 def run(base: Path, *changes: str, out: str = "run", **options):
-    return fedsim.run(EXPERIMENT, overrides=changes, out=base / out, base=base, **options)
+    return run_experiment(EXPERIMENT, overrides=changes, out=base / out, base=base, **options)
 
 
 def direction(round_number: int, step: int, number: int) -> np.ndarray:
@@ -146,6 +146,7 @@ def test_an_upload_is_one_number_for_each_direction_and_the_charge_that_of_dp_sg
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("shared_ray")
 @pytest.mark.parametrize(
     "changes",
     [

@@ -352,7 +352,7 @@ schedules = st.lists(
 
 
 @given(schedule=schedules, delta=st.floats(-8.0, -2.0).map(lambda exponent: 10.0**exponent))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_below_rdp_and_delta_undoes_epsilon(schedule: Schedule, delta: float) -> None:
     ours, rdp = account(schedule), RdpAccountant()
     for event, count in ours.history:
@@ -371,7 +371,7 @@ def test_below_rdp_and_delta_undoes_epsilon(schedule: Schedule, delta: float) ->
     steps=st.integers(1, 500),
     delta=st.sampled_from([1e-3, 1e-5, 1e-7]),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_monotone_in_steps_rate_noise_and_delta(
     rate: float, noise: float, steps: int, delta: float
 ) -> None:

@@ -60,7 +60,7 @@ def test_equals_the_definition(order: float, pair: tuple[float, float, float, fl
     shift=st.floats(-5.0, 5.0),
     log_ratio=st.floats(-3.0, 3.0),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_full_precision_also_near_the_limits(order: float, shift: float, log_ratio: float) -> None:
     std = math.exp(log_ratio)
     spread = (1 - order) + order * std * std
@@ -116,7 +116,7 @@ def test_limits_and_existence() -> None:
     shift=st.floats(-3.0, 3.0),
     std=st.floats(0.2, 5.0),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_non_negative_and_monotone_in_the_order(
     orders: tuple[float, float], shift: float, std: float
 ) -> None:

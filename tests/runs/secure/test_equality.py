@@ -111,14 +111,13 @@ def test_secrets_are_fresh_in_a_seeded_run(lab: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["ray", "flower"])
 @pytest.mark.parametrize(
-    ("secure", "private"),
+    ("engine", "secure", "private"),
     [
-        ({"aggregators": 3}, True),
-        ({"protocol": "secagg", "metrics": METRICS}, False),
+        ("flower", {"aggregators": 3}, True),
+        ("ray", {"protocol": "secagg", "metrics": METRICS}, False),
     ],
-    ids=["additive, private", "secagg, metrics"],
+    ids=["flower, additive, private", "ray, secagg, metrics"],
 )
 def test_every_engine_has_the_same_result(
     lab: Any,
