@@ -12,7 +12,13 @@ from fedsim.core.limits import MIN_PROBABILITY
 class Settings(BaseModel):
     """Base of all settings: immutable, no unknown keys, no silent conversions, finite numbers."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        allow_inf_nan=False,
+        defer_build=True,  # a section is built with the whole, not once more for itself
+    )
 
 
 @dataclass(frozen=True)
