@@ -39,7 +39,8 @@ def orientations(
 
 def _maps(image: Example, directions: NDArray[np.int64]) -> Example:
     """Return the gradient magnitude (bins, height, width) of each direction."""
-    padded = np.pad(image, 1, mode="edge")
+    rows, columns = ([0, *range(side), side - 1] for side in image.shape)
+    padded = image[rows][:, columns]  # np.pad takes a third of the time of all of this
     down = (padded[2:, 1:-1] - padded[:-2, 1:-1]) / 2
     right = (padded[1:-1, 2:] - padded[1:-1, :-2]) / 2
     bins = len(directions)
