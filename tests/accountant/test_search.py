@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 from scipy.optimize import brentq
 
@@ -38,7 +39,7 @@ def test_a_root_is_that_of_scipy_to_the_last_bit(
             low,
             high,
             xtol=1e-300,
-            rtol=relative,
+            rtol=np.float64(relative),
             full_output=True,
             disp=False,
         )

@@ -28,11 +28,12 @@ def orientations(
         shape: shape of an image, (height, width) or (channels, height, width).
     """
     directions = np.arange(settings.bins).reshape(-1, 1, 1)
+    weights = np.hanning(settings.window + 2)[1:-1]
 
     def transform(image: Example) -> Example:
         channels = image.reshape(-1, *shape[-2:])
         maps = np.concatenate([_maps(one, directions) for one in channels])
-        return _pooled(maps, settings.window, settings.stride) ** settings.power
+        return _pooled(maps, weights, settings.stride) ** settings.power
 
     return transform
 
@@ -50,11 +51,10 @@ def _maps(image: Example, directions: NDArray[np.int64]) -> Example:
     return share * np.hypot(down, right)
 
 
-def _pooled(maps: Example, window: int, stride: int) -> Example:
+def _pooled(maps: Example, weights: Example, stride: int) -> Example:
     """Return the weighted sums of the maps over windows, every `stride` pixels."""
-    height, width = maps.shape[-2:]
+    window, (height, width) = len(weights), maps.shape[-2:]
     rows, columns = (1 + (side - window) // stride for side in (height, width))
-    weights = np.hanning(window + 2)[1:-1]
     sums = np.zeros((len(maps), rows, columns))
     for y, x in np.ndindex(window, window):
         part = maps[:, y : y + stride * (rows - 1) + 1, x : x + stride * (columns - 1) + 1]
