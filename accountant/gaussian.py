@@ -10,6 +10,7 @@ import numpy as np
 from scipy.special import erfcx, log_ndtr
 
 from fedsim.accountant import checks
+from fedsim.accountant.search import root_between
 
 _MAX_MU = 1e8  # epsilon is about 5e15 there: no guarantee is left to compute
 _LEAST_MU = 1e-290  # below, this much is assumed: a bound, and epsilon stays a normal number
@@ -55,19 +56,13 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     mu = max(mu, _LEAST_MU)
     if _log_delta(mu, 0.0) <= log_delta:
         return 0.0
-    from scipy.optimize import root_scalar  # takes as long to import as all of the accountants
-
     # Zero-concentrated DP bounds epsilon from above (Bun, Steinke 2016, Proposition 1.3).
     upper = 0.5 * mu + math.sqrt(-2.0 * log_delta) + 1e-9
     aim = log_delta - _LOG_ROUNDING * (1.0 - log_delta)
-    root = root_scalar(
-        lambda ratio: _log_delta(mu, mu * ratio) - aim,
-        bracket=(0.0, upper),
-        method="brentq",
-        xtol=1e-300,
-        rtol=1e-14,
-    ).root
-    return mu * float(root) * (1.0 + 2e-14)  # at or above the root whatever the solver rounded
+    root = root_between(
+        lambda ratio: _log_delta(mu, mu * ratio) - aim, 0.0, upper, absolute=1e-300, relative=1e-14
+    )
+    return mu * root * (1.0 + 2e-14)  # at or above the root whatever the solver rounded
 
 
 def _log_delta(mu: float, epsilon: float) -> float:

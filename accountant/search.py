@@ -145,3 +145,47 @@ def solve_falling(
         point = (x, epsilon(x))
         low, high = (point, high) if point[1] > target else (low, point)
     return high[0]
+
+
+def root_between(
+    f: Callable[[float], float], low: float, high: float, *, absolute: float, relative: float
+) -> float:
+    """Return a root of f between two points by Brent's method, as scipy's brentq to the last bit.
+
+    Written out, as it takes less time to run than scipy's solvers take to import.
+
+    Args:
+        f: continuous, of other signs at the two points.
+        low: a point.
+        high: another point.
+        absolute: tolerance of the root; with `relative`, of its size.
+        relative: likewise.
+    """
+    a, b, c = low, high, low  # the point before, the best point, and one of the other sign
+    of_a, of_b, of_c = f(a), f(b), 0.0
+    before = step = 0.0
+    if of_a == 0.0:
+        return a
+    for _ in range(100):
+        if of_a != 0.0 and of_b != 0.0 and (of_a < 0.0) != (of_b < 0.0):
+            c, of_c = a, of_a
+            before = step = b - a
+        if abs(of_c) < abs(of_b):
+            a, b, c = b, c, b
+            of_a, of_b, of_c = of_b, of_c, of_b
+        least, half = (absolute + relative * abs(b)) / 2.0, (c - b) / 2.0
+        if of_b == 0.0 or abs(half) < least:
+            return b
+        before, step, last = half, half, (before, step)
+        if abs(last[0]) > least and abs(of_b) < abs(of_a):
+            if a == c:
+                tried = -of_b * (b - a) / (of_b - of_a)
+            else:
+                to_a, to_c = (of_a - of_b) / (a - b), (of_c - of_b) / (c - b)
+                tried = -of_b * (of_c * to_c - of_a * to_a) / (to_c * to_a * (of_c - of_a))
+            if 2.0 * abs(tried) < min(abs(last[0]), 3.0 * abs(half) - least):
+                before, step = last[1], tried
+        a, of_a = b, of_b
+        b += step if abs(step) > least else math.copysign(least, half)
+        of_b = f(b)
+    return b

@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from fedsim import accountant as accountant
     from fedsim import clients as clients
     from fedsim import testing as testing
-    from fedsim.api import compare as compare
-    from fedsim.api import compare_runs as compare_runs
     from fedsim.api import run as run
-    from fedsim.api import search as search
+    from fedsim.comparison.compare import compare as compare
     from fedsim.comparison.comparison_result import ComparisonResult as ComparisonResult
+    from fedsim.comparison.finished.compare_runs import compare_runs as compare_runs
     from fedsim.comparison.search.perform import SearchResult as SearchResult
+    from fedsim.comparison.search.perform import search as search
     from fedsim.core.errors import FedsimError as FedsimError
     from fedsim.experiment import ExperimentError as ExperimentError
     from fedsim.personalization.personalize import personalize as personalize
@@ -61,14 +61,14 @@ _public = {
     "SearchResult": "fedsim.comparison.search.perform",
     "TrackedRun": "fedsim.tracking.protocol",
     "Tracker": "fedsim.tracking.protocol",
-    "compare": "fedsim.api",
-    "compare_runs": "fedsim.api",
+    "compare": "fedsim.comparison.compare",
+    "compare_runs": "fedsim.comparison.finished.compare_runs",
     "load_model": "fedsim.runs.saved_model",
     "personalize": "fedsim.personalization.personalize",
     "predict": "fedsim.runs.prediction",
     "read_model_card": "fedsim.runs.saved_model",
     "run": "fedsim.api",
-    "search": "fedsim.api",
+    "search": "fedsim.comparison.search.perform",
 }
 _modules = ("accountant", "clients", "testing")
 __all__ = [

@@ -4,9 +4,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedsim.comparison.compare import compare as compare
-from fedsim.comparison.finished.compare_runs import compare_runs as compare_runs
-from fedsim.comparison.search.perform import search as search
 from fedsim.report.notebook import notebook_progress
 from fedsim.report.run import run_with_report
 from fedsim.runs.runner import RunResult

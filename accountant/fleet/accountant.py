@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
-from scipy.sparse import csr_array
 
 from fedsim.accountant import checks
 from fedsim.accountant.accountants import Accountant, AccountantChoice, RdpOrders, make_accountant
@@ -276,6 +275,8 @@ class FleetAccountant:
 
     def _rdp_epsilons(self, clients: Sequence[Counter[Mechanism]], delta: float) -> Floats:
         """Return all epsilons from one product: (clients x mechanisms) times their curves."""
+        from scipy.sparse import csr_array  # slow to import, and few commands need it
+
         kinds = dict.fromkeys(kind for steps in clients for kind in steps)
         new = [kind for kind in kinds if kind not in self._rdp_curves]
         self._rdp_curves.update(zip(new, rdp_table(new, self._orders), strict=True))

@@ -4,7 +4,6 @@ import math
 from typing import Any
 
 import numpy as np
-from scipy import fft
 
 from fedsim.accountant.arrays import Complexes, Floats
 
@@ -13,6 +12,8 @@ _DROPPED = 60.0  # a term below e^-60 = 9e-27 is nothing beside rounding
 
 def fft_size(points: int) -> int:
     """Return the least size >= points for which a real FFT is fast."""
+    from scipy import fft  # slow to import, and releases of all examples need none
+
     size: Any = fft.next_fast_len(points, real=True)  # its stub says None
     return size
 

@@ -7,6 +7,7 @@ import numpy as np
 from fedsim.accountant import checks
 from fedsim.accountant.arrays import Floats
 from fedsim.accountant.rdp.conversion import delta_from_rdp
+from fedsim.accountant.search import root_between
 
 
 def rdp_repeat_and_select(
@@ -62,7 +63,6 @@ def log_inverse_gamma(mean: float, shape: float) -> float:
     """
     if mean == 1.0:
         return 0.0
-    from scipy.optimize import root_scalar  # takes as long to import as all of the accountants
 
     def log_mean(y: float) -> float:
         # eta / (1 - e^(-eta y)) = (1/y) w / (1 - e^-w) with w = eta y.
@@ -74,7 +74,7 @@ def log_inverse_gamma(mean: float, shape: float) -> float:
     high = 1.0
     while log_mean(high) < target:
         high *= 2.0
-    root = root_scalar(
-        lambda y: log_mean(y) - target, bracket=(1e-300, high), method="brentq", xtol=1e-300
-    ).root
-    return float(root) * (1.0 + 1e-12)
+    root = root_between(
+        lambda y: log_mean(y) - target, 1e-300, high, absolute=1e-300, relative=2.0**-50
+    )
+    return root * (1.0 + 1e-12)

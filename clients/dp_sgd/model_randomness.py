@@ -48,6 +48,11 @@ class ModelRandomness(TorchDispatchMode):
         self._only: int | None = None
         self.has_begun = self.has_drawn = False
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Return False: to keep its compiler away from here, torch would import all of it."""
+        return False
+
     def begin(
         self, examples: Sequence[np.ndarray], *, rows: int, views: int = 1, step: int = 0
     ) -> None:

@@ -52,7 +52,7 @@ def plan_command(
     with quick_imports():
         from fedsim.planning.projection import plan_experiment
         from fedsim.report.phase_display import shown_phases
-        from fedsim.report.terminal import print_plan
+        from fedsim.report.plan_terminal import print_plan
 
     path = None
     if plot is not None:

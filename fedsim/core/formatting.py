@@ -1,7 +1,10 @@
 """Numbers as text for reports and the terminal."""
 
 import math
+from collections.abc import Sequence
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
+
+_MAX_NAMED_CLIENTS = 10
 
 
 def epsilon_text(epsilon: float | None) -> str:
@@ -63,3 +66,22 @@ def duration_text(seconds: float) -> str:
     if minutes < 60:
         return f"{minutes} min {rest} s"
     return f"{minutes // 60} h {minutes % 60} min"
+
+
+def clients_text(clients: Sequence[int]) -> str:
+    """Return clients by number, at most ten of them: `clients 1, 2 and 5 more`."""
+    word = "client" if len(clients) == 1 else "clients"
+    shown = ", ".join(str(client) for client in clients[:_MAX_NAMED_CLIENTS])
+    more = len(clients) - _MAX_NAMED_CLIENTS
+    return f"{word} {shown}" + (f" and {more:,} more" if more > 0 else "")
+
+
+def count_text(number: int, noun: str) -> str:
+    """Return a number with its noun, in the plural unless it is 1: `1 round`, `2 rounds`."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def range_text(values: Sequence[float], digits: int = 4) -> str:
+    """Return the range of values in words, rounded to `digits` digits: `0.5`, `0.1 to 0.9`."""
+    low, high = (f"{value:.{digits}g}" for value in (min(values), max(values)))
+    return low if low == high else f"{low} to {high}"

@@ -33,7 +33,13 @@ class Settings(BaseModel):
     None for numbers that are compared with data and never computed with.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        allow_inf_nan=False,
+        defer_build=True,  # a section is built with the whole, not once more for itself
+    )
     limit: ClassVar[float | None] = MAX_NUMBER
 
     @classmethod

@@ -2,12 +2,12 @@
 
 from rich.console import Console
 
+from fedsim.core.formatting import count_text
 from fedsim.planning.advice.advice import Advice
 from fedsim.planning.advice.noise_model import plausible_tasks
 from fedsim.planning.advice.ranking import Ranked
 from fedsim.report.lines import print_sentence
 from fedsim.report.tables import figure_table, print_table
-from fedsim.statement.sentence import count_text
 
 
 def print_advice(advice: Advice, console: Console | None = None) -> None:

@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedsim.core.formatting import epsilon_text
+from fedsim.core.formatting import count_text, epsilon_text
 from fedsim.planning.bounds import BoundCurve
 from fedsim.report.line_plot import LinePlot, write_line_plot
-from fedsim.statement.sentence import count_text
 
 
 def write_bounds_plot(

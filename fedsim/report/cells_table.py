@@ -4,11 +4,10 @@ from collections.abc import Iterator
 
 from rich.console import Console
 
-from fedsim.core.formatting import epsilon_text
+from fedsim.core.formatting import clients_text, count_text, epsilon_text, range_text
 from fedsim.planning.cells import OBSERVERS, PlannedCell
 from fedsim.report.lines import print_sentence
 from fedsim.report.tables import figure_table, print_table
-from fedsim.statement.sentence import clients_text, count_text, range_text
 
 _NOISE = {"client": "each client", "share": "each a share", "server": "the server"}
 _KEY = (

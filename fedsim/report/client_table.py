@@ -12,10 +12,9 @@ from typing import Any
 
 from markupsafe import Markup
 
-from fedsim.core.formatting import delta_text, epsilon_text
+from fedsim.core.formatting import count_text, delta_text, epsilon_text
 from fedsim.statement import ClientFacts, Facts
 from fedsim.statement.certificate_words import SHORT_NAMES
-from fedsim.statement.sentence import count_text
 
 MAX_CLIENTS = 200
 SHOWN_CLIENTS = 100

@@ -1,7 +1,7 @@
 """An assembled experiment in two lines, with notes and warnings before its first round."""
 
 from fedsim.clients.settings import LocalSettings
-from fedsim.core.formatting import delta_text
+from fedsim.core.formatting import count_text, delta_text, range_text
 from fedsim.data.scale_note import scale_note
 from fedsim.data.settings import FileDataset
 from fedsim.data.tables.dataset import column_of
@@ -9,7 +9,6 @@ from fedsim.federation.batch_sizes import full_batch_note
 from fedsim.federation.client_weights import ignored_weighting
 from fedsim.federation.federation import Federation
 from fedsim.federation.movement import still_warnings
-from fedsim.statement.sentence import count_text, range_text
 
 _MAX_NAMES = 5
 _MAX_NAME_CHARS = 80

@@ -19,7 +19,9 @@ from fedsim.core.formatting import delta_text, epsilon_text, least_epsilon_text,
 from fedsim.report import overview
 from fedsim.report.client_table import MAX_BARS, ClientTable, client_table, plain_table
 from fedsim.report.contents import RunContents, read_contents
+from fedsim.report.plots import draw_spend, narrow_range
 from fedsim.report.points import guarantees, limits, points, warnings
+from fedsim.report.profile_plots import draw_attack, draw_profile
 from fedsim.report.recompute import recipe
 from fedsim.report.scores import scores_context
 from fedsim.report.sections.answers import answers_context
@@ -135,8 +137,6 @@ def _attack(facts: Facts) -> dict[str, Any] | None:
         return None
     if not profile.curve:
         return None
-    from fedsim.report.profile_plots import draw_attack, draw_profile
-
     return {
         "client": profile.client,
         "sees": view_of(facts).sees,
@@ -176,8 +176,6 @@ def _ties(contents: RunContents) -> str | None:
     facts = contents.facts
     if not facts.is_bounded or not facts.has_charges:
         return None
-    from fedsim.report.plots import narrow_range
-
     shared = narrow_range(spends_of(contents))
     if shared is None:
         return None
@@ -192,8 +190,6 @@ def _spend_plot(contents: RunContents) -> Markup | None:
     facts = contents.facts
     if not facts.is_private or not facts.has_charges or facts.objections:
         return None
-    from fedsim.report.plots import draw_spend, narrow_range
-
     spends = spends_of(contents)
     return None if narrow_range(spends) is not None else draw_spend(spends)
 

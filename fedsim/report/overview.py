@@ -6,14 +6,13 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from fedsim.core.formatting import delta_text, duration_text, epsilon_text, metric_text
+from fedsim.core.formatting import count_text, delta_text, duration_text, epsilon_text, metric_text
 from fedsim.report.contents import RunContents
 from fedsim.report.scores import baseline_text, quoted, recall_text, warnings_of
 from fedsim.report.sections.experiment import sizes_text
 from fedsim.server.round_report import RoundRow
 from fedsim.statement.certificate_words import is_plain, stated_certificates, unit_text
 from fedsim.statement.certificates import OBSERVER_NAMES
-from fedsim.statement.sentence import count_text
 
 MAX_INCIDENTS = 100
 MAX_PERSONAL = 100

@@ -1,4 +1,4 @@
-"""The figures of the report. The only module that imports matplotlib, so import it when drawing."""
+"""The figures of the report, as inline SVG."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -6,15 +6,12 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from markupsafe import Markup
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, PercentFormatter
 
+from fedsim.report.chart import Chart, Point, Scale, Tip, powers, room_around, ticks, width_of
 from fedsim.report.client_table import MAX_BARS, aligned_epsilon
-from fedsim.report.svg import Ink, Tip, inline_svg, style
 
 # In pixels at 72 to the inch, about as wide as a phone: text keeps its size there.
-_CURVE_SIZE_INCHES = (310 / 72, 225 / 72)
+_CURVE_PIXELS = (310, 225)
 _WIDTH_PIXELS = 400
 _BAR_HEIGHT_PIXELS = 21
 
@@ -56,7 +53,6 @@ class Curve:
     """A quantity over the rounds, or over what grows with them.
 
     Attributes:
-        name: unique in the page, such as `accuracy`.
         label: what it is, in words.
         over: the horizontal axis.
         values: one for each place; None where it was not finite.
@@ -68,7 +64,6 @@ class Curve:
         logarithmic: whether equal distances are equal ratios.
     """
 
-    name: str
     label: str
     over: Axis
     values: Sequence[float | None]
@@ -83,42 +78,60 @@ class Curve:
 def draw_curve(curve: Curve) -> Markup | None:
     """Return the curve as inline SVG; None where no value is finite."""
     points = [
-        (number, math.nan if value is None else value)
-        for number, value in _thinned(list(zip(curve.over.values, curve.values, strict=True)))
+        (place, math.nan if value is None else value)
+        for place, value in _thinned(list(zip(curve.over.values, curve.values, strict=True)))
     ]
-    finite = [(number, value) for number, value in points if math.isfinite(value)]
+    finite = [(place, value) for place, value in points if math.isfinite(value)]
     if not finite:
         return None
-    with style():
-        figure, axes = _new_figure(*_CURVE_SIZE_INCHES)
-        marker = {"marker": "o", "markersize": 4} if len(finite) == 1 else {}
-        axes.plot(*zip(*points, strict=True), color=Ink.ACCENT, **marker)
-        # A target line runs through the label of a spend that reached it: write below the line.
-        drop = 0 if curve.target is None else -9
-        _mark_last(axes, finite[-1], curve.text, drop)
-        _bottom_axis(axes, curve.over)
-        if curve.logarithmic:
-            axes.set_yscale("log")
-            low, high = axes.get_ylim()
-            axes.yaxis.set_major_locator(LogLocator(subs=_FEW_DECADES if high < 99 * low else (1,)))
-            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-            axes.minorticks_off()
-        else:
-            axes.yaxis.set_major_locator(MaxNLocator(5))
-        if curve.percent:
-            axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-            axes.set_ylim(top=min(axes.get_ylim()[1], 1.0))
-        if curve.target is not None:
-            _target_line(axes, curve.target, curve.target_text, horizontal=True)
-        if curve.from_zero:
-            axes.set_ylim(0, _room_above(axes, curve.target))
-        tips = [
-            Tip(place, value, f"{curve.over.text(place)}: {curve.text(value)}")
-            for place, value in finite
-        ]
-        return inline_svg(
-            figure, name=curve.name, label=_spoken(curve, tips), axes=axes, strips=tips
-        )
+    (width, height), last = _CURVE_PIXELS, curve.text(finite[-1][1])
+    low, high = _range_of(curve, [value for _, value in finite])
+    marks = {value: _axis_text(curve, value) for value in _marks(curve, low, high)}
+    left, right = 9 + width_of(marks.values()), width - 14 - width_of([last])
+    x = Scale(curve.over.values[0], curve.over.values[-1], left, right)
+    y = Scale(low, high, height - 38, 12, curve.logarithmic)
+    chart = Chart(width, height, x, y)
+    chart.left_axis(marks)
+    chart.bottom_axis(_places(curve.over), curve.over.label)
+    if curve.target is not None:
+        words = curve.target_text or f"target {curve.target:g}"
+        chart.target(curve.target, words)
+    chart.line(points)
+    chart.dot(finite[-1])
+    # A target line runs through the label of a spend that reached it: write below the line.
+    chart.write(last, finite[-1], (6, 0 if curve.target is None else 9), bold=True)
+    tips = [
+        Tip(place, value, f"{curve.over.text(place)}: {curve.text(value)}")
+        for place, value in finite
+    ]
+    return chart.svg(_spoken(curve, tips), tips)
+
+
+def _range_of(curve: Curve, values: Sequence[float]) -> Point:
+    """Return the ends of the vertical axis."""
+    aim = [] if curve.target is None else [curve.target]
+    low, high = room_around([*values, *aim], logarithmic=curve.logarithmic)
+    if curve.from_zero:
+        return 0.0, max([high, *(1.15 * target for target in aim)])
+    return low, min(high, 1.0) if curve.percent else high
+
+
+def _marks(curve: Curve, low: float, high: float) -> list[float]:
+    if not curve.logarithmic:
+        return ticks(low, high)
+    return powers(low, high, _FEW_DECADES if high < 99 * low else (1,)) or ticks(low, high)
+
+
+def _axis_text(curve: Curve, value: float) -> str:
+    return f"{100 * value:.6g}%" if curve.percent else f"{value:,.6g}"
+
+
+def _places(over: Axis) -> dict[float, str]:
+    """Return the marks of a horizontal axis."""
+    values = over.values
+    few = over.whole and len(values) <= 5
+    marked = values if few else ticks(values[0], values[-1], whole=over.whole)
+    return {value: f"{value:,.6g}" for value in marked}
 
 
 def _spoken(curve: Curve, tips: Sequence[Tip]) -> str:
@@ -141,16 +154,8 @@ def draw_spend(spends: Sequence[Spend]) -> Markup:
 
     ε that are all alike need no figure: `narrow_range` is enough.
     """
-    with style():
-        label = "Epsilon spent by each client; the table below has every number"
-        if len(spends) <= MAX_BARS:
-            figure, axes = _bars(spends)
-            tips = [Tip(0, row, _spend_text(spend)) for row, spend in enumerate(spends)]
-            return inline_svg(
-                figure, name="spend", label=label, axes=axes, strips=tips, across=True
-            )
-        figure, axes, tips = _ranked(spends)
-        return inline_svg(figure, name="spend", label=label, axes=axes, strips=tips)
+    draw = _bars if len(spends) <= MAX_BARS else _ranked
+    return draw(spends, "Epsilon spent by each client; the table below has every number")
 
 
 def _spend_text(spend: Spend) -> str:
@@ -172,134 +177,62 @@ def common_target(spends: Sequence[Spend]) -> float | None:
     return targets.pop() if len(targets) == 1 else None
 
 
-def _bars(spends: Sequence[Spend]) -> tuple[Figure, Axes]:
-    figure, axes = _new_figure(_WIDTH_PIXELS / 72, (len(spends) * _BAR_HEIGHT_PIXELS + 66) / 72)
+def _bars(spends: Sequence[Spend], label: str) -> Markup:
     finite = [spend.epsilon for spend in spends if spend.epsilon is not None]
     targets = [spend.target for spend in spends if spend.target is not None]
     longest = max([*finite, *targets, 1e-9])
     largest = aligned_epsilon(max(finite, default=0.0)) if len(finite) == len(spends) else None
-    for row, spend in enumerate(spends):
-        worst = aligned_epsilon(spend.epsilon) == largest
+    texts = [aligned_epsilon(spend.epsilon) for spend in spends]
+    names = {float(row): str(spend.client) for row, spend in enumerate(spends)}
+    right = _WIDTH_PIXELS - 14 - width_of(texts)
+    x = Scale(0.0, longest, 29 + width_of(names.values()), right)
+    y = Scale(-0.5, len(spends) - 0.5, 22, 22 + len(spends) * _BAR_HEIGHT_PIXELS)
+    chart = Chart(_WIDTH_PIXELS, y.end + 38, x, y)
+    chart.bottom_axis({value: f"{value:,.6g}" for value in ticks(0.0, longest)}, "ε")
+    chart.left_axis(names, "client", grid=False)
+    for row, (spend, text) in enumerate(zip(spends, texts, strict=True)):
         length = longest if spend.epsilon is None else spend.epsilon
-        axes.barh(row, length, height=0.62, color=Ink.ACCENT if worst else Ink.BAR)
+        low, high = row - 0.31, row + 0.31
+        corners = [(0.0, low), (length, low), (length, high), (0.0, high)]
+        chart.area(corners, "accent" if text == largest else "bar")
         # In one column, beyond the longest bar, where no target line crosses them.
-        axes.annotate(
-            aligned_epsilon(spend.epsilon),
-            (1, row),
-            xycoords=axes.get_yaxis_transform(),
-            xytext=(10, 0),
-            textcoords="offset points",
-            va="center",
-            color=Ink.TEXT,
-            fontweight="bold" if worst else "normal",
-        )
-    _bar_targets(axes, spends)
-    axes.set_yticks(range(len(spends)), [str(spend.client) for spend in spends])
-    axes.set_ylim(len(spends) - 0.4, -0.6)
-    axes.set_xlim(0, longest * 1.01)
-    axes.set_xlabel("ε")
-    axes.set_ylabel("client")
-    axes.grid(False)
-    return figure, axes
-
-
-def _bar_targets(axes: Axes, spends: Sequence[Spend]) -> None:
+        chart.write(text, (longest, row), (10, 0), bold=text == largest)
+        if spend.target is not None and common_target(spends) is None:
+            chart.line([(spend.target, row - 0.42), (spend.target, row + 0.42)], "text", 1.4)
     shared = common_target(spends)
     if shared is not None:
-        _target_line(axes, shared, horizontal=False)
-        return
-    for row, spend in enumerate(spends):
-        if spend.target is not None:
-            axes.plot([spend.target] * 2, [row - 0.42, row + 0.42], color=Ink.TEXT, linewidth=1.4)
+        chart.line([(shared, -0.5), (shared, len(spends) - 0.5)], "muted", 1.1, dash="4 3")
+        chart.write(f"target {shared:g}", (shared, -0.5), (0, -9), ink="muted", anchor="middle")
+    tips = [Tip(0, row, _spend_text(spend)) for row, spend in enumerate(spends)]
+    return chart.svg(label, tips, across=True)
 
 
-def _ranked(spends: Sequence[Spend]) -> tuple[Figure, Axes, list[Tip]]:
+def _ranked(spends: Sequence[Spend], label: str) -> Markup:
     """Draw all clients as one falling curve, without those of infinite ε."""
     known = [(s.epsilon, s) for s in spends if s.epsilon is not None]
     falling = [spend for _, spend in sorted(known, key=lambda pair: -pair[0])]
     epsilons = [spend.epsilon or 0.0 for spend in falling]
-    figure, axes = _new_figure(_WIDTH_PIXELS / 72, 240 / 72)
-    hidden = len(spends) - len(epsilons)
+    hidden, shared = len(spends) - len(epsilons), common_target(spends)
     shown = _thinned(list(enumerate(epsilons, start=hidden + 1)))
+    high = max([*(1.05 * epsilon for epsilon in epsilons), 1.15 * (shared or 0.0)]) or 1.0
+    marks = {value: f"{value:,.6g}" for value in ticks(0.0, high)}
+    x = Scale(0.5, len(spends) + 0.5, 29 + width_of(marks.values()), _WIDTH_PIXELS - 12)
+    chart = Chart(_WIDTH_PIXELS, 240, x, Scale(0.0, high, 202, 12))
+    chart.left_axis(marks, "ε")
+    below = "clients, by falling ε" + (f" ({hidden} with infinite ε)" if hidden else "")
+    places = {value: f"{value:,.0f}" for value in ticks(1, len(spends), whole=True)}
+    chart.bottom_axis(places, below)
     if shown:
-        ranks, values = zip(*shown, strict=True)
-        axes.fill_between(ranks, values, color=Ink.BAR, step="mid", linewidth=0)
-        axes.plot(ranks, values, color=Ink.ACCENT, drawstyle="steps-mid")
-    shared = common_target(spends)
+        first, last = (shown[0][0], 0.0), (shown[-1][0], 0.0)
+        chart.area([first, *shown, last])
+        chart.line(shown)
     if shared is not None:
-        _target_line(axes, shared, horizontal=True)
-    axes.set_xlim(0.5, len(spends) + 0.5)
-    axes.set_ylim(0, _room_above(axes, shared))
-    axes.set_xlabel("clients, by falling ε" + (f" ({hidden} with infinite ε)" if hidden else ""))
-    axes.set_ylabel("ε")
+        chart.target(shared, f"target {shared:g}")
     tips = [
         Tip(rank, value, f"{rank:,} of {len(spends):,}: {_spend_text(falling[rank - hidden - 1])}")
         for rank, value in shown[:: max(1, len(shown) // _MAX_TIPS)]
     ]
-    return figure, axes, tips
-
-
-def _new_figure(width: float, height: float) -> tuple[Figure, Axes]:
-    # Figure, not pyplot: pyplot keeps figures alive and has a state of its own.
-    figure = Figure(figsize=(width, height), layout="constrained")
-    return figure, figure.add_subplot()
-
-
-def _bottom_axis(axes: Axes, over: Axis) -> None:
-    axes.set_xlabel(over.label)
-    first, last = over.values[0], over.values[-1]
-    if over.whole and len(over.values) <= 5:
-        axes.set_xticks(over.values)
-    else:
-        places = MaxNLocator(5, integer=over.whole).tick_values(first, last)
-        axes.set_xticks([place for place in places if first <= place <= last])
-    # Some room on the right for the label of the last value.
-    span = max(last - first, 1) if over.whole else (last - first) or 1.0
-    axes.set_xlim(first - 0.02 * span, last + 0.2 * span)
-
-
-def _mark_last(
-    axes: Axes, point: tuple[float, float], text: Callable[[float], str], drop: int
-) -> None:
-    axes.plot(*point, marker="o", markersize=4.5, color=Ink.ACCENT)
-    axes.annotate(
-        text(point[1]),
-        point,
-        xytext=(6, drop),
-        textcoords="offset points",
-        va="center",
-        fontweight="bold",
-        color=Ink.TEXT,
-        annotation_clip=False,
-    )
-
-
-def _target_line(axes: Axes, target: float, words: str | None = None, *, horizontal: bool) -> None:
-    text = f"target {target:g}" if words is None else words
-    line = {"color": Ink.MUTED, "linewidth": 1.1, "linestyle": (0, (4, 3))}
-    if horizontal:
-        axes.axhline(target, **line)
-        position, place, offset = (0, target), ("left", "bottom"), (4, 2)
-        transform = axes.get_yaxis_transform()
-    else:
-        axes.axvline(target, **line)
-        position, place, offset = (target, 1), ("center", "bottom"), (0, 2)
-        transform = axes.get_xaxis_transform()
-    axes.annotate(
-        text,
-        position,
-        xycoords=transform,
-        xytext=offset,
-        textcoords="offset points",
-        ha=place[0],
-        va=place[1],
-        color=Ink.MUTED,
-    )
-
-
-def _room_above(axes: Axes, target: float | None) -> float:
-    top = axes.get_ylim()[1]
-    return max(top, 1.15 * target) if target is not None else top
+    return chart.svg(label, tips)
 
 
 def _thinned(points: list[_Point]) -> list[_Point]:

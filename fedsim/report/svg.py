@@ -1,4 +1,4 @@
-"""Figures as inline SVG: no file, no network, and the colours of the page around them.
+"""Figures of matplotlib as inline SVG: no file, no network, and the colours of the page.
 
 A figure is drawn in the placeholder colours of `Ink`. In the SVG they become CSS variables, so that
 one drawing is legible on a light page, on a dark page and in print.
@@ -6,10 +6,8 @@ one drawing is legible on a light page, on a dark page and in print.
 
 import io
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,7 +15,6 @@ import matplotlib
 import matplotlib.style
 from markupsafe import Markup, escape
 from matplotlib.artist import Artist
-from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.collections import Collection
 from matplotlib.colors import to_hex, to_rgba, to_rgba_array
@@ -90,23 +87,11 @@ def style() -> Iterator[None]:
         yield
 
 
-@dataclass(frozen=True)
-class Tip:
-    """A text to show near a point, in the coordinates of the data."""
-
-    x: float
-    y: float
-    text: str
-
-
 def inline_svg(
     figure: Figure,
     *,
     name: str,
     label: str,
-    axes: Axes | None = None,
-    strips: Sequence[Tip] = (),
-    across: bool = False,
     tips: Mapping[str, str] | None = None,
 ) -> Markup:
     """Return a figure as an `<svg>` element to put into a page.
@@ -115,9 +100,6 @@ def inline_svg(
         figure: drawn with `Ink` inside `style()`, and still inside it.
         name: unique in the page; it prefixes every id of the drawing.
         label: description of the figure for screen readers.
-        axes: the axes of the strips' data coordinates.
-        strips: tooltips near a point, ascending along the axis.
-        across: whether each strip covers a row of the drawing instead of a column.
         tips: tooltips of artists, by the artist's gid.
     """
     buffer = io.StringIO()
@@ -136,10 +118,7 @@ def inline_svg(
     opening = (
         f'<svg class="plot" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label)}">'
     )
-    text = re.sub(r"\A<svg[^>]*>", lambda _: opening, text)
-    if axes is not None and strips:
-        text = text.removesuffix("</svg>") + _strips(axes, strips, across, height) + "</svg>"
-    return Markup(text)
+    return Markup(re.sub(r"\A<svg[^>]*>", lambda _: opening, text))
 
 
 _PAPER_SERIES = (  # as in comparison.html.jinja
@@ -236,28 +215,6 @@ def _repaint(artist: Artist) -> None:
             for ink, colour in zip(placeholders, colours, strict=True)
         ]
         setter(painted if isinstance(artist, Collection) else painted[0])
-
-
-def _strips(axes: Axes, tips: Sequence[Tip], across: bool, height: int) -> str:
-    """Return transparent strips, each with the tooltip of the nearest point."""
-    box = axes.get_window_extent()
-    scale = 72 / axes.figure.dpi
-    places = axes.transData.transform([(tip.x, tip.y) for tip in tips]) * scale
-    left, right = box.x0 * scale, box.x1 * scale
-    top, bottom = height - box.y1 * scale, height - box.y0 * scale
-    centres = [height - y for _, y in places] if across else [x for x, _ in places]
-    low, high = (top, bottom) if across else (left, right)
-    edges = [low, *((one + other) / 2 for one, other in pairwise(centres)), high]
-    strips = []
-    for (start, end), tip in zip(pairwise(edges), tips, strict=True):
-        size = max(0.0, end - start)
-        place = (left, start, right - left, size) if across else (start, top, size, bottom - top)
-        x, y, wide, tall = (f"{value:.1f}" for value in place)
-        strips.append(
-            f'<rect class="tip" x="{x}" y="{y}" width="{wide}" height="{tall}">'
-            f"<title>{escape(tip.text)}</title></rect>"
-        )
-    return "<g>" + "".join(strips) + "</g>"
 
 
 def _without_document_parts(text: str) -> str:

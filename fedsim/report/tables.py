@@ -8,6 +8,8 @@ from rich.measure import Measurement
 from rich.table import Table
 
 _MAX_WIDTH_CHARACTERS = 1000
+_MAX_NAME_CHARS = 30
+MAX_TABLE_CLIENTS = 25
 
 
 def figure_table(title: str, numbers: list[str], *, texts: Sequence[str] = ()) -> Table:
@@ -37,3 +39,15 @@ def _width(console: Console, table: Table) -> int:
     return Measurement.get(
         console, console.options.update(width=_MAX_WIDTH_CHARACTERS), table
     ).maximum
+
+
+def client_text(client: int, name: str | None) -> str:
+    """Return a client's number, with its name where it has one."""
+    if name is None:
+        return str(client)
+    return f"{client} {name if len(name) <= _MAX_NAME_CHARS else name[: _MAX_NAME_CHARS - 1] + '…'}"
+
+
+def or_dash(value: float | None) -> str:
+    """Return a number, or a dash for none."""
+    return "–" if value is None else f"{value:g}"

@@ -1,26 +1,19 @@
-"""Terminal output on stdout: the result of a run, and a plan."""
+"""Terminal output on stdout: the result of a run."""
 
 import math
 
 from rich.console import Console
 from rich.table import Table
 
-from fedsim.core.formatting import delta_text, duration_text, epsilon_text, metric_text
-from fedsim.planning.projection import Plan, PlannedClient
-from fedsim.report.bounds_table import print_client_kinds
-from fedsim.report.cells_table import print_cells
+from fedsim.core.formatting import count_text, delta_text, duration_text, epsilon_text, metric_text
 from fedsim.report.contents import RunContents, read_contents
 from fedsim.report.lines import print_sentence
 from fedsim.report.scores import advice_of, baseline_text, recall_line, warnings_of
-from fedsim.report.tables import figure_table, print_table
+from fedsim.report.tables import MAX_TABLE_CLIENTS, client_text, figure_table, or_dash, print_table
 from fedsim.runs.directory import KEPT, RunDirectory
 from fedsim.runs.manifest import root_of
 from fedsim.statement.certificate_words import SHORT_NAMES, guarantee_words, is_plain, unit_text
 from fedsim.statement.certificates import OBSERVER_NAMES
-from fedsim.statement.sentence import count_text
-
-_MAX_TABLE_CLIENTS = 25
-_MAX_NAME_CHARS = 30
 
 
 def print_result(directory: RunDirectory, console: Console | None = None) -> None:
@@ -74,10 +67,10 @@ def _privacy_table(contents: RunContents) -> Table:
         + ["left"] * left,
     )
     ordered = sorted(clients, key=lambda spend: -_number(spend["epsilon"]))
-    shown = sorted(ordered[:_MAX_TABLE_CLIENTS], key=lambda spend: spend["client"])
+    shown = sorted(ordered[:MAX_TABLE_CLIENTS], key=lambda spend: spend["client"])
     for spend in shown:
         table.add_row(
-            _client_text(spend["client"], spend.get("name")),
+            client_text(spend["client"], spend.get("name")),
             *[str(spend["examples"])] * sized,
             f"{spend['noise_multiplier']:.4g}",
             str(spend["rounds"]),
@@ -86,8 +79,8 @@ def _privacy_table(contents: RunContents) -> Table:
             epsilon_text(spend["epsilon"]),
             *[epsilon_text(spend.get("epsilon_against_server"))] * second,
             epsilon_text(spend["epsilon_rdp"]),
-            *[_or_dash(spend["target_epsilon"])] * budgets,
-            *[_or_dash(spend.get("withdrawn_round"))] * left,
+            *[or_dash(spend["target_epsilon"])] * budgets,
+            *[or_dash(spend.get("withdrawn_round"))] * left,
         )
     notes = ["z: noise multiplier"]
     if not plain:
@@ -103,10 +96,6 @@ def _privacy_table(contents: RunContents) -> Table:
         notes.append(f"the {len(shown)} largest of {len(clients):,}; clients.csv has all")
     table.caption = "\n".join(notes)
     return table
-
-
-def _or_dash(value: float | None) -> str:
-    return "–" if value is None else f"{value:g}"
 
 
 def _summary(contents: RunContents) -> list[str]:
@@ -170,71 +159,3 @@ def _personal_line(contents: RunContents) -> list[str]:
 
 def _number(epsilon: float | None) -> float:
     return math.inf if epsilon is None else epsilon
-
-
-def print_plan(plan: Plan, console: Console | None = None) -> None:
-    """Print the planned spend of every client, and the effect of single changed settings."""
-    console = console or Console()
-    budgets = any(client.target_epsilon is not None for client in plan.clients)
-    table = figure_table(
-        "Planned for each client",
-        ["client", "examples", "q", "z", "rounds", "steps", "ε"]
-        + ["budget", "affords", "until"] * budgets,
-    )
-    ordered = sorted(plan.clients, key=lambda client: -client.epsilon)[:_MAX_TABLE_CLIENTS]
-    for client in sorted(ordered, key=lambda client: client.client):
-        table.add_row(
-            _client_text(client.client, client.name),
-            str(client.examples),
-            f"{client.sampling_rate:.4g}",
-            f"{client.noise_multiplier:.4g}",
-            str(client.rounds),
-            str(client.steps),
-            epsilon_text(client.epsilon),
-            *_budget_cells(client) * budgets,
-        )
-    notes = ["q: sampling rate; z: noise multiplier; ε: after all steps"]
-    if budgets:
-        notes.append("affords: number of rounds within the budget; until: last round of training")
-    if len(plan.clients) > len(ordered):
-        notes.append(f"the {len(ordered)} largest of {len(plan.clients):,}; --json has all")
-    if plan.note is not None:
-        notes.append(plan.note)
-    table.caption = "\n".join(notes)
-    print_table(console, table)
-    changes = figure_table(
-        f"Effect of one changed setting on the median client, {plan.median_client}",
-        ["noise z", "steps", "ε at the end"],
-        texts=["change"],
-    )
-    for one in plan.variations:
-        changes.add_row(
-            one.change, f"{one.noise_multiplier:.4g}", str(one.steps), epsilon_text(one.epsilon)
-        )
-    print_table(console, changes)
-    if plan.bounds is not None:
-        print_client_kinds(plan.bounds, console)
-    print_cells(plan.cells, console)
-    goal = "" if plan.target_epsilon is None else f" (target {plan.target_epsilon:g})"
-    print_sentence(
-        console,
-        f"largest ε = {epsilon_text(plan.system_epsilon)}{goal} at δ = {delta_text(plan.delta)}; "
-        "no training was done",
-    )
-
-
-def _client_text(client: int, name: str | None) -> str:
-    """Return a client's number, with its name where it has one."""
-    if name is None:
-        return str(client)
-    return f"{client} {name if len(name) <= _MAX_NAME_CHARS else name[: _MAX_NAME_CHARS - 1] + '…'}"
-
-
-def _budget_cells(client: PlannedClient) -> list[str]:
-    rounds = client.affordable_rounds
-    affords = "any" if rounds is None else str(rounds)
-    return [
-        _or_dash(client.target_epsilon),
-        "–" if client.target_epsilon is None else affords,
-        str(client.last_round),
-    ]

@@ -14,6 +14,7 @@ from fedsim.accountant.adjacency import Adjacency
 from fedsim.accountant.sampler_slack import Slack, sampler_slack
 from fedsim.accountant.trust.certificates import OBSERVERS, Trust, Unit
 from fedsim.clients.settings import PrivacySettings, recorded_correlation, recorded_perturbation
+from fedsim.core.formatting import count_text
 from fedsim.core.json_numbers import finite_or_none
 from fedsim.federation.federation import Federation
 from fedsim.federation.recorded_spend import RecordedSpend
@@ -26,7 +27,6 @@ from fedsim.statement import read_facts, to_json
 from fedsim.statement.certificate_words import guarantee_words
 from fedsim.statement.privacy_file import LedgerEntry, PrivacyFile, PrivateClientRow
 from fedsim.statement.recorded_facts import ledger_digest
-from fedsim.statement.sentence import count_text
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import nn
 
 from fedsim.core.errors import ExitCode, FedsimError
-from fedsim.core.formatting import metric_text
+from fedsim.core.formatting import count_text, metric_text
 from fedsim.runs.directory import RunDirectory, client_columns
 from fedsim.runs.privacy_summary import PrivacySummary
 from fedsim.runs.saved_model import load_model
-from fedsim.statement.sentence import count_text
 from fedsim.tracking.row_numbers import row_numbers
 
 if TYPE_CHECKING:

@@ -5,6 +5,7 @@
 `UnsupportedClaimError`, so no caller can print a claim that does not hold.
 """
 
+from fedsim.core.formatting import clients_text as clients_text
 from fedsim.statement.attack import AttackBound as AttackBound
 from fedsim.statement.claims import AttackBoundSentence as AttackBoundSentence
 from fedsim.statement.facts import ClientFacts as ClientFacts
@@ -16,7 +17,6 @@ from fedsim.statement.profile import profile_of as profile_of
 from fedsim.statement.recorded_facts import read_facts as read_facts
 from fedsim.statement.sentence import Sentence as Sentence
 from fedsim.statement.sentence import UnsupportedClaimError as UnsupportedClaimError
-from fedsim.statement.sentence import clients_text as clients_text
 from fedsim.statement.statement import in_words as in_words
 from fedsim.statement.statement import statement_of as statement_of
 from fedsim.statement.statement import to_json as to_json

@@ -2,11 +2,10 @@
 
 import math
 
-from fedsim.core.formatting import delta_text, epsilon_text
+from fedsim.core.formatting import clients_text, delta_text, epsilon_text
 from fedsim.statement import Facts
 from fedsim.statement.certificates import OBSERVER_NAMES, certificates_of
 from fedsim.statement.privacy_file import Certificate
-from fedsim.statement.sentence import clients_text
 
 SHORT_NAMES = {"server": "server", "sums": "sums", "models": "models"}
 """Names of the observers in headings: `ε (sums)`."""

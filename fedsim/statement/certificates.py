@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedsim.accountant.trust.certificates import Observer
-from fedsim.core.formatting import delta_text, epsilon_text
+from fedsim.core.formatting import count_text, delta_text, epsilon_text
 from fedsim.statement.facts import Facts
 from fedsim.statement.privacy_file import Certificate
-from fedsim.statement.sentence import Sentence, count_text
+from fedsim.statement.sentence import Sentence
 from fedsim.statement.trust_facts import UNMET_CONDITIONS, unmet_conditions
 from fedsim.statement.views import core_text
 

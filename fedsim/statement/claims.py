@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from fedsim.core.formatting import delta_text, epsilon_text, percent_text
+from fedsim.core.formatting import clients_text, count_text, delta_text, epsilon_text, percent_text
 from fedsim.statement.facts import COUNTING_CLIPPINGS, Facts
 from fedsim.statement.secure import hides_updates, privacy_requires
-from fedsim.statement.sentence import Sentence, clients_text, count_text
+from fedsim.statement.sentence import Sentence
 from fedsim.statement.views import question_of, view_of
 
 

@@ -4,8 +4,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from fedsim.core.formatting import clients_text, count_text, range_text
 from fedsim.statement.facts import Facts
-from fedsim.statement.sentence import Sentence, clients_text, count_text, range_text
+from fedsim.statement.sentence import Sentence
 
 
 class TargetsKeptSentence(Sentence):

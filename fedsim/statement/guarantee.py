@@ -4,9 +4,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from fedsim.core.formatting import delta_text, epsilon_text
+from fedsim.core.formatting import clients_text, delta_text, epsilon_text
 from fedsim.statement.facts import Facts
-from fedsim.statement.sentence import Sentence, clients_text
+from fedsim.statement.sentence import Sentence
 from fedsim.statement.views import core_text
 
 

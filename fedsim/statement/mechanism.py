@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedsim.clients.sampling.schemes import SAMPLING_SCHEMES
+from fedsim.core.formatting import count_text, range_text
 from fedsim.statement.facts import COUNTING_CLIPPINGS, Facts
-from fedsim.statement.sentence import Sentence, count_text, range_text
+from fedsim.statement.sentence import Sentence
 
 _CLIPPINGS = {
     "flat": "clipped to L2 norm C as a whole",

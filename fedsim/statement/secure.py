@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from fedsim.core.formatting import delta_text
+from fedsim.core.formatting import count_text, delta_text, range_text
 from fedsim.statement.facts import Facts
-from fedsim.statement.sentence import Sentence, count_text, range_text
+from fedsim.statement.sentence import Sentence
 from fedsim.statement.trust_facts import HIDING_PROTOCOLS
 
 _NOT_DP = (

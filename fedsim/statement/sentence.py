@@ -2,7 +2,7 @@
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -11,8 +11,6 @@ from fedsim.statement.facts import Facts
 
 Kind = Literal["claim", "fact", "limit", "warning"]
 """claim: what is proved; fact: what ran; limit: where the claim ends; warning: read this first."""
-
-_MAX_NAMED_CLIENTS = 10
 
 
 class UnsupportedClaimError(FedsimError, ValueError):
@@ -76,22 +74,3 @@ class Sentence(ABC):
             "text": self.text,
             "values": dict(self.values),
         }
-
-
-def clients_text(clients: Sequence[int]) -> str:
-    """Return clients by number, at most ten of them: `clients 1, 2 and 5 more`."""
-    word = "client" if len(clients) == 1 else "clients"
-    shown = ", ".join(str(client) for client in clients[:_MAX_NAMED_CLIENTS])
-    more = len(clients) - _MAX_NAMED_CLIENTS
-    return f"{word} {shown}" + (f" and {more:,} more" if more > 0 else "")
-
-
-def count_text(number: int, noun: str) -> str:
-    """Return a number with its noun, in the plural unless it is 1: `1 round`, `2 rounds`."""
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
-
-
-def range_text(values: Sequence[float], digits: int = 4) -> str:
-    """Return the range of values in words, rounded to `digits` digits: `0.5`, `0.1 to 0.9`."""
-    low, high = (f"{value:.{digits}g}" for value in (min(values), max(values)))
-    return low if low == high else f"{low} to {high}"

@@ -102,7 +102,7 @@ def test_a_cell_that_cannot_run_names_its_first_rule(changes: dict[str, Any], re
 def test_the_table_has_a_line_for_each_cell(capsys: pytest.CaptureFixture[str]) -> None:
     from rich.console import Console
 
-    from fedsim.report.terminal import print_plan
+    from fedsim.report.plan_terminal import print_plan
 
     print_plan(planned(**STRICT, **{"local.steps": 1}), Console(width=80))
     text = " ".join(capsys.readouterr().out.split())

@@ -377,17 +377,6 @@ def test_stays_small_however_long_and_troubled_the_run(make_run, make_rounds, pr
     assert "The first 100 of 3000" in Page(html).text
 
 
-def test_users_matplotlib_settings_change_nothing(make_run):
-    import matplotlib
-
-    directory = make_run()
-    expected = report_of(directory)
-    with matplotlib.rc_context({"lines.linewidth": 9, "font.size": 30, "axes.grid": False}):
-        before = dict(matplotlib.rcParams)
-        assert report_of(directory) == expected
-        assert dict(matplotlib.rcParams) == before
-
-
 def test_unfinished_run_is_refused_with_the_reason(make_run):
     directory = make_run()
     (directory.path / "summary.json").unlink()

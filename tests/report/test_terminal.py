@@ -13,8 +13,9 @@ from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
 from fedsim.planning.projection import plan_experiment
 from fedsim.report.lines import wrap_text
+from fedsim.report.plan_terminal import print_plan
 from fedsim.report.progress import ProgressObserver
-from fedsim.report.terminal import print_plan, print_result
+from fedsim.report.terminal import print_result
 
 
 def terminal() -> Console:

@@ -28,18 +28,20 @@ def orientations(
         shape: shape of an image, (height, width) or (channels, height, width).
     """
     directions = np.arange(settings.bins).reshape(-1, 1, 1)
+    weights = np.hanning(settings.window + 2)[1:-1]
 
     def transform(image: Example) -> Example:
         channels = image.reshape(-1, *shape[-2:])
         maps = np.concatenate([_maps(one, directions) for one in channels])
-        return _pooled(maps, settings.window, settings.stride) ** settings.power
+        return _pooled(maps, weights, settings.stride) ** settings.power
 
     return transform
 
 
 def _maps(image: Example, directions: NDArray[np.int64]) -> Example:
     """Return the gradient magnitude (bins, height, width) of each direction."""
-    padded = np.pad(image, 1, mode="edge")
+    rows, columns = ([0, *range(side), side - 1] for side in image.shape)
+    padded = image[rows][:, columns]  # np.pad takes a third of the time of all of this
     down = (padded[2:, 1:-1] - padded[:-2, 1:-1]) / 2
     right = (padded[1:-1, 2:] - padded[1:-1, :-2]) / 2
     bins = len(directions)
@@ -49,11 +51,10 @@ def _maps(image: Example, directions: NDArray[np.int64]) -> Example:
     return share * np.hypot(down, right)
 
 
-def _pooled(maps: Example, window: int, stride: int) -> Example:
+def _pooled(maps: Example, weights: Example, stride: int) -> Example:
     """Return the weighted sums of the maps over windows, every `stride` pixels."""
-    height, width = maps.shape[-2:]
+    window, (height, width) = len(weights), maps.shape[-2:]
     rows, columns = (1 + (side - window) // stride for side in (height, width))
-    weights = np.hanning(window + 2)[1:-1]
     sums = np.zeros((len(maps), rows, columns))
     for y, x in np.ndindex(window, window):
         part = maps[:, y : y + stride * (rows - 1) + 1, x : x + stride * (columns - 1) + 1]

@@ -8,6 +8,7 @@ from typing import Any
 
 from fedsim.core.formatting import metric_text
 from fedsim.report.contents import RunContents
+from fedsim.report.sections.heat_map import MAX_NAMED_ROWS, HeatMap, draw_heat_map
 from fedsim.runs.client_data import NOTE
 
 _MAX_TIP_CLASSES = 6
@@ -48,8 +49,6 @@ def held_out_accuracies(contents: RunContents) -> dict[int, str] | None:
 
 def _ordered(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return few clients by number; many by their most frequent class, evenly thinned."""
-    from fedsim.report.sections.heat_map import MAX_NAMED_ROWS
-
     if len(rows) <= MAX_NAMED_ROWS:
         return list(rows)
     stride = -(-len(rows) // _MAX_ROWS)
@@ -81,7 +80,6 @@ def _label_map(
         for row in rows
     ]
     return _draw(
-        "labels",
         "Share of each class in the training examples of each client",
         rows,
         [[share or None for share in _shares(row["labels"])] for row in rows],
@@ -107,7 +105,6 @@ def _accuracy_map(
         for row in rows
     ]
     return _draw(
-        "client-accuracy",
         "Accuracy of the final model by class on the held-out examples of each client",
         rows,
         shares,
@@ -119,7 +116,6 @@ def _accuracy_map(
 
 
 def _draw(
-    name: str,
     label: str,
     rows: Sequence[dict[str, Any]],
     shares: Sequence[Sequence[float | None]],
@@ -128,13 +124,10 @@ def _draw(
     tips: Sequence[str],
     contents: RunContents,
 ) -> Any:
-    from fedsim.report.sections.heat_map import MAX_NAMED_ROWS, HeatMap, draw_heat_map
-
     few = len(rows) <= MAX_NAMED_ROWS
     names = _names(contents)
     return draw_heat_map(
         HeatMap(
-            name=name,
             label=label,
             shares=shares,
             texts=texts,

@@ -3,35 +3,29 @@
 import math
 from collections.abc import Iterator
 from itertools import accumulate
-from typing import TYPE_CHECKING
+
+from markupsafe import Markup
 
 from fedsim.core.formatting import duration_text, epsilon_text, metric_text
 from fedsim.models.catalog import TRAIN_METRICS
 from fedsim.report.contents import RunContents
 from fedsim.report.overview import metric_name
+from fedsim.report.plots import Axis, Curve, Spend, common_target, draw_curve, round_axis
 from fedsim.statement import Facts
 from fedsim.statement.certificate_words import is_plain
 from fedsim.statement.certificates import OBSERVER_NAMES
-
-if TYPE_CHECKING:
-    from markupsafe import Markup
-
-    from fedsim.report.plots import Axis, Curve, Spend
 
 _UNITS = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
 _TIME_UNITS = (("hours", 3600.0), ("minutes", 60.0))
 _LONG = 3  # of a unit: below, the smaller one has more telling ticks
 
-Drawings = list[tuple[str, "Markup"]]
+Drawings = list[tuple[str, Markup]]
 
 
 def round_drawings(contents: RunContents) -> Drawings:
     """Return captions and drawings of metrics, losses and ε over the rounds."""
     if not contents.rounds:
         return []
-    # matplotlib is slow to import, and `fedsim --help` must not wait for it.
-    from fedsim.report.plots import round_axis
-
     over = round_axis([row["round"] for row in contents.rounds])
     curves = [_metric_curve(contents, name, over) for name in _plotted_metrics(contents)]
     curves += [_metric_curve(contents, name, over) for name in _train_metrics(contents)]
@@ -47,54 +41,45 @@ def cost_drawings(contents: RunContents) -> Drawings:
         return []
     name = next(iter(contents.metrics))
     curves = []
-    for figure, words, over in _costs(contents):
-        curve = _metric_curve(contents, name, over, figure=figure)
+    for words, over in _costs(contents):
+        curve = _metric_curve(contents, name, over)
         curves.append((f"against {words}", curve))
     return [(caption, drawing) for caption, curve in curves for _, drawing in _drawn([curve])]
 
 
-def spends_of(contents: RunContents) -> "list[Spend]":
+def spends_of(contents: RunContents) -> list[Spend]:
     """Return the ε and target of every client, to draw."""
-    from fedsim.report.plots import Spend
-
     return [
         Spend(spend["client"], spend["epsilon"], spend.get("target_epsilon"))
         for spend in contents.clients
     ]
 
 
-def _drawn(curves: "list[Curve]") -> Drawings:
-    from fedsim.report.plots import draw_curve
-
+def _drawn(curves: list[Curve]) -> Drawings:
     drawings = [(curve.label, draw_curve(curve)) for curve in curves]
     return [(label, drawing) for label, drawing in drawings if drawing is not None]
 
 
-def _costs(contents: RunContents) -> "Iterator[tuple[str, str, Axis]]":
-    """Yield the name, the words and the axis of each cost that the run recorded."""
-    from fedsim.report.plots import Axis
-
+def _costs(contents: RunContents) -> Iterator[tuple[str, Axis]]:
+    """Yield the words and the axis of each cost that the run recorded."""
     epsilons = [row["epsilon_max"] for row in contents.rounds]
     known = [epsilon for epsilon in epsilons if epsilon is not None]
     if contents.facts.is_bounded and len(known) == len(epsilons):
-        yield "by-epsilon", "ε", Axis("ε", known, lambda value: f"ε {epsilon_text(value)}")
+        yield "ε", Axis("ε", known, lambda value: f"ε {epsilon_text(value)}")
     traffic = [row.get("traffic") for row in contents.rounds]
     known_traffic = [one["down"] + one["up"] for one in traffic if one]
     if len(known_traffic) == len(traffic):  # not recorded where participation is secret
-        yield "by-traffic", "communication", _traffic_axis(list(accumulate(known_traffic)))
+        yield "communication", _traffic_axis(list(accumulate(known_traffic)))
     seconds = list(accumulate(row["seconds"] for row in contents.rounds))
     if seconds[-1] > 0:  # not recorded where participation is secret
         unit, size = _unit(seconds[-1], _TIME_UNITS, ("seconds", 1.0))
         yield (
-            "by-time",
             "time",
             Axis(unit, [s / size for s in seconds], lambda value: duration_text(value * size)),
         )
 
 
-def _traffic_axis(sent: list[int]) -> "Axis":
-    from fedsim.report.plots import Axis
-
+def _traffic_axis(sent: list[int]) -> Axis:
     unit, size = _unit(sent[-1], _UNITS, ("bytes", 1.0))
     return Axis(
         f"{unit} sent and received", [one / size for one in sent], lambda v: f"{v:.4g} {unit}"
@@ -119,19 +104,13 @@ def _train_metrics(contents: RunContents) -> list[str]:
     return [name for name in TRAIN_METRICS if any(name in row for row in contents.rounds)]
 
 
-def _metric_curve(
-    contents: RunContents, name: str, over: "Axis", *, figure: str | None = None
-) -> "Curve":
-    from fedsim.report.plots import Curve
-
-    kind = "loss" if name.endswith("loss") else "metric"
-    whose, own = "Test", kind
+def _metric_curve(contents: RunContents, name: str, over: Axis) -> Curve:
+    whose = "Test"
     if name in TRAIN_METRICS:
-        whose, own = "Train", f"train-{kind}"
+        whose = "Train"
     elif name.startswith("clients_"):
-        whose, own = "Clients' held-out", "held-out"
+        whose = "Clients' held-out"
     return Curve(
-        name=figure or own,
         label=f"{whose} {metric_name(name)}",
         over=over,
         values=[row.get(name) for row in contents.rounds],
@@ -140,11 +119,8 @@ def _metric_curve(
     )
 
 
-def _epsilon_curve(contents: RunContents, over: "Axis") -> "Curve":
-    from fedsim.report.plots import Curve, common_target
-
+def _epsilon_curve(contents: RunContents, over: Axis) -> Curve:
     return Curve(
-        name="epsilon",
         label=_epsilon_label(contents.facts),
         over=over,
         values=[row["epsilon_max"] for row in contents.rounds],
@@ -154,7 +130,7 @@ def _epsilon_curve(contents: RunContents, over: "Axis") -> "Curve":
     )
 
 
-def noise_curve(contents: RunContents, over: "Axis") -> "Curve | None":
+def noise_curve(contents: RunContents, over: Axis) -> Curve | None:
     """Return the noise-to-signal ratio of the update of each round; None where it is not known.
 
     The update u is signal and independent noise, ‖u‖² ≈ ‖signal‖² + n², with the expected length n
@@ -162,15 +138,12 @@ def noise_curve(contents: RunContents, over: "Axis") -> "Curve | None":
     deviates by a share of √(2 / d). So a signal of less cannot be told from none, and the ratio
     has a largest value.
     """
-    from fedsim.report.plots import Curve
-
     lengths = [(row.get("update_norm"), row.get("noise_norm")) for row in contents.rounds]
     size = (contents.summary.get("sizes") or {}).get("trained_parameters")
     if not size or not any(update is not None and noise for update, noise in lengths):
         return None
     least = math.sqrt(2 / size)
     return Curve(
-        name="noise",
         label="Noise-to-signal ratio",
         over=over,
         values=[

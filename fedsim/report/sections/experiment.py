@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedsim.core.formatting import count_text, range_text
 from fedsim.report.contents import RunContents
-from fedsim.statement.sentence import count_text, range_text
 
 _MAX_CHARACTERS = 300
 

@@ -1,15 +1,12 @@
-"""Shares of clients and classes as shaded cells. Imports matplotlib, so import it when drawing."""
+"""Shares of clients and classes as shaded cells, as inline SVG."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.patches import PathPatch
-from matplotlib.path import Path
 
-from fedsim.report.svg import Ink, Tip, inline_svg, style
+from fedsim.report.chart import Chart, Point, Scale, Tip, width_of
 
 MAX_NAMED_ROWS = 40  # with more clients, rows are thin and have no number
 
@@ -17,7 +14,6 @@ _LEVELS = 8  # shades: the cells of one shade are one path of the drawing
 _STRONGEST = 0.45  # opacity of a full cell: text on it stays legible, light and dark
 _ROW_PIXELS, _COLUMN_PIXELS = 20, 30
 _THIN_ROWS_PIXELS = 380  # all of them together
-_MARGIN_PIXELS = (70, 62)  # of axes: left and right, top and bottom
 _WIDTH_PIXELS = (330, 640)
 _MIN_TEXT_PIXELS = 27  # width of a cell with a number in it
 _MAX_TICKS = 16
@@ -29,7 +25,6 @@ class HeatMap:
     """A table of shares.
 
     Attributes:
-        name: unique in the page.
         label: what it is, in words.
         shares: of each row, one share in [0, 1] for each column; None: an empty cell.
         texts: of each row, what is written in a cell where there is room.
@@ -40,7 +35,6 @@ class HeatMap:
         beside: what the rows are.
     """
 
-    name: str
     label: str
     shares: Sequence[Sequence[float | None]]
     texts: Sequence[Sequence[str]]
@@ -54,67 +48,45 @@ class HeatMap:
 def draw_heat_map(heat_map: HeatMap) -> Markup:
     """Return the table as inline SVG."""
     count, size = len(heat_map.rows), len(heat_map.columns)
-    least, most = _WIDTH_PIXELS
-    width = min(max(_MARGIN_PIXELS[0] + size * _COLUMN_PIXELS, least), most)
-    inside = count * _ROW_PIXELS if count <= MAX_NAMED_ROWS else _THIN_ROWS_PIXELS
-    with style():
-        figure = Figure(
-            figsize=(width / 72, (inside + _MARGIN_PIXELS[1]) / 72), layout="constrained"
-        )
-        axes = figure.add_subplot()
-        _shade(axes, heat_map.shares)
-        cell_pixels = (width - _MARGIN_PIXELS[0]) / size
-        if count <= MAX_NAMED_ROWS and cell_pixels >= _MIN_TEXT_PIXELS:
-            _write(axes, heat_map.texts)
-        _name_axes(axes, heat_map)
-        tips = [Tip(0, row + 0.5, text) for row, text in enumerate(heat_map.tips)]
-        return inline_svg(
-            figure, name=heat_map.name, label=heat_map.label, axes=axes, strips=tips, across=True
-        )
+    named = count <= MAX_NAMED_ROWS
+    rows = {row + 0.5: _short(name) for row, name in enumerate(heat_map.rows) if named}
+    stride = -(-size // _MAX_TICKS)
+    columns = {k + 0.5: _short(heat_map.columns[k]) for k in range(0, size, stride)}
+    upright = (
+        sum(map(len, columns.values())) > 4 * _MAX_TICKS or max(map(len, columns.values())) > 4
+    )
+    left, (least, most) = 25 + width_of(rows.values()), _WIDTH_PIXELS
+    width = min(max(left + 8 + size * _COLUMN_PIXELS, least), most)
+    inside = count * _ROW_PIXELS if named else _THIN_ROWS_PIXELS
+    below = 24 + (width_of(columns.values()) if upright else 14)
+    x, y = Scale(0.0, size, left, width - 8), Scale(0.0, count, 4, 4 + inside)
+    chart = Chart(width, y.end + below, x, y)
+    _shade(chart, heat_map.shares)
+    if named and (width - left) / size >= _MIN_TEXT_PIXELS:
+        _write(chart, heat_map.texts)
+    chart.left_axis(rows, heat_map.beside, grid=False)
+    chart.bottom_axis(columns, heat_map.below, turned=upright)
+    tips = [Tip(0, row + 0.5, text) for row, text in enumerate(heat_map.tips)]
+    return chart.svg(heat_map.label, tips, across=True)
 
 
-def _shade(axes: Axes, shares: Sequence[Sequence[float | None]]) -> None:
-    cells: dict[int, list[Path]] = {}
+def _shade(chart: Chart, shares: Sequence[Sequence[float | None]]) -> None:
+    cells: dict[int, list[Point]] = {}
     for row, line in enumerate(shares):
         for column, share in enumerate(line):
             if share is not None:
                 level = max(1, round(share * _LEVELS))  # a share of 0 is not an empty cell
-                corners = [(0, 0), (1, 0), (1, 1), (0, 1), (0, 0)]
-                moved = [(column + x, row + y) for x, y in corners]
-                cells.setdefault(level, []).append(Path(moved, closed=True))
-    for level, paths in sorted(cells.items()):
-        opacity = _STRONGEST * level / _LEVELS
-        whole = Path.make_compound_path(*paths)
-        axes.add_patch(PathPatch(whole, facecolor=Ink.ACCENT, alpha=opacity, linewidth=0))
+                corners = [(0, 0), (1, 0), (1, 1), (0, 1), (0, math.nan)]
+                cells.setdefault(level, []).extend((column + x, row + y) for x, y in corners)
+    for level, corners in sorted(cells.items()):
+        chart.area(corners, "accent", _STRONGEST * level / _LEVELS)
 
 
-def _write(axes: Axes, texts: Sequence[Sequence[str]]) -> None:
+def _write(chart: Chart, texts: Sequence[Sequence[str]]) -> None:
     for row, line in enumerate(texts):
         for column, text in enumerate(line):
             if text:
-                place = (column + 0.5, row + 0.5)
-                axes.annotate(
-                    text, place, ha="center", va="center_baseline", fontsize=9.5, color=Ink.TEXT
-                )
-
-
-def _name_axes(axes: Axes, heat_map: HeatMap) -> None:
-    count, size = len(heat_map.rows), len(heat_map.columns)
-    stride = -(-size // _MAX_TICKS)
-    shown = range(0, size, stride)
-    names = [_short(heat_map.columns[place]) for place in shown]
-    upright = sum(len(name) for name in names) > 4 * _MAX_TICKS or max(map(len, names)) > 4
-    axes.set_xticks([place + 0.5 for place in shown], names, rotation=90 if upright else 0)
-    if count <= MAX_NAMED_ROWS:
-        axes.set_yticks([row + 0.5 for row in range(count)], [_short(row) for row in heat_map.rows])
-    else:
-        axes.set_yticks([])
-    axes.set_xlim(0, size)
-    axes.set_ylim(count, 0)
-    axes.set_xlabel(heat_map.below)
-    axes.set_ylabel(heat_map.beside)
-    axes.tick_params(length=0)
-    axes.grid(False)
+                chart.write(text, (column + 0.5, row + 0.5), anchor="middle", size=9.5)
 
 
 def _short(text: str) -> str:

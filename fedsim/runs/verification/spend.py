@@ -16,11 +16,10 @@ from fedsim.accountant.fleet.accountant import Client
 from fedsim.accountant.ledger.journal import GENESIS, FileJournal, total_against_server, total_of
 from fedsim.accountant.sampler_slack import SHARE, sampler_slack
 from fedsim.clients.sampling.schemes import SAMPLING_SCHEMES
-from fedsim.core.formatting import epsilon_text
+from fedsim.core.formatting import clients_text, epsilon_text
 from fedsim.runs.answers import FILE as ANSWERS
 from fedsim.runs.verification.run_files import RunFiles
 from fedsim.statement.privacy_file import PrivateClientRow
-from fedsim.statement.sentence import clients_text
 
 _SAME = 1e-9  # relative: the same method on the same ledger, on another machine
 _BEYOND = 1e-3  # absolute: largest excess of a tighter method's bound over a looser one's
