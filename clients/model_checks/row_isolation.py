@@ -61,7 +61,7 @@ class RowIsolation:
             UnsafeModelError: there is none; the message is that of `check` for `rows`.
         """
         for tried in _heights(rows, most):
-            if tried == 1 and clients > 1:  # every row is watched: nothing would be seen of others
+            if tried == 1 < rows and clients > 1:  # every row is watched: no other would be seen
                 break
             if self._reason(clients, tried * unit) is None:
                 return tried

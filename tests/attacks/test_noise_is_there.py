@@ -157,7 +157,7 @@ def test_a_client_with_a_tiny_bound_releases_noise(
 ) -> None:
     """The gradient is 0, so the update is lr · noise, of deviation lr · z · C / L."""
     (tmp_path / "p.py").write_text(PLUGIN)
-    loaded = load_experiment(experiment(1e-24, 1e25, noise=noise), base=tmp_path)
+    loaded = load_experiment(experiment(1e-18, 1e18, noise=noise), base=tmp_path)
     federation = assemble(loaded, ledger=None)
     start = federation.initial_arrays()
     app = BatchClientApp(federation.client_task, block_of=lambda round_number, client: block)
@@ -165,7 +165,7 @@ def test_a_client_with_a_tiny_bound_releases_noise(
     with server_identity(1):
         reply = TrainReply.from_message(app(TrainRequest(1, start).to_message(7), context))
     (before,), (after,) = (a.to_torch_state_dict().values() for a in (start, reply.arrays))
-    check_normal((after - before).flatten(), 1e25 * 1.5 * 1e-24 / 4)
+    check_normal((after - before).flatten(), 1.5 / 4)
 
 
 def engines(model: nn.Module, bound: float, lr: float = 1.0) -> Iterator[torch.optim.Optimizer]:
@@ -189,8 +189,6 @@ OUT_OF_RANGE: dict[str, dict[str, Any]] = {
     "subnormal": {"bound": 1e-40},
     "noise near the smallest": {"bound": 1e-25, "noise_multiplier": 1e-8},
     "a product that no float holds": {"bound": 1e-200, "noise_multiplier": 1e-200},
-    "overflow": {"bound": 1e36},
-    "noise that overflows": {"bound": 1.0, "noise_multiplier": 1e35},
     "layers": {"bound": 1e-34, "clipping": "per_layer"},
     "automatic": {"bound": 1e-34, "clipping": "automatic"},
     "adaptive": {"bound": 1e-34, "clipping": "adaptive", "clip_count_noise": 9.0},
