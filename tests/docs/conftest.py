@@ -119,8 +119,9 @@ def _alike(shown: str, printed: str, before: str) -> bool:
 
 def _same_cell(shown: str, printed: str) -> bool:
     one, other = _number(shown), _number(printed)
-    both = one is not None and other is not None
-    return shown == printed or (both and math.isclose(one, other, rel_tol=DIGITS))
+    if one is None or other is None:
+        return shown == printed
+    return math.isclose(one, other, rel_tol=DIGITS)
 
 
 def _number(text: str) -> float | None:
