@@ -145,7 +145,7 @@ class Attacker:
         )
         return NodeClient(app)(message, context)
 
-    def asks_of_table(self, path: Path, /, features: int = 2, **changes: object) -> Message:
+    def asks_of_table(self, path: Path, features: int = 2, /, **changes: object) -> Message:
         """Send the request of a first round on a table that `table` wrote."""
         weight = torch.zeros(2, features)
         arrays = ArrayRecord({"1.weight": weight, "1.bias": torch.zeros(2)})

@@ -14,7 +14,7 @@ from fedsim.experiment import load_experiment
 
 EXPERIMENTS = Path(__file__).parent.parent.parent / "experiments"
 FILE = EXPERIMENTS / "compare_digits.yaml"
-ROUNDS = 20  # of the separate reference
+ROUNDS = 40  # of the separate reference
 pytestmark = pytest.mark.skipif(not FILE.exists(), reason="reads the experiments of a checkout")
 
 

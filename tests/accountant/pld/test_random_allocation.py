@@ -80,7 +80,7 @@ def sampled_delta(batches: int, z: float, passes: int, epsilon: float) -> tuple[
     for _ in range(passes):
         x = z * generator.standard_normal((loss.size, batches))
         x[:, 0] += 1.0
-        loss += logsumexp((x - 0.5) / z / z, axis=1) - math.log(batches)
+        loss += np.asarray(logsumexp((x - 0.5) / z / z, axis=1)) - math.log(batches)
     gain = np.maximum(0.0, -np.expm1(epsilon - loss))
     return float(gain.mean()), float(gain.std()) / math.sqrt(loss.size)
 
