@@ -281,10 +281,10 @@ class MaskedUpload:
             )
 
     def _check_places(self, roster: Roster) -> None:
-        """Check clients and points against the graph, as far as the client knows it.
+        """Check the clients and points of a roster.
 
-        Both ascend. A roster with the client itself is of a complete graph, whose n points are 1
-        to n.
+        Both must ascend. The client checks the largest of each too. A roster that names the client
+        itself is of a complete graph, whose n points are 1 to n.
         """
         clients, points, n = roster.clients, roster.points, len(roster.clients)
         complete = self.client in clients

@@ -29,17 +29,11 @@ def _limit_numbers(schema: Any, model: type[BaseModel], limit: float) -> None:
 class Settings(BaseModel):
     """Base of all settings: immutable, no unknown keys, no silent conversions, finite numbers.
 
-    A number whose field sets no limit has `limit`, up and down: no key is without one. `limit` is
-    None for numbers that are compared with data and never computed with.
+    A number whose field sets no limit must be between -`limit` and `limit`. A class of numbers that
+    are only compared with data sets `limit` to None.
     """
 
-    model_config = ConfigDict(
-        extra="forbid",
-        frozen=True,
-        strict=True,
-        allow_inf_nan=False,
-        defer_build=True,  # a section is built with the whole, not once more for itself
-    )
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
     limit: ClassVar[float | None] = MAX_NUMBER
 
     @classmethod

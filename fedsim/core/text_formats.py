@@ -1,9 +1,12 @@
 """JSON and YAML of files that anyone may have written: every mistake is one error with one line."""
 
 import json
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import yaml
+
+_Text = TypeVar("_Text")
 
 
 class FormatError(ValueError):
@@ -16,12 +19,7 @@ def parse_json(text: str | bytes) -> Any:
     Raises:
         FormatError: it is none, or nested too deeply.
     """
-    try:
-        return json.loads(text)
-    except RecursionError:
-        raise FormatError("nested too deeply") from None
-    except ValueError as error:
-        raise FormatError(_first_line(error)) from error
+    return _parse(json.loads, text)
 
 
 def parse_plain_yaml(text: str) -> Any:
@@ -30,13 +28,14 @@ def parse_plain_yaml(text: str) -> Any:
     Raises:
         FormatError: it is none, or nested too deeply.
     """
+    return _parse(yaml.safe_load, text)
+
+
+def _parse(parse: Callable[[_Text], Any], text: _Text) -> Any:
     try:
-        return yaml.safe_load(text)
+        return parse(text)
     except RecursionError:
         raise FormatError("nested too deeply") from None
     except (yaml.YAMLError, ValueError, OverflowError) as error:  # ValueError: a date, a number
-        raise FormatError(_first_line(error)) from error
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
+        message = next(iter(str(error).splitlines()), type(error).__name__)
+        raise FormatError(message) from error

@@ -248,7 +248,7 @@ def open_data_ledger(directory: Path) -> Iterator[DataLedger]:
         path = directory / "ledger.jsonl"
         if not path.exists():
             private_file(path)
-            for above in (directory, directory.parent, directory.parent.parent):
+            for above in (directory, directory.parent, state):
                 sync_directory(above)
         private_file(path)
         yield DataLedger(path, counts / directory.name)

@@ -7,7 +7,7 @@ file holds a digest of its own content, so that no changed byte is read as a rec
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -83,13 +83,7 @@ def read_object(path: Path) -> dict[str, Any]:
     Raises:
         DamagedRunError: the file is missing, or holds something else.
     """
-    try:
-        found = parse_json(read_bytes(path).decode())
-    except ValueError as error:
-        raise DamagedRunError.of(path, f"the file is damaged: {error}") from error
-    if not isinstance(found, dict):
-        raise DamagedRunError.of(path, "the file is damaged: not a JSON object")
-    return found
+    return _read_mapping(path, parse_json, "a JSON object")
 
 
 def read_yaml_object(path: Path) -> dict[str, Any]:
@@ -98,12 +92,16 @@ def read_yaml_object(path: Path) -> dict[str, Any]:
     Raises:
         DamagedRunError: the file is missing, or holds something else.
     """
+    return _read_mapping(path, parse_plain_yaml, "a mapping")
+
+
+def _read_mapping(path: Path, parse: Callable[[str], Any], kind: str) -> dict[str, Any]:
     try:
-        found = parse_plain_yaml(read_bytes(path).decode())
+        found = parse(read_bytes(path).decode())
     except ValueError as error:
         raise DamagedRunError.of(path, f"the file is damaged: {error}") from error
     if not isinstance(found, dict):
-        raise DamagedRunError.of(path, "the file is damaged: not a mapping")
+        raise DamagedRunError.of(path, f"the file is damaged: not {kind}")
     return found
 
 

@@ -47,7 +47,7 @@ def generator(name: str) -> ModuleType:
 
 
 class Stream(io.StringIO):
-    """A stream whose text is there when a plug-in has closed it."""
+    """A text stream that keeps its text when a plug-in closes it."""
 
     said = ""
 

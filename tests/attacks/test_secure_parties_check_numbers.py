@@ -298,7 +298,7 @@ def test_a_stage_knows_how_many_clients_the_experiment_has(secure_parties: Any) 
 
 
 def test_a_helper_answers_for_itself_only(secure_parties: Any) -> None:
-    """The reply of helper 1 was taken from whoever sent it."""
+    """A leader once accepted a reply in the name of helper 1 from any other helper."""
     scene = secure_parties(aggregators=3)
     leader = scene.leader()
     for client in range(6):

@@ -7,9 +7,10 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fedsim.core.limits import MAX_NUMBER
 from fedsim.experiment import Experiment, dump_experiment, load_experiment
 
-numbers = st.floats(min_value=1e-300, max_value=1e300)
+numbers = st.floats(min_value=1e-300, max_value=MAX_NUMBER)
 counts = st.integers(1, 10_000)
 fractions = st.floats(1e-300, 1, exclude_max=True)
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
