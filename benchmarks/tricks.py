@@ -16,7 +16,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from unittest.mock import patch
 
-import numpy as np
 import torch
 from contenders.base import Work
 from contenders.fedsim_engines import federation_of
@@ -26,10 +25,11 @@ from dp_sgd import block_turn
 from interleaved import measure, print_ratios
 from records import Number, machine_line, over_turns, pair_ratios, write_record
 
+from fedsim.clients.dp_sgd import lot_sums
 from fedsim.clients.dp_sgd.per_example import rule_gradients
 from fedsim.clients.dp_sgd.per_example.layers.convolution import ConvolutionUse
 from fedsim.clients.dp_sgd.per_example.sequence import ModuleSequence
-from fedsim.noise import keystream, simulated
+from fedsim.noise import fused, keystream
 from fedsim.noise.sources import SeededNoise
 from fedsim.simulation.memory import keep_freed_memory
 
@@ -78,6 +78,14 @@ def _products() -> Patch:
     return patch.object(ConvolutionUse, "__init__", make_by_products)
 
 
+def _no_numba() -> Patch:
+    return patch.object(fused, "kernels", lambda: None)
+
+
+def _float64_sums() -> Patch:
+    return patch.object(lot_sums, "products_are_exact", lambda device: False)
+
+
 TRICKS = (
     Trick("plain sequences run by hand, without autograd", _no_sequences, ("small", "mlp", "cnn")),
     Trick(
@@ -88,6 +96,8 @@ TRICKS = (
     ),
     Trick("images with channels last, for pooling", _channels_first, ("cnn", "builtin-cnn")),
     Trick("convolutions by torch, client by client", _products, ("cnn", "builtin-cnn")),
+    Trick("the release compiled by numba", _no_numba, ("mlp",)),
+    Trick("sums in float32, not float64", _float64_sums, ("small", "mlp", "cnn")),
 )
 
 
@@ -132,34 +142,16 @@ def measure_noise(*, quick: bool) -> list[Number]:
         with patch.object(keystream, "Cipher", _in_counter_mode):
             SeededNoise(bytes(32)).fill_(values)
 
-    def base_two() -> None:
-        with patch.object(simulated, "np", _BaseTwo()):
-            source.fill_(values)
-
     def by_torch() -> None:
         floats.normal_(std=2.0**24, generator=generator)
         values.copy_(floats).round_()
 
     others: Mapping[str, Turn] = {
         "AES-GCM for the keystream, not AES-CTR": counter_mode,
-        "natural logarithm, not base 2": base_two,
-        "Box-Muller by numpy, not normals by torch without dither": by_torch,
+        "integers of a proven law, not normals by torch": by_torch,
     }
     case = f"{VALUES:,} values"
     return [_ratio(name, case, draw, other, quick=quick) for name, other in others.items()]
-
-
-class _BaseTwo:
-    """numpy with the logarithm of base 2 in place of the natural one, scaled to be the same."""
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(np, name)
-
-    @staticmethod
-    def log(values: np.ndarray, out: np.ndarray) -> np.ndarray:
-        np.log2(values, out=out)
-        out *= np.float32(np.log(2.0))
-        return out
 
 
 def _in_counter_mode(algorithm: algorithms.AES, mode: object) -> Cipher[modes.CTR]:

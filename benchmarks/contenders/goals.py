@@ -72,11 +72,11 @@ def turn_ratios(one: Row, other: Row, clock: str) -> list[float]:
 
 # With one worker and two that share nothing, the ratio is the machine's own limit: no goal.
 GOALS = (
-    Goal("mlp", True, "fedsim", "bare", 1.35, clients=50),
-    Goal("mlp", True, "fedsim", "bare", 1.25, clients=200),
-    Goal("cnn", True, "fedsim", "bare", 0.9, clients=50),
+    Goal("mlp", True, "fedsim", "bare", 1.4, clients=50),
+    Goal("mlp", True, "fedsim", "bare", 1.4, clients=200),
+    Goal("cnn", True, "fedsim", "bare", 0.95, clients=50),
     Goal("builtin-cnn", True, "fedsim", "bare", 1.15, clients=50),
-    Goal("small", True, "fedsim", "bare", 0.25, clients=1000),
+    Goal("small", True, "fedsim", "bare", 0.17, clients=1000),
     Goal("mlp", False, "fedsim", "bare", 1.0, clients=50),
     Goal("mlp", False, "fedsim", "bare", 1.0, clients=200),
     Goal("cnn", False, "fedsim", "bare", 1.0, clients=50),
@@ -94,7 +94,7 @@ GOALS = (
 )
 
 _MANY, _FEW = 10_000, 100
-_MAX_SECONDS, _MAX_MEGABYTES, _MAX_GROWTH = 3.0, 500.0, 1.3
+_MAX_SECONDS, _MAX_MEGABYTES, _MAX_GROWTH = 1.2, 450.0, 1.3
 
 
 def goal_numbers(rows: Sequence[Row]) -> list[Number]:

@@ -37,9 +37,9 @@ from fedsim.core.moved_names import moved_names_of
 from fedsim.noise.grid import (
     DEVIATION,
     SATURATION,
+    SumRounding,
     effective_multiplier,
     nominal_multiplier,
-    sum_error,
 )
 from fedsim.noise.release import release_
 from fedsim.noise.sources import NoiseSource
@@ -263,6 +263,12 @@ class DpSgdMechanism:
         """R, the public number of rows in which lots are computed (see `tiles`)."""
         return tile_rows(self.sampling.usual_lot(self.expected_lot), self.max_physical_batch)
 
+    @cached_property
+    def rounding(self) -> SumRounding:
+        """How the gradients of a lot are added up; `max_physical_batch` changes no noise."""
+        rows = tile_rows(self.sampling.usual_lot(self.expected_lot))
+        return SumRounding.of(self.largest_lot, rows)
+
     def adapt(self, statistics: LotStatistics, noise: NoiseSource) -> Self:
         """Return the step of the next lot, with the clipping adapted to this one.
 
@@ -319,7 +325,7 @@ class DpSgdMechanism:
             sigmas = self.standard_deviations(groups)
             nominal = tuple(s / c for s, c in zip(sigmas, groups.bounds, strict=True))
         parts = zip((*nominal, *count), (*groups.dimensions, *(1 for _ in count)), strict=True)
-        error = sum_error(self.largest_lot)
+        error = self.rounding.error
         bands = 1 if self.correlation is None else self.correlation.bands
         norm = self._column_norm
         return tuple(

@@ -17,7 +17,8 @@ from torch.utils import _pytree as pytree
 from fedsim.clients.clipping.clipping import Clipping, Groups
 from fedsim.clients.dp_sgd.parameters import FlatParameters
 from fedsim.clients.dp_sgd.per_example.clip_factors import ClipBounds, LotStatistics
-from fedsim.clients.dp_sgd.per_example.interface import add_clipped_rows, by_example, lot_statistics
+from fedsim.clients.dp_sgd.per_example.interface import by_example, clipped_rows, lot_statistics
+from fedsim.clients.dp_sgd.per_example.layers.base import Part
 from fedsim.clients.dp_sgd.per_example.recording import RuledModel
 from fedsim.clients.dp_sgd.per_example.rule_gradients import by_parameter
 from fedsim.clients.dp_sgd.per_example.sequence import ModuleSequence
@@ -205,7 +206,7 @@ class AttachedModel:
             recorded: n examples.
             clipping: the bounds.
             groups: the groups of `parameters`.
-            into: flat float64 tensor (size,).
+            into: flat tensor (size,), float64, or float32 for a lot that may be summed in it.
             scales: of the sum, for each group.
             divided_by_batch: whether the loss is a mean over the n examples of the forward pass;
                 gradients are then n times what was recorded, so that C bounds one example's own.
@@ -221,13 +222,15 @@ class AttachedModel:
         off = torch.autocast(into.device.type, enabled=False)
         try:
             for tile, examples in zip(recorded.tiles, sizes, strict=True):
-                rows = into.new_zeros(tile.rows // self.views, len(scales))
-                rows[:examples] = into.new_tensor(list(scales))
+                n = tile.rows // self.views
+                rows = torch.zeros(n, len(scales), dtype=torch.float64, device=into.device)
+                rows[:examples] = rows.new_tensor(list(scales))
                 clip = ClipBounds.of_client(clipping, groups, rows)
                 found = by_example(by_parameter(tile.uses), self.views)
                 with off if _is_autocast(into) else nullcontext():
-                    norms, dropped = add_clipped_rows(found, clip, views, times=times)
-                statistics += lot_statistics(clip, norms, dropped)
+                    clipped = clipped_rows(found, clip, times=times)
+                    clipped.add_to(views, Part(slice(None), slice(0, examples)))
+                statistics += lot_statistics(clip, clipped.norms, clipped.dropped)
         finally:
             recorded.clear()  # frees activations now, not with the user's graph
         return statistics

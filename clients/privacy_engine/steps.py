@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedsim.accountant import PrivacyLedger
 from fedsim.accountant.sampler_slack import MAX_DRAWS
+from fedsim.clients.dp_sgd.lot_sums import products_are_exact
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.per_example.clip_factors import LotStatistics
 from fedsim.clients.privacy_engine.attachment import AttachedModel
@@ -28,7 +29,10 @@ from fedsim.protocol.clip_bound import LearntBound
 
 @dataclass
 class _OpenLot:
-    """Clipped sum of a lot's physical batches so far, float64 in steps of the grid."""
+    """Clipped sum of a lot's physical batches so far, in steps of the grid.
+
+    It is float32 for a lot of one short batch (`SumRounding`), else float64.
+    """
 
     total: Tensor
     statistics: LotStatistics
@@ -92,7 +96,7 @@ class PrivateSteps:
                     "all its examples, those of an example side by side; take lots from "
                     "engine.batches(x, y) with max_physical_batch where it exceeds memory"
                 )
-            lot = self._new_lot() if self._lot is None else self._lot
+            lot = self._new_lot(recorded) if self._lot is None else self._lot
             self._add(recorded, lot)
             self._lot = lot
 
@@ -170,7 +174,7 @@ class PrivateSteps:
     def _release(self, lot: _OpenLot | None, last: RecordedPass | None, number: int) -> None:
         """Release the open lot and the last pass as the gradients."""
         parameters, noise = self._model.parameters, self._streams.noise(number)
-        lot = lot or self._new_lot()
+        lot = lot or self._new_lot(last)
         if last is not None:
             self._add(last, lot)
         released = parameters.tensors[0].new_empty(1, parameters.size)
@@ -194,6 +198,8 @@ class PrivateSteps:
     def _add(self, recorded: RecordedPass, lot: _OpenLot) -> None:
         """Add the clipped gradients of a pass to a lot."""
         groups = self.mechanism.groups(self._model.parameters)
+        if lot.statistics.examples:
+            lot.total = lot.total.double()
         lot.statistics += self._model.add_clipped_sum(
             recorded,
             self.mechanism.clipping,
@@ -203,10 +209,16 @@ class PrivateSteps:
             divided_by_batch=self._terms.loss_reduction == "mean",
         )
 
-    def _new_lot(self) -> _OpenLot:
+    def _new_lot(self, first: RecordedPass | None) -> _OpenLot:
         parameters = self._model.parameters
-        device = parameters.tensors[0].device
-        total = torch.zeros(parameters.size, dtype=torch.float64, device=device)
+        kind, device = parameters.tensors[0].dtype, parameters.tensors[0].device
+        if (
+            first is None
+            or first.examples > min(self.mechanism.rounding.rows, self._model.tile_examples)
+            or not products_are_exact(device)
+        ):
+            kind = torch.float64
+        total = torch.zeros(parameters.size, dtype=kind, device=device)
         groups = self.mechanism.groups(parameters)
         return _OpenLot(total, LotStatistics(0, 0, (0,) * len(groups.bounds)))
 

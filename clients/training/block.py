@@ -15,10 +15,11 @@ from torch import Tensor
 from fedsim.algorithms.algorithm import ClientRule
 from fedsim.clients.budget.sum_part import SumPart
 from fedsim.clients.correlated_noise.noise import CorrelatedNoise
+from fedsim.clients.dp_sgd.lot_sums import LotSums
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.model_randomness import ModelRandomness
 from fedsim.clients.dp_sgd.per_example.clip_factors import ClipBounds, LotStatistics
-from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients, PerExampleLoss
+from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients, PerExampleLoss, Tile
 from fedsim.clients.dp_sgd.tiles import LotReader, tile_rows
 from fedsim.clients.model_checks.safety import UnsafeModelError
 from fedsim.clients.perturbation.output import OutputMechanism, release_output
@@ -400,11 +401,12 @@ class _PrivateBlock(_Block):
         self._steps = [None if m is None else m.step for m in members]
         self._noise_states = shared_model.noise_states
         self._noises = [None if m is None else self._noise_of(m) for m in members]
-        self._sums = torch.empty_like(self.released, dtype=torch.float64)
+        roundings = [None if step is None else step.rounding for step in self._steps]
+        self._sums = LotSums(gradients, roundings, self.rows)
         self._adapts = any(step and step.clipping.count_noises for step in self._steps)
         self._on_grid = any(m is not None and m.part is not None for m in members)
         if self._on_grid:
-            self.released = torch.empty_like(self._sums)
+            self.released = self.released.double()
         self._measure()
 
     def _noise_of(self, member: BlockMember) -> NoiseSource:
@@ -470,22 +472,30 @@ class _PrivateBlock(_Block):
 
     def fill_released(self, active: Sequence[bool], lots: Sequence[np.ndarray | None]) -> None:
         """Overwrite `released` (K, size) with the active members' releases."""
-        self._sums.zero_()
         within = np.zeros((len(lots), len(self._clip.members)), dtype=np.int64)
-        for tile in self._reader.tiles(lots, self.step_number):
-            weights = tile.example_weights
-            clip = replace(self._clip, scales=self._clip.scales * weights.unsqueeze(1))
-            norms, _ = self.gradients.add_clipped_sums(self.values, tile, clip, self._sums)
+
+        def count(tile: Tile, norms: Tensor) -> None:
             if self._adapts:
-                near = (norms <= clip.bounds) & (weights > 0).unsqueeze(1)
-                within += near.view(len(lots), self.rows, -1).sum(1).cpu().numpy()
+                real = (tile.example_weights > 0).unsqueeze(1)
+                near = (norms <= self._clip.bounds) & real
+                within[:] += near.view(len(lots), self.rows, -1).sum(1).cpu().numpy()
+
         noises = [
             noise if on and step is not None and step.noise_multiplier else None
             for noise, on, step in zip(self._noises, active, self._steps, strict=True)
         ]
-        release_(self._sums, noises, self._lengths, self.released)
+        tiles = self._reader.tiles(lots, self.step_number)
+        sizes = [0 if lot is None else len(lot) for lot in lots]
+        for rows, sums in self._sums.add(self.values, tiles, sizes, self._clip_of, count):
+            lengths = [(place, own[rows]) for place, own in self._lengths]
+            release_(sums, noises[rows], lengths, self.released[rows])
         if self._adapts:
             self._adapt(lots, within)
+
+    def _clip_of(self, tile: Tile) -> ClipBounds:
+        """Return bounds and scales of the rows of a tile; those that are no examples have 0."""
+        weights = tile.example_weights.unsqueeze(1)
+        return replace(self._clip, scales=self._clip.scales * weights)
 
     def adapted_clip_norms(self) -> tuple[LearntBound | None, ...]:
         """Return the bound that each member's clipping adapted to."""

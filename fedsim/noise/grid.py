@@ -6,6 +6,8 @@ docs/finite_precision.md.
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Self
 
 GRID_BITS = 24
 DEVIATION = 2.0**GRID_BITS
@@ -20,18 +22,50 @@ SATURATION = 2.0**51
 _ROUNDED_DOWN = 1.0 - 2.0**-48  # more than the few operations of a formula may round up
 
 
-def sum_error(examples: int) -> float:
-    """Return e: by how much a float64 sum of clipped gradients may be wrong, in clipping bounds.
+@dataclass(frozen=True)
+class SumRounding:
+    """By how much a sum of clipped gradients may be wrong; lots of few rows are summed in float32.
 
     Guarantee: a computed sum of the contributions of at most n examples, each of norm at most C, is
-    within e · C of the exact one, e = n (2 n + 16) 2⁻⁵³, in any order of addition: a contribution
-    passes through at most n additions within tiles, and one for each tile (Higham 2002, section
-    4.2).
+    within `error` · C of the exact one, in any order of addition, where lots of at most `rows`
+    examples are added up in float32 and all others in float64.
 
-    Args:
-        examples: n, the public number of examples that a lot may have at most.
+    - float32: a contribution is multiplied out, added up with at most `SUM_HEIGHT` = h rows at
+      once, and then with at most R / h such runs: R γ(h + R / h + 2), with γ(m) = m u / (1 − m u)
+      and u = 2⁻²⁴ (Higham 2002, section 3.1). What underflows is less than 2⁻¹⁰⁰ steps.
+    - float64: a contribution passes through at most n additions within tiles, and one for each
+      tile: n (2 n + 16) 2⁻⁵³ (section 4.2).
+
+    Attributes:
+        rows: R, the most examples of a lot that is added up in float32; 0: none is.
+        error: e, in clipping bounds.
     """
-    return examples * (2.0 * examples + 16.0) * 2.0**-53
+
+    rows: int
+    error: float
+
+    @classmethod
+    def of(cls, examples: int, rows: int) -> Self:
+        """Return the rounding of sums over lots of at most `examples`, in tiles of `rows`.
+
+        Float32 costs noise, twice its error; where that would be more than 2⁻⁸, it is not used.
+
+        Args:
+            examples: n, the public number of examples that a lot may have at most.
+            rows: R, the public number of rows of a client in a tile.
+        """
+        rows, double = min(examples, rows), examples * (2.0 * examples + 16.0) * 2.0**-53
+        operations = min(rows, SUM_HEIGHT) + math.ceil(rows / SUM_HEIGHT) + 2
+        single = rows * operations * 2.0**-24 / (1.0 - operations * 2.0**-24)
+        if single > _MOST_ERROR:
+            return cls(0, double)
+        return cls(rows, max(single, double) / _ROUNDED_DOWN)
+
+
+SUM_HEIGHT = 48
+"""Rows of a client that are added up in float32 at once."""
+
+_MOST_ERROR = 2.0**-9
 
 
 def effective_multiplier(
@@ -55,7 +89,7 @@ def effective_multiplier(
     Args:
         noise_multiplier: z ≥ 0 of one group of values.
         dimensions: d, the number of values in the group.
-        error: e of their sum, see `sum_error`.
+        error: e of their sum, see `SumRounding`.
         column_norm: ‖c‖ of correlated noise (`NoiseCorrelation`); 1 without correlation.
         bands: b, the number of its coefficients.
     """

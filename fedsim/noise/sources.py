@@ -23,11 +23,11 @@ import torch
 from torch import Tensor
 
 from fedsim.core.streams import KEY_BYTES, generator_of, torch_seed
-from fedsim.noise import simulated, spline
+from fedsim.noise import spline
 from fedsim.noise.grid import DEVIATION
 from fedsim.noise.keystream import Keystream
 
-CHUNK_VALUES = 1 << 16
+CHUNK_VALUES = 1 << 15
 """Values that are drawn at once: they stay in the cache of a core."""
 
 
@@ -44,21 +44,11 @@ class NoiseSource(ABC):
 
 
 class KeystreamNoise(NoiseSource):
-    """Noise from the bytes of a keystream, on the CPU."""
+    """Noise from the bytes of two keystreams, on the CPU: the law of `spline`, to the last bit."""
 
     @abstractmethod
-    def keystream(self) -> Keystream:
-        """Return the keystream of the draws."""
-
-    @staticmethod
-    @abstractmethod
-    def fill_rows_(sources: Sequence["KeystreamNoise"], rows: np.ndarray) -> None:
-        """Fill each row of float64 (K, m) from its own source, all of this class.
-
-        Args:
-            sources: K sources.
-            rows: overwritten.
-        """
+    def keystreams(self) -> tuple[Keystream, Keystream]:
+        """Return the stream of the draws, and that of the further bits that few of them need."""
 
     def fill_(self, values: Tensor) -> Tensor:
         """Fill a float64 tensor in place with draws and return it.
@@ -71,20 +61,20 @@ class KeystreamNoise(NoiseSource):
         drawn = values if in_place else torch.empty(values.shape, dtype=torch.float64)
         line = drawn.view(1, -1).numpy()
         for start in range(0, line.shape[1], CHUNK_VALUES):
-            self.fill_rows_([self], line[:, start : start + CHUNK_VALUES])
+            _draw([self], line[:, start : start + CHUNK_VALUES])
         return values if in_place else values.copy_(drawn)
 
 
 class SeededNoise(KeystreamNoise):
-    """Reproducible noise of one key: it simulates the mechanism that `SecureNoise` is.
+    """Reproducible noise of one key, drawn as `SecureNoise` draws it.
 
-    On the CPU an AES-128 keystream gives the bytes, and `simulated` the draws. 128 bits
-    separate the streams of all clients and rounds: among 10^9 of them, two are equal with
-    probability 1e-21.
+    On the CPU an AES-128 keystream gives the bytes. 128 bits separate the streams of all clients
+    and rounds: among 10^9 of them, two are equal with probability 1e-21.
 
-    On CUDA the device's own counter-based generator draws there, without waiting for it. Its seed
-    has 63 bits of the same key: among 10^6 streams, two are equal with probability 1e-7. The
-    numbers differ between the CPU and each kind of GPU.
+    On CUDA the device's own counter-based generator draws rounded normals there, without waiting
+    for it; nothing is proven about their law. Its seed has 63 bits of the same key: among 10^6
+    streams, two are equal with probability 1e-7. The numbers differ between the CPU and each kind
+    of GPU.
 
     For simulation: anyone who knows the seed can subtract the noise.
 
@@ -101,24 +91,14 @@ class SeededNoise(KeystreamNoise):
                 f"the key of seeded noise must have {KEY_BYTES} bytes, got {len(key)}; "
                 "make it with fedsim.core.streams.stream_key"
             )
-        self._keystream = Keystream(key[:_SEEDED_KEY_BYTES])
+        half = KEY_BYTES // 2  # AES-128 takes three quarters of the time of AES-256
+        self._streams = Keystream(key[:half]), Keystream(key[half:])
         self._device_seed = torch_seed(key)
         self._generator: torch.Generator | None = None
 
-    def keystream(self) -> Keystream:
-        """Return the keystream of the draws."""
-        return self._keystream
-
-    @staticmethod
-    def fill_rows_(sources: Sequence[KeystreamNoise], rows: np.ndarray) -> None:
-        """Fill each row of float64 (K, m) from its own source.
-
-        Args:
-            sources: K sources.
-            rows: overwritten.
-        """
-        columns = rows.shape[1] + rows.shape[1] % 2  # normals come in pairs
-        simulated.simulated_integers(_bytes_of(sources, columns * simulated.BYTES), rows)
+    def keystreams(self) -> tuple[Keystream, Keystream]:
+        """Return the stream of the draws, and that of the further bits that few of them need."""
+        return self._streams
 
     def fill_(self, values: Tensor) -> Tensor:
         """Fill a float64 tensor in place with draws and return it.
@@ -146,37 +126,16 @@ class SecureNoise(KeystreamNoise):
     def __init__(self) -> None:
         self._process = -1
 
-    def keystream(self) -> Keystream:
-        """Return the keystream of the draws."""
-        self._start()
-        return self._keystream
-
-    def extension(self) -> Keystream:
-        """Return the keystream of the further bits that few draws need."""
-        self._start()
-        return self._extension
-
-    @staticmethod
-    def fill_rows_(sources: Sequence[KeystreamNoise], rows: np.ndarray) -> None:
-        """Fill each row of float64 (K, m) from its own source.
-
-        Args:
-            sources: K sources.
-            rows: overwritten.
-        """
-        words = _bytes_of(sources, rows.shape[1] * spline.BYTES)
-        extensions = [s.extension() for s in sources if isinstance(s, SecureNoise)]
-        spline.spline_integers(words, lambda row: extensions[row], rows)
+    def keystreams(self) -> tuple[Keystream, Keystream]:
+        """Return the stream of the draws, and that of the further bits that few of them need."""
+        if self._process != os.getpid():  # a fork's parent and child would draw the same noise
+            keys = os.urandom(KEY_BYTES), os.urandom(KEY_BYTES)
+            self._streams = Keystream(keys[0]), Keystream(keys[1])
+            self._process = os.getpid()
+        return self._streams
 
     def __reduce__(self) -> tuple[object, ...]:
         raise TypeError("secure noise cannot be copied or stored: the copy would repeat it")
-
-    def _start(self) -> None:
-        """Start the keystreams; after a fork the parent's keys would give both the same noise."""
-        if self._process != os.getpid():
-            self._keystream = Keystream(os.urandom(_SECURE_KEY_BYTES))
-            self._extension = Keystream(os.urandom(_SECURE_KEY_BYTES))
-            self._process = os.getpid()
 
 
 class NoNoise(NoiseSource):
@@ -209,27 +168,34 @@ def fill_rows_(sources: Sequence[NoiseSource], rows: Tensor) -> None:
         sources: one for each row.
         rows: filled in place.
     """
-    streams = [source for source in sources if isinstance(source, KeystreamNoise)]
-    alike = len({type(source) for source in sources}) == 1 and len(streams) == len(sources)
-    if alike and rows.device.type == "cpu" and rows.stride(1) == 1:
-        streams[0].fill_rows_(streams, rows.numpy())
+    streams = keystream_sources(sources)
+    if streams is not None and rows.device.type == "cpu" and rows.stride(1) == 1:
+        _draw(streams, rows.numpy())
         return
     for source, row in zip(sources, rows, strict=True):
         source.fill_(row)
 
 
-def _bytes_of(sources: Sequence[KeystreamNoise], count: int) -> np.ndarray:
-    """Return the next bytes of each source (K, count)."""
-    words = np.empty((len(sources), count), dtype=np.uint8)
+def keystream_sources(sources: Sequence[NoiseSource | None]) -> list[KeystreamNoise] | None:
+    """Return the sources if all draw from keystreams, else None."""
+    found = [source for source in sources if isinstance(source, KeystreamNoise)]
+    return found if len(found) == len(sources) else None
+
+
+def words_of(sources: Sequence[KeystreamNoise], columns: int) -> np.ndarray:
+    """Return the words of the next draws of each source, uint8 (K, 12 · columns)."""
+    words = np.empty((len(sources), columns * spline.BYTES), dtype=np.uint8)
     for source, line in zip(sources, words, strict=True):
-        source.keystream().write(line.data)
+        source.keystreams()[0].write(line.data)
     return words
+
+
+def _draw(sources: Sequence[KeystreamNoise], rows: np.ndarray) -> None:
+    """Fill each row of float64 (K, m) with the next draws of its source."""
+    words = words_of(sources, rows.shape[1])
+    spline.spline_integers(words, lambda row: sources[row].keystreams()[1], rows)
 
 
 def _check_type(values: Tensor) -> None:
     if values.dtype != torch.float64:
         raise TypeError(f"noise is drawn as integers in float64, got a tensor of {values.dtype}")
-
-
-_SEEDED_KEY_BYTES = 16  # AES-128 takes three quarters of the time of AES-256
-_SECURE_KEY_BYTES = 32

@@ -113,7 +113,7 @@ def _centres(
     below = np.right_shift(low.view(np.int32), 31, out=low.view(np.int32)).view(np.uint32)
     if equal.any():
         for row, col in np.argwhere(equal):
-            if _extended_below(table.extensions[columns[row, col]], extension(top + int(row))):
+            if extended_below(table.extensions[columns[row, col]], extension(top + int(row))):
                 below[row, col] = _ALL_ONES
     np.bitwise_xor(words, chosen, out=other)
     np.bitwise_and(other, below, out=other)
@@ -122,7 +122,7 @@ def _centres(
     return np.left_shift(chosen, UNIFORM_BITS, out=chosen)
 
 
-def _extended_below(threshold: int, stream: ByteStream) -> bool:
+def extended_below(threshold: int, stream: ByteStream) -> bool:
     """Return whether the next 192 bits of a stream are below the rest of a threshold."""
     drawn = bytearray(EXTENSION_BITS // 8)
     stream.write(memoryview(drawn))

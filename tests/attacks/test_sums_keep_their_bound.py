@@ -3,8 +3,8 @@
 The released integers are rint(S) + Z, where S is the sum of clipped gradients in steps of the grid.
 Removing an example must move rint(S) by at most 2²⁴ / z' in L2 norm, replacing one by twice that,
 where z' is the noise multiplier in the ledger's event: for 131,072 examples, for gradients in
-bfloat16 and float16, and for tiny clipping bounds. Float32 sums moved by 1.21 C, bfloat16 ones by
-3.5 C.
+bfloat16 and float16, and for tiny clipping bounds. Float32 sums of so many examples moved by 1.21
+C, bfloat16 ones by 3.5 C.
 """
 
 import math
@@ -109,7 +109,7 @@ def check_moved(one: Tensor, other: Tensor, largest: float) -> None:
 def check_neighbours(
     sums: Sums, data: Data, monkeypatch: pytest.MonkeyPatch, places: Sequence[int]
 ) -> None:
-    assert sums.largest <= DEVIATION * 1.001
+    assert sums.largest <= DEVIATION * 1.004
     whole = sums.of(data, monkeypatch)
     assert whole.norm() > 0.5 * DEVIATION
     for i in places:

@@ -143,18 +143,18 @@ def test_a_sum_over_views_never_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     federation = assemble(load_experiment(experiment(augmentations=3)), ledger=None)
     gradients = federation.gradients
     assert gradients is not None
-    right = type(gradients).add_clipped_sums
+    right = type(gradients).clipped
 
-    def each_view(self: Any, values: Any, tile: Any, clip: Any, into: Any) -> Any:
+    def each_view(self: Any, values: Any, tile: Any, clip: Any) -> Any:
         wide = replace(
             clip,
             bounds=clip.bounds.repeat_interleave(tile.views, 0),
             scales=clip.scales.repeat_interleave(tile.views, 0),
         )
-        return right(self, values, replace(tile, views=1), wide, into)
+        return right(self, values, replace(tile, views=1), wide)
 
     probe_mechanisms(federation)
-    monkeypatch.setattr(type(gradients), "add_clipped_sums", each_view)
+    monkeypatch.setattr(type(gradients), "clipped", each_view)
     with pytest.raises(MechanismMismatchError, match="clipping bound"):
         probe_mechanisms(federation)
 

@@ -126,12 +126,12 @@ def test_noise_that_is_charged_as_more_than_it_is_is_found(monkeypatch: pytest.M
 def test_clipping_that_does_not_hold_is_found(
     monkeypatch: pytest.MonkeyPatch, factor: float
 ) -> None:
-    whole = RuleGradients.add_clipped_sums
+    whole = RuleGradients.clipped
 
-    def unclipped(self: RuleGradients, values: Any, tile: Any, clip: Any, into: Any) -> Any:
-        return whole(self, values, tile, replace(clip, scales=factor * clip.scales), into)
+    def unclipped(self: RuleGradients, values: Any, tile: Any, clip: Any) -> Any:
+        return whole(self, values, tile, replace(clip, scales=factor * clip.scales))
 
-    monkeypatch.setattr(RuleGradients, "add_clipped_sums", unclipped)
+    monkeypatch.setattr(RuleGradients, "clipped", unclipped)
     for client in audited().clients:
         assert any("times the clipping bound" in text for text in client.violations)
         assert any("is claimed" in text for text in client.violations) == (factor == 50.0)

@@ -178,13 +178,13 @@ def test_the_machines_own_limit_is_no_goal() -> None:
 def test_many_small_clients_are_judged_by_time_memory_and_growth() -> None:
     row = {"model": "small", "private": True, "contender": "fedsim", "name": "fedsim"}
     few = {**row, "clients": 100, "wall": 1e-3, "processor": 1e-3, "megabytes": 400}
-    many = {**row, "clients": 10_000, "wall": 2e-4, "processor": 1.2e-3, "megabytes": 500}
+    many = {**row, "clients": 10_000, "wall": 1e-4, "processor": 1.2e-3, "megabytes": 450}
     time, memory, growth = goals([few, many])
-    assert "time: 2 s (2 to 2; goal ≤ 3, met)" in time
-    assert "peak memory: 500 MB (goal ≤ 500, met)" in memory
+    assert "time: 1 s (1 to 1; goal ≤ 1.2, met)" in time
+    assert "peak memory: 450 MB (goal ≤ 450, met)" in memory
     assert "among 100: 1.2 (goal ≤ 1.3, met)" in growth
     large = goals([few, {**many, "megabytes": 3000}])[1]
-    assert "peak memory: 3000 MB (goal ≤ 500, missed)" in large
+    assert "peak memory: 3000 MB (goal ≤ 450, missed)" in large
     assert goals([few]) == []
 
 

@@ -10,7 +10,7 @@ from fedsim.accountant import Gaussian, PldAccountant, PoissonSampled
 from fedsim.accountant import sampler_slack as slack_module
 from fedsim.accountant.sampler_slack import MAX_DRAWS, SHARE, epsilon_with_slack, sampler_slack
 from fedsim.noise.alias import EXTENSION_BITS, INDEX_BITS, MAX_CENTRE, WORD_BITS
-from fedsim.noise.grid import DEVIATION, SATURATION, effective_multiplier, sum_error
+from fedsim.noise.grid import DEVIATION, SATURATION, SumRounding, effective_multiplier
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = ROOT / "docs" / "finite_precision.md"
@@ -60,9 +60,10 @@ def test_the_cost_of_grid_sums_and_sampler() -> None:
         return PldAccountant().compose(step, count=10_000)
 
     for row in table("values d")[1:]:
-        left = effective_multiplier(1.0, whole(row[0]), sum_error(whole(row[1])))
+        error = SumRounding.of(whole(row[1]), int(row[2])).error
+        left = effective_multiplier(1.0, whole(row[0]), error)
         own = accountant(left)
-        assert row[2:] == [
+        assert row[3:] == [
             f"{math.floor(left * 10**6) / 10**6:.6f}",
             rounded_up(accountant(1.0).get_epsilon(1e-5), 5),
             rounded_up(own.get_epsilon(1e-5), 5),

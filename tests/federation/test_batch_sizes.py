@@ -90,7 +90,8 @@ def test_every_client_has_a_rate_of_one_and_the_same_noise() -> None:
     steps = [plan.step for plan in federation.plans or ()]
     assert {step.sampling.sampling_rate for step in steps} == {1.0}
     assert [step.expected_lot for step in steps] == [float(size) for size in sizes]
-    assert len({round(step.noise_multiplier, 3) for step in steps}) == 1
+    noise = [step.noise_multiplier for step in steps]
+    assert max(noise) < 1.002 * min(noise)  # the rounding of larger sums takes more
     assert torch.equal(federation.client_task(0).data()[0], federation.client_task(0).data()[0])
 
 

@@ -50,12 +50,12 @@ def test_every_cell_is_there_once_and_the_files_own_is_marked() -> None:
 def test_shares_are_the_noise_over_the_root_of_honest_clients() -> None:
     plan = planned()
     local, shared, central = (cell(plan, one) for one in ("local", "distributed", "central"))
-    z, share = local.noise_range[0], shared.noise_range[0]
+    z, share = local.noise_range[1], shared.noise_range[0]  # that of the largest lot
     assert shared.honest == 3  # 4 in the smallest sum, 1 of them colluding
     assert share * math.sqrt(3) == pytest.approx(z, rel=1e-9)
     assert central.noise_range[0] == pytest.approx(z, rel=1e-9)
     assert shared.epsilon("sums") == shared.epsilon("models") == pytest.approx(2.0, abs=1e-3)
-    assert shared.epsilon("server") == pytest.approx(gaussian_epsilon(share, 4), rel=1e-4)
+    assert shared.epsilon("server") == pytest.approx(gaussian_epsilon(share, 4), rel=3e-3)
     assert [local.epsilon(name) for name in ("server", "sums", "models")] == [
         plan.system_epsilon
     ] * 3
@@ -80,7 +80,8 @@ def test_a_limit_against_the_server_raises_the_share() -> None:
     shared = cell(planned(**changes), "distributed")
     assert shared.epsilon("server") == pytest.approx(3.0, abs=1e-3)
     assert (shared.epsilon("sums") or 9.0) < 2.0
-    assert len(shared.strictest) == 4
+    spent = [one.epsilon["server"] for one in shared.clients]
+    assert max(spent) - min(spent) < 0.01  # all but the rounding of their sums
     assert cell(planned(**changes), "local").reason is None  # its keys go with it
 
 

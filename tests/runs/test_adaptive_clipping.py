@@ -82,9 +82,9 @@ def test_the_ledger_holds_gradients_and_count_as_one_release(whole: Path) -> Non
     for row, spend in zip(privacy["clients"], without.privacy.clients, strict=True):
         (entry,) = row["ledger"]
         z_gradients, z_count = entry["event"]["event"]["noise_multipliers"]
-        assert z_count == pytest.approx(2 * 32 / 20, rel=1e-5)
+        assert z_count == pytest.approx(2 * 32 / 20, rel=1e-3)
         assert (z_gradients**-2 + z_count**-2) ** -0.5 == pytest.approx(
-            row["noise_multiplier"], rel=1e-5
+            row["noise_multiplier"], rel=1e-3
         )
         assert row["epsilon"] == pytest.approx(spend.epsilon, rel=1e-6)
     assert verify_run(RunDirectory(whole)).problems == ()

@@ -223,11 +223,9 @@ def test_the_probe_finds_less_noise_than_charged(
     loaded = load_experiment(EXPERIMENT, overrides={"privacy.perturbation": kind})
     federation = assemble(loaded, ledger=None)
     probe_mechanisms(federation)
-    half = sources.SeededNoise.fill_rows_
+    whole = sources._draw
     monkeypatch.setattr(
-        sources.SeededNoise,
-        "fill_rows_",
-        staticmethod(lambda own, rows: (half(own, rows), np.rint(rows / 2, out=rows))),
+        sources, "_draw", lambda own, rows: (whole(own, rows), np.rint(rows / 2, out=rows))
     )
     with pytest.raises(MechanismMismatchError, match="noise multiplier is"):
         probe_mechanisms(federation)

@@ -1,9 +1,10 @@
 """Sums of clipped per-example gradients: the interface of all ways to compute them."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +18,9 @@ from fedsim.clients.dp_sgd.per_example.clip_factors import (
     clip_rows,
     group_norms,
 )
-from fedsim.clients.dp_sgd.per_example.layers.base import ExampleUse
+from fedsim.clients.dp_sgd.per_example.layers.base import WHOLE, ExampleUse, Part
 from fedsim.core.errors import FedsimError
+from fedsim.noise.grid import SUM_HEIGHT
 
 PerExampleLoss = Callable[[Tensor, Tensor], Tensor]
 """Maps outputs (batch, ...) and targets (batch, ...) to losses (batch,)."""
@@ -89,7 +91,6 @@ class PerExampleGradients(ABC):
         self.model = model
         self.loss = loss
         self.parameters = FlatParameters(model) if parameters is None else parameters
-        self._views: tuple[Tensor, list[Tensor]] | None = None
 
     def begin_step(self, round_number: int, step: int, values: Tensor) -> slice | None:
         """Prepare for a step, and return the part of the values that its release moves.
@@ -144,31 +145,39 @@ class PerExampleGradients(ABC):
                 rows[:, places[index]] = use.per_example(index).reshape(len(rows), -1)
         return rows
 
-    def add_clipped_sums(
-        self, values: Tensor, tile: Tile, clip: ClipBounds, into: Tensor
-    ) -> tuple[Tensor, Tensor | None]:
-        """Add scale_k · Σ_i clip(gradient_i) of each client's examples to `into` (K, size).
+    def clipped(self, values: Tensor, tile: Tile, clip: ClipBounds) -> "ClippedRows":
+        """Return scale · clip(gradient) of each example of a tile, to be added up.
 
-        Guarantee: each example's part of what is added has an L2 norm of at most scale · C_m in
-        each group m; rows that are no examples, and examples whose gradient is not finite, add
-        nothing. An example with several views has the mean of their gradients, which is clipped
-        once. What an example adds depends on its client's values and the shape of the tile, and
-        on no other row.
+        An example with several views has the mean of their gradients, which is clipped once.
 
         Args:
             values: each client's flat parameters (K, size).
             tile: the rows.
             clip: bounds and scales.
-            into: (K, size), float64.
+        """
+        found = by_example(self.row_gradients(values, tile), tile.views)
+        return clipped_rows(found, clip, clients=tile.clients, times=1.0 / tile.views)
+
+    def add_clipped_sums(
+        self, values: Tensor, tile: Tile, clip: ClipBounds, into: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """Add scale_k · Σ_i clip(gradient_i) of each client's examples to `into` (K, size).
+
+        Guarantee: as of `ClippedRows`.
+
+        Args:
+            values: each client's flat parameters (K, size).
+            tile: the rows.
+            clip: bounds and scales.
+            into: (K, size), float32 or float64.
 
         Returns:
             Norms by group, float64 (n, m), NaN for dropped examples; and which examples (n,) were
             dropped since their gradient is not finite, None if none was.
         """
-        found = by_example(self.row_gradients(values, tile), tile.views)
-        if self._views is None or self._views[0] is not into:
-            self._views = into, self.parameters.stacked_views(into)
-        return add_clipped_rows(found, clip, self._views[1], times=1.0 / tile.views)
+        rows = self.clipped(values, tile, clip)
+        rows.add_to(self.parameters.stacked_views(into))
+        return rows.norms, rows.dropped
 
     def add_clipped_sum(
         self,
@@ -211,37 +220,89 @@ def by_example(found: Mapping[int, ExampleUse], views: int) -> dict[int, Example
     return {index: joined[id(use)] for index, use in found.items()}
 
 
-@torch.no_grad()
-def add_clipped_rows(
-    found: Mapping[int, ExampleUse], clip: ClipBounds, into: Sequence[Tensor], *, times: float = 1.0
-) -> tuple[Tensor, Tensor | None]:
-    """Add Σ_i scale_i · clip(times · gradient_i) of each client's rows to `into`.
+@dataclass(frozen=True)
+class ClippedRows:
+    """The clipped gradients of a tile's n examples, as factors of their gradients.
 
-    Guarantee: as of `PerExampleGradients.add_clipped_sums`, whose results these are.
+    Guarantee: each example's part of a sum has an L2 norm of at most scale · C_m in each group m;
+    rows that are no examples, and examples whose gradient is not finite, add nothing. What an
+    example adds depends on its client's values and the shape of the tile, and on no other row.
+    Only the rounding of a sum depends on the others: `SumRounding` bounds it.
+
+    Attributes:
+        found: the gradients by parameter.
+        members: parameter indices of each group.
+        norms: by group, float64 (n, m), NaN for dropped examples.
+        factors: of each row in each group, float64 (K, R) each.
+        dropped: which rows were dropped (n,); None: none.
+    """
+
+    found: Mapping[int, ExampleUse]
+    members: Sequence[Sequence[int]]
+    norms: Tensor
+    factors: Sequence[Tensor]
+    dropped: Tensor | None
+
+    @cached_property
+    def _single(self) -> Sequence[Tensor]:
+        return [factors.float() for factors in self.factors]
+
+    @torch.no_grad()
+    def add_to(self, into: Sequence[Tensor], part: Part = WHOLE) -> None:
+        """Add the clipped gradients of a part of the tile up, as `SumRounding` says.
+
+        Args:
+            into: (k, *shape) of each parameter, for the k clients of the part; float64, or float32
+                for lots that may be added up in it.
+            part: of the tile.
+        """
+        factors = self._single if into[0].dtype == torch.float32 else self.factors
+        for rows in _runs(part.rows, factors[0].shape[1]):
+            own = part if rows == part.rows else Part(part.clients, rows)
+            for group, column in zip(self.members, factors, strict=True):
+                for index in group:
+                    if index in self.found:
+                        self.found[index].add_weighted(index, column, into[index], own)
+
+
+def _runs(rows: slice, every: int) -> Iterator[slice]:
+    """Yield the rows in runs of at most `SUM_HEIGHT`."""
+    start, stop, _ = rows.indices(every)
+    if stop - start <= SUM_HEIGHT:
+        yield rows
+        return
+    for at in range(start, stop, SUM_HEIGHT):
+        yield slice(at, min(at + SUM_HEIGHT, stop))
+
+
+@torch.no_grad()
+def clipped_rows(
+    found: Mapping[int, ExampleUse],
+    clip: ClipBounds,
+    *,
+    clients: int = 1,
+    times: float = 1.0,
+) -> ClippedRows:
+    """Return scale_i · clip(times · gradient_i) of n rows.
 
     Args:
-        found: the gradients of n rows by parameter; parameters without one are absent.
+        found: the gradients by parameter; parameters without one are absent.
         clip: bounds and scales of the rows.
-        into: (K, *shape) of each parameter, float64.
+        clients: K.
         times: of each gradient: n where `found` are gradients of a mean over the rows.
     """
-    n, like = clip.scales.shape[0], into[0]
-    if like.dtype != torch.float64:  # the bound on their rounding is that of float64
-        raise TypeError(f"clipped gradients are added up in float64, got {like.dtype}")
+    n, like = clip.scales.shape[0], clip.scales
     squared = {index: of.squared_norms(index) for index, of in sorted(found.items())}
     norms = group_norms(squared, n, clip.members, like)
     if times != 1:
         norms *= times
         clip = replace(clip, scales=clip.scales * times)
-    columns, dropped = clip_rows(norms, clip)
+    factors, dropped = clip_rows(norms, clip)
     if dropped is not None:
         for of in {id(of): of for of in found.values()}.values():
             of.drop(dropped)
-    for group, column in zip(clip.members, columns, strict=True):
-        for index in group:
-            if index in found:
-                found[index].add_weighted(index, column, into[index])
-    return norms, dropped
+    columns = [factor.view(clients, -1) for factor in factors]
+    return ClippedRows(found, clip.members, norms, columns, dropped)
 
 
 def lot_statistics(clip: ClipBounds, norms: Tensor, dropped: Tensor | None) -> LotStatistics:

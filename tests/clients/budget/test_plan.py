@@ -119,12 +119,12 @@ def test_the_ledger_tells_layers_apart_where_the_model_is_known() -> None:
     event = found.step.event
     assert isinstance(event, PoissonSampled)
     assert isinstance(event.event, JointGaussian)
-    assert event.event.noise_multipliers == pytest.approx([1.1 * math.sqrt(2)] * 2, rel=1e-6)
-    assert 1.1 * (1 - 1e-6) < event.event.noise_multiplier < 1.1
+    assert event.event.noise_multipliers == pytest.approx([1.1 * math.sqrt(2)] * 2, rel=1e-3)
+    assert 1.1 * (1 - 1e-3) < event.event.noise_multiplier < 1.1
     flat = plan_privacy(privacy(), LOCAL, examples=320, planned_rounds=1, parameters=parameters())
     assert isinstance(flat.step.event, PoissonSampled)
     assert isinstance(flat.step.event.event, Gaussian)
-    assert 1.1 * (1 - 1e-6) < flat.step.event.event.noise_multiplier < 1.1
+    assert 1.1 * (1 - 1e-3) < flat.step.event.event.noise_multiplier < 1.1
     assert flat.step.noise_multiplier == 1.1
 
 

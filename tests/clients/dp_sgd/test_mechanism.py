@@ -27,7 +27,7 @@ from fedsim.clients.clipping.clipping import Clipping, FlatClipping, GroupClippi
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.noise_allocation import NoiseAllocation, group_noise
 from fedsim.clients.dp_sgd.noise_range import NoiseRangeError
-from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients, Tile
+from fedsim.clients.dp_sgd.per_example.interface import ClippedRows, PerExampleGradients, Tile
 from fedsim.clients.dp_sgd.per_example.rule_gradients import RuleGradients
 from fedsim.clients.sampling.epochs import ShuffledEpochs
 from fedsim.clients.sampling.independent_lots import FixedSizeSampling, PoissonSampling
@@ -402,9 +402,9 @@ def test_splitting_bounds_the_batch_and_adds_up() -> None:
     seen: list[tuple[int, int]] = []
 
     class Spy(RuleGradients):
-        def add_clipped_sums(self, values: Tensor, tile: Tile, *args: object):  # type: ignore[override]
+        def clipped(self, values: Tensor, tile: Tile, clip: Any) -> ClippedRows:
             seen.append((len(tile.features), int(tile.weights.sum())))
-            return super().add_clipped_sums(values, tile, *args)  # type: ignore[arg-type]
+            return super().clipped(values, tile, clip)
 
     x = torch.tensor([[0.1], [9.0], [math.nan], [0.2], [0.3]])
     spy = Spy(nn.Linear(1, 1, bias=False), score)
@@ -482,14 +482,15 @@ def test_mutation_too_little_noise_is_caught() -> None:
 
 def test_mutation_noise_for_each_physical_batch_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     step, noise = replace(FLAT, max_physical_batch=2), seeded()
-    whole = RuleGradients.add_clipped_sums
+    whole = ClippedRows.add_to
     check_noise(step, examples=4)
 
-    def noisy(self: RuleGradients, values: Any, tile: Any, clip: Any, into: Tensor) -> Any:
-        into += noise.fill_(torch.empty_like(into))
-        return whole(self, values, tile, clip, into)
+    def noisy(self: ClippedRows, into: Any, part: Any) -> None:
+        for one in into:
+            one += noise.fill_(torch.empty(one.shape, dtype=torch.float64))
+        whole(self, into, part)
 
-    monkeypatch.setattr(RuleGradients, "add_clipped_sums", noisy)
+    monkeypatch.setattr(ClippedRows, "add_to", noisy)
     with pytest.raises(AssertionError):
         check_noise(step, examples=4)
 

@@ -1,13 +1,33 @@
 """The rule of a layer: what one call of it must know about its parameters' gradients."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from fedsim.clients.dp_sgd.per_example.norms import squares, zero_rows
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some rows of some clients of a tile of K clients, R rows each.
+
+    Attributes:
+        clients: which of the K.
+        rows: which of the R rows of each.
+    """
+
+    clients: slice
+    rows: slice = field(default_factory=lambda: slice(None))
+
+    def of(self, values: Tensor, clients: int) -> Tensor:
+        """Return the part (k, r, ...) of values (K · R, ...)."""
+        return values.unflatten(0, (clients, -1))[self.clients, self.rows]
+
+
+WHOLE = Part(slice(None))
 
 
 @dataclass(frozen=True)
@@ -59,20 +79,24 @@ class ExampleUse:
         """Return the squared gradient norms, float64 (n,): never below those of what is added."""
         return squares(self.rows(index))
 
-    def add_weighted(self, index: int, factors: Tensor | None, into: Tensor) -> None:
-        """Add Σ_i factor_i · gradient_i of each client's rows to `into`.
+    def add_weighted(
+        self, index: int, factors: Tensor | None, into: Tensor, part: Part = WHOLE
+    ) -> None:
+        """Add Σ_i factor_i · gradient_i of each client's rows in a part to `into`.
 
         Args:
             index: of the parameter.
-            factors: (n,), of the type of `into`; None: 1 for all rows.
-            into: (K, *shape); products and sums have its type.
+            factors: (K, R), of the type of `into`; None: 1 for all rows.
+            into: (k, *shape); products and sums have its type, or a wider one.
+            part: of the tile, with k clients.
         """
-        clients = len(into)
-        rows = self.rows(index).reshape(clients, -1, into.shape[1:].numel())
+        clients = len(into) if factors is None else len(factors)
+        rows = part.of(self.rows(index), clients)
+        rows = rows.reshape(*rows.shape[:2], -1)
         if factors is None:
             total = rows.sum(1, dtype=into.dtype)
         else:
-            total = weighted_sum(factors.view(clients, 1, -1), rows).squeeze(1)
+            total = weighted_sum(factors[part.clients, part.rows].unsqueeze(1), rows).squeeze(1)
         into += self.in_shape(total, index).view(into.shape)
 
     def joined_views(self, views: int) -> "ExampleUse":
@@ -200,11 +224,14 @@ def add_outer(left: Tensor, right: Tensor, into: Tensor, *, whole: bool) -> None
         left: (K, m, a).
         right: (K, m, b).
         into: (K, a, b).
-        whole: whether the product is computed before it is added. With many rows for an example, as
-            of sequences, `into` would otherwise be rounded once for each of them.
+        whole: whether the product is computed in float64 before it is added. With many rows for an
+            example, as of sequences, `into` would otherwise be rounded once for each of them.
     """
-    left, right = left.to(into.dtype), right.to(into.dtype)
-    if into.shape[1:].numel() >= _LARGE and not whole:  # one after the other, where they lie
+    kind = torch.float64 if whole else into.dtype
+    left, right = left.to(kind), right.to(kind)
+    if len(into) == 1 and not whole:
+        into[0].addmm_(left[0].t(), right[0])
+    elif into.shape[1:].numel() >= _LARGE and not whole:  # one after the other, where they lie
         into.baddbmm_(left.transpose(1, 2), right)
     else:  # in one call, which needs a result without gaps
         into += torch.bmm(left.transpose(1, 2), right)

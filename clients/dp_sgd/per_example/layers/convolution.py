@@ -12,7 +12,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional, grad
 
-from fedsim.clients.dp_sgd.per_example.layers.base import LayerUse, Operand, row_products
+from fedsim.clients.dp_sgd.per_example.layers.base import (
+    WHOLE,
+    LayerUse,
+    Operand,
+    Part,
+    row_products,
+)
 
 
 @dataclass(frozen=True)
@@ -119,17 +125,20 @@ class ConvolutionUse(LayerUse):
             at_input[(slice(None), *seen)] += at_patches[(*skip, *tap)]
         return at_input
 
-    def add_weighted(self, index: int, factors: Tensor | None, into: Tensor) -> None:
-        """Add Σ_i factor_i · gradient_i of each client's rows to `into` (K, *shape)."""
+    def add_weighted(
+        self, index: int, factors: Tensor | None, into: Tensor, part: Part = WHOLE
+    ) -> None:
+        """Add Σ_i factor_i · gradient_i of each client's rows in a part to `into` (k, *shape)."""
         if factors is not None or index in self.held:
-            super().add_weighted(index, factors, into)
+            super().add_weighted(index, factors, into, part)
             return
         g = self.by_client(self.output_gradient.movedim(1, -1))
         if index != self.weight_index:
             into += g.sum(1)
             return
         last = self._padded(self.input)
-        if not self._by_torch:
+        # Of kernels of one place, torch (2.13) writes outside its memory where they have a stride.
+        if not self._by_torch or set(self._geometry.kernel) == {1}:
             total = torch.bmm(g.transpose(1, 2), self.by_client(self._copy_patches(last)))
             into += self.in_shape(total.flatten(1), index)
             return

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedsim.clients.dp_sgd.per_example.layers.base import LayerUse, Operand
+from fedsim.clients.dp_sgd.per_example.layers.base import WHOLE, LayerUse, Operand, Part
 from fedsim.clients.dp_sgd.per_example.norms import squares, zero_rows
 
 
@@ -38,12 +38,20 @@ class EmbeddingUse(LayerUse):
         result = sums.new_zeros(len(self.input), dtype=torch.float64)
         return result.index_add_(0, owners, squares(sums))
 
-    def add_weighted(self, index: int, factors: Tensor | None, into: Tensor) -> None:
-        """Add Σ_i factor_i · gradient_i of each client's rows to `into` (K, *shape)."""
+    def add_weighted(
+        self, index: int, factors: Tensor | None, into: Tensor, part: Part = WHOLE
+    ) -> None:
+        """Add Σ_i factor_i · gradient_i of each client's rows in a part to `into` (k, *shape)."""
         owners, rows, sums = self._summed()
-        clients = owners // (len(self.input) // self.clients)
+        each = len(self.input) // self.clients
+        if part is not WHOLE:
+            chosen = torch.zeros(self.clients, each, dtype=torch.bool, device=owners.device)
+            chosen[part.clients, part.rows] = True
+            kept = chosen.flatten()[owners]
+            owners, rows, sums = owners[kept], rows[kept], sums[kept]
+        clients = owners // each - (part.clients.start or 0)
         sums = sums.to(into.dtype)
-        added = sums if factors is None else sums * factors[owners].unsqueeze(1)
+        added = sums if factors is None else sums * factors.flatten()[owners].unsqueeze(1)
         into.index_put_((clients, rows), added, accumulate=True)
 
     def compute(self, index: int) -> Tensor:

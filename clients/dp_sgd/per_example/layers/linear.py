@@ -5,7 +5,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fedsim.clients.dp_sgd.per_example.layers.base import LayerUse, Operand, add_outer, row_products
+from fedsim.clients.dp_sgd.per_example.layers.base import (
+    WHOLE,
+    LayerUse,
+    Operand,
+    Part,
+    add_outer,
+    row_products,
+)
 from fedsim.clients.dp_sgd.per_example.norms import (
     BUDGET,
     row_norms,
@@ -30,7 +37,7 @@ class LinearUse(LayerUse):
     def __init__(self, weight: Operand, bias: Operand | None) -> None:
         super().__init__(weight, bias)
         self._g_squares: Tensor | None = None
-        self._scaled: tuple[Tensor | None, Tensor] | None = None
+        self._scaled: tuple[Tensor | None, torch.dtype, Tensor] | None = None
 
     @staticmethod
     def joined(uses: Sequence["LinearUse"]) -> "LinearUse":
@@ -77,20 +84,31 @@ class LinearUse(LayerUse):
             return self._g_squares
         return self._g_squares * squares(self.input)
 
-    def add_weighted(self, index: int, factors: Tensor | None, into: Tensor) -> None:
-        """Add Σ_i factor_i · gradient_i of each client's rows to `into` (K, *shape)."""
+    def add_weighted(
+        self, index: int, factors: Tensor | None, into: Tensor, part: Part = WHOLE
+    ) -> None:
+        """Add Σ_i factor_i · gradient_i of each client's rows in a part to `into` (k, *shape)."""
         if index in self.held:
-            super().add_weighted(index, factors, into)
+            super().add_weighted(index, factors, into, part)
             return
-        if self._scaled is None or self._scaled[0] is not factors:  # the same for weight and bias
-            g = self.output_gradient.to(into.dtype)
-            scaled = g if factors is None else g * factors.view(-1, *[1] * (g.ndim - 1))
-            self._scaled = factors, self.by_client(scaled)
-        scaled = self._scaled[1]
+        # Sequences are added up in float64: their norms cover the rounding of that.
+        kind = into.dtype if self._single else torch.float64
+        scaled = part.of(self._scaled_by(factors, kind), self.clients).flatten(1, -2)
         if index == self.weight_index:
-            add_outer(scaled, self.by_client(self.input), into, whole=not self._single)
+            x = part.of(self.input, self.clients).flatten(1, -2)
+            add_outer(scaled, x, into, whole=not self._single)
         else:
             into += scaled.sum(1)
+
+    def _scaled_by(self, factors: Tensor | None, kind: torch.dtype) -> Tensor:
+        """Return the output gradients times the factors of their rows, once for all parameters."""
+        known = self._scaled
+        if known is None or known[0] is not factors or known[1] != kind:
+            g = self.output_gradient.to(kind)
+            if factors is not None:
+                g = g * factors.to(kind).view(-1, *[1] * (g.ndim - 1))
+            known = self._scaled = factors, kind, g
+        return known[2]
 
     def compute(self, index: int) -> Tensor:
         """Return the gradients (n, *shape) of one parameter."""

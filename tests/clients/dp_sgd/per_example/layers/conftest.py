@@ -122,7 +122,7 @@ def _check_rule(
                     use.drop(~kept)
                 shown = rows * kept.view(-1, *[1] * (rows.ndim - 1))
                 into = torch.ones(clients, *rows.shape[1:], dtype=dtype)
-                use.add_weighted(index, factors, into)
+                use.add_weighted(index, factors.view(clients, -1), into)
                 by_client = (shown * weights).unflatten(0, (clients, each)).sum(1)
                 _close(into - 1, by_client, 10 * tolerance)
                 into = torch.ones(clients, *rows.shape[1:], dtype=dtype)
@@ -147,8 +147,8 @@ def _check_poison(
     for index in dirty.parameters:
         shape = dirty.per_example(index).shape[1:]
         sums = [torch.zeros(len(x) // each, *shape, dtype=factors.dtype) for _ in range(4)]
-        dirty.add_weighted(index, factors, sums[0])
-        clean.add_weighted(index, factors, sums[1])
+        dirty.add_weighted(index, factors.view(-1, each), sums[0])
+        clean.add_weighted(index, factors.view(-1, each), sums[1])
         dirty.add_weighted(index, None, sums[2])
         clean.add_weighted(index, None, sums[3])
         torch.testing.assert_close(sums[0], sums[1], rtol=1e-4, atol=1e-6)

@@ -104,6 +104,22 @@ def test_the_order_of_memory_changes_no_bit(layer: dict[str, Any]) -> None:
         assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize("stride", [(2, 2), (2, 1), (1, 2)])
+@pytest.mark.parametrize("channels", [1, 2, 3])
+def test_kernels_of_one_place_with_a_stride(channels: int, stride: tuple[int, int]) -> None:
+    """torch's own gradient of the weight is wrong here, or ends the process."""
+    geometry = Geometry((1, 1), stride, (1, 1), ((1, 1), (0, 0)))
+    w = torch.randn(1, 4, channels, 1, 1, dtype=torch.float32)
+    x = torch.randn(2, channels, 8, 8)
+    use = ConvolutionUse(Operand(w, 0), None, geometry)
+    use.input, use.output_gradient = x, torch.randn_like(use.forward(x))
+    into = torch.zeros_like(w)
+    use.add_weighted(0, None, into)
+    seen = functional.pad(x, [0, 0, 1, 1])[:, :, :: stride[0], :: stride[1]]
+    expected = torch.einsum("noij,ncij->oc", use.output_gradient.double(), seen.double())
+    torch.testing.assert_close(into[0, :, :, 0, 0].double(), expected, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("size", [(9, 9), (9, 8)])
 def test_gradients_that_are_held_are_small(size: tuple[int, int]) -> None:
     """Where the weight is frozen, no input is kept: a bias needs none."""

@@ -47,7 +47,7 @@ def test_sums_that_cancel_are_measured_as_they_are_released() -> None:
     use.input, use.output_gradient = torch.zeros(1, 9, dtype=torch.long), g
     norm = use.squared_norms(0).sqrt()
     into = torch.zeros(1, 6, 4)
-    use.add_weighted(0, torch.ones(1), into)
+    use.add_weighted(0, torch.ones(1, 1), into)
     assert norm >= into.double().norm() * (1 - 1e-9)
 
 
@@ -62,7 +62,7 @@ def test_a_large_table_is_never_held_for_each_example() -> None:
     use.per_example = dense
     into = torch.zeros(1, 100_000, 16)
     use.squared_norms(0)
-    use.add_weighted(0, torch.ones(64), into)
+    use.add_weighted(0, torch.ones(1, 64), into)
     use.add_weighted(0, None, into)
     assert into.any()
 

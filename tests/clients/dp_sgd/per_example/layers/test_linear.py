@@ -44,7 +44,7 @@ def released(use: LinearUse, index: int, i: int) -> Tensor:
     shape = use.output_gradient.shape[-1], *(use.input.shape[-1:] if index == 0 else ())
     into, factors = torch.zeros(1, *shape).double(), torch.zeros(n).double()
     factors[i] = 1.0
-    use.add_weighted(index, factors, into)
+    use.add_weighted(index, factors.unsqueeze(0), into)
     return into
 
 
@@ -199,7 +199,7 @@ def test_the_paths_agree_in_float64(path: str) -> None:
     torch.testing.assert_close(use.squared_norms(0), exact.square().sum(1), rtol=1e-10, atol=0)
     into = torch.zeros(1, 3, 7).double()
     factors = torch.rand(4).double()
-    use.add_weighted(0, factors, into)
+    use.add_weighted(0, factors.unsqueeze(0), into)
     torch.testing.assert_close(into, (factors @ exact).view(1, 3, 7))
 
 

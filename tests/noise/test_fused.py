@@ -1,0 +1,89 @@
+"""The compiled release has the bits of the plain one, also where 19 bits decide nothing."""
+
+import numpy as np
+import pytest
+import torch
+
+from fedsim.core.streams import Purpose, stream_key
+from fedsim.noise import fused, spline
+from fedsim.noise.alias import WORD_BITS, centre_table
+from fedsim.noise.release import Scales, release_
+from fedsim.noise.sources import CHUNK_VALUES, NoiseSource, SeededNoise
+
+pytest.importorskip("numba")
+
+
+def released(
+    sums: torch.Tensor, into: torch.Tensor, scales: Scales, noises: list[NoiseSource | None]
+) -> torch.Tensor:
+    release_(sums.clone(), noises, scales, into)
+    return into
+
+
+@pytest.mark.parametrize("summed", [torch.float32, torch.float64])
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(1, 70_001), (3, 2 * CHUNK_VALUES + 5), (2, 5_000)])
+def test_the_bits_are_those_without_numba(
+    shape: tuple[int, int],
+    kind: torch.dtype,
+    summed: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows, size = shape
+    generator = torch.Generator().manual_seed(1)
+    sums = torch.randn(shape, generator=generator).mul_(1e8).to(summed)
+    sums[0, :6] = torch.tensor([0.5, 1.5, -2.5, 1e30, -1e30, 3e15])
+    lengths = torch.rand(rows, 1, generator=generator, dtype=torch.float64)
+    third = size // 3
+    scales = [(slice(0, third), lengths), (slice(third, size), 3e-9 * lengths)]
+    found = []
+    for least in (1, 1 << 60):
+        monkeypatch.setattr(fused, "LEAST_VALUES", least)
+        keys = [stream_key(row, Purpose.NOISE) for row in range(rows)]
+        noises: list[NoiseSource | None] = [SeededNoise(key) for key in keys]
+        if rows > 1:
+            noises[1] = None
+        twice = [torch.empty(shape, dtype=kind) for _ in range(2)]
+        found += [released(sums, into, scales, noises) for into in twice]
+    assert torch.equal(found[0], found[2])
+    assert torch.equal(found[1], found[3]), "the streams went on alike"
+    assert not torch.equal(found[0], found[1])
+
+
+@pytest.mark.parametrize("above", [True, False])
+def test_words_at_a_threshold_are_decided_by_the_extension(above: bool) -> None:
+    """Every column of the table, with its threshold's 19 bits: once in 2^19 draws by chance."""
+    kernels, table = fused.kernels(), centre_table()
+    assert kernels is not None
+    columns = np.arange(len(table.packed), dtype=np.uint32)
+    low = table.packed.astype(np.uint32) & np.uint32((1 << WORD_BITS) - 1)
+    words = np.zeros(12 * len(columns), np.uint8)
+    words[: 4 * len(columns)].view(np.uint32)[:] = columns << np.uint32(WORD_BITS) | low
+
+    class Extension:
+        def write(self, into: memoryview) -> None:
+            into[:] = (b"\xff" if above else b"\x00") * len(into)
+
+    sums, into = np.zeros(len(columns)), np.empty(len(columns))
+    fused.release_row(kernels, words, Extension(), sums, [(slice(0, len(sums)), 1.0)], into)
+    expected = np.empty((1, len(columns)))
+    spline.spline_integers(words[None], lambda _: Extension(), expected)
+    assert np.array_equal(into, expected[0])
+
+
+def test_small_releases_start_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "kernels", lambda: pytest.fail("numba was started"))
+    sums, into = torch.zeros(4, 1000), torch.empty(4, 1000)
+    scales = [(slice(0, 1000), torch.ones(4, 1, dtype=torch.float64))]
+    release_(sums, [SeededNoise(bytes([k]) * 32) for k in range(4)], scales, into)
+    assert into.abs().min() > 0
+
+
+def test_a_keystream_is_taken_on_where_a_compiled_release_ended() -> None:
+    one, other = (SeededNoise(bytes(32)) for _ in range(2))
+    size = fused.LEAST_VALUES + 3
+    scales = [(slice(0, size), torch.ones(1, 1, dtype=torch.float64))]
+    release_(torch.zeros(1, size), [one], scales, torch.empty(1, size))
+    other.fill_(torch.empty(size, dtype=torch.float64))
+    after = torch.empty(9, dtype=torch.float64)
+    assert torch.equal(one.fill_(after.clone()), other.fill_(after))

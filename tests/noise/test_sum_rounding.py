@@ -1,0 +1,158 @@
+"""Sums of clipped gradients are as near to the exact ones as their charge says."""
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedsim.clients.clipping.clipping import FlatClipping
+from fedsim.clients.dp_sgd.lot_sums import LotSums, products_are_exact
+from fedsim.clients.dp_sgd.per_example.clip_factors import ClipBounds
+from fedsim.clients.dp_sgd.per_example.interface import ClippedRows, Tile
+from fedsim.clients.dp_sgd.per_example.rule_gradients import RuleGradients
+from fedsim.noise.grid import SUM_HEIGHT, SumRounding
+
+C = 0.75
+
+
+def halves(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return 0.5 * (outputs - targets).square().sum(1)
+
+
+def gradients(width: int, out: int) -> RuleGradients:
+    torch.manual_seed(3)
+    return RuleGradients(nn.Linear(width, out), halves)
+
+
+def summed(
+    of: RuleGradients, x: torch.Tensor, y: torch.Tensor, rounding: SumRounding
+) -> tuple[torch.Tensor, list[ClippedRows]]:
+    """Return the sum of a lot in one tile, and the clipped rows."""
+    rows: list[ClippedRows] = []
+    whole = of.clipped
+
+    def clipped(*args: object) -> ClippedRows:
+        rows.append(whole(*args))  # type: ignore[arg-type]
+        return rows[-1]
+
+    of.clipped = clipped  # type: ignore[method-assign]
+    sums = LotSums(of, [rounding], len(x))
+    clipping = FlatClipping(C)
+    scales = torch.ones(len(x), 1, dtype=torch.float64)
+    clip = ClipBounds.of_client(clipping, clipping.groups(of.parameters), scales)
+    tile = Tile(1, x, y, torch.ones(len(x)))
+    values = of.parameters.data.unsqueeze(0)
+    (found,) = sums.add(values, iter([tile]), [len(x)], lambda _: clip, lambda *_: None)
+    return found[1][0].clone(), rows
+
+
+def exact_sum(rows: ClippedRows, dtype: torch.dtype) -> list[Fraction]:
+    """Return the sum of the products that were added, in rational arithmetic."""
+    (use,) = {id(one): one for one in rows.found.values()}.values()
+    factors = rows.factors[0].to(dtype).flatten()
+    g = use.output_gradient.to(dtype) * factors.unsqueeze(1)  # type: ignore[attr-defined]
+    left = [[Fraction(v) for v in row] for row in g.tolist()]
+    right = [[Fraction(v) for v in row] for row in use.input.tolist()]  # type: ignore[attr-defined]
+    places = range(len(left[0]))
+    weight = [
+        sum((a[o] * b[i] for a, b in zip(left, right, strict=True)), Fraction(0))
+        for o in places
+        for i in range(len(right[0]))
+    ]
+    return weight + [sum((a[o] for a in left), Fraction(0)) for o in places]
+
+
+@pytest.mark.parametrize("n", [1, 7, 48, 49, 97])
+@pytest.mark.parametrize("spread", [1.0, 1e4])
+def test_a_float32_sum_is_within_its_error_of_the_exact_one(n: int, spread: float) -> None:
+    """Values of very different size, each example clipped to the bound: rounding shows."""
+    of = gradients(6, 3)
+    x = torch.randn(n, 6) * torch.logspace(0, math.log10(spread), n).unsqueeze(1)
+    y = torch.randn(n, 3) * 100
+    rounding = SumRounding.of(n, n)
+    assert rounding.rows == n
+    found, (rows,) = summed(of, x, y, rounding)
+    assert found.dtype == torch.float32
+    exact = exact_sum(rows, torch.float32)
+    off = math.sqrt(sum((Fraction(f) - e) ** 2 for f, e in zip(found.tolist(), exact, strict=True)))
+    assert off <= rounding.error * C
+    assert n < 40 or off > 1e-9 * C, "float32 rounds"
+    each = rows.norms.flatten() * rows.factors[0].flatten()
+    assert each.max() <= C
+
+
+def test_lots_beyond_the_tile_are_added_up_in_float64() -> None:
+    of = gradients(6, 3)
+    x, y = torch.randn(60, 6), torch.randn(60, 3) * 100
+    found, (rows,) = summed(of, x, y, SumRounding.of(1000, 59))
+    assert found.dtype == torch.float64
+    exact = exact_sum(rows, torch.float64)
+    off = math.sqrt(sum((Fraction(f) - e) ** 2 for f, e in zip(found.tolist(), exact, strict=True)))
+    assert off < 1e-13
+
+
+def test_the_error_is_that_of_the_theorem() -> None:
+    u = Fraction(1, 2**24)
+    for rows in (1, 8, 47, 48, 49, 200, 300):
+        m = min(rows, SUM_HEIGHT) + -(-rows // SUM_HEIGHT) + 2
+        single = rows * m * u / (1 - m * u)
+        found = SumRounding.of(5000, rows)
+        assert found.rows == rows
+        assert single <= Fraction(found.error) < single * (1 + Fraction(1, 10**9))
+    for examples, rows in ((10**6, 48), (5000, 1000), (60_000, 600)):
+        double = Fraction(examples * (2 * examples + 16), 2**53)
+        found = SumRounding.of(examples, rows)
+        assert Fraction(found.error) >= double
+        assert (found.rows == 0) == (rows > 300)
+
+
+def test_a_charge_never_costs_more_than_half_a_percent_of_the_noise() -> None:
+    worst = max(SumRounding.of(10**5, rows).error for rows in range(1, 5000))
+    assert 1 / (1 + 2 * worst) > 0.995
+
+
+def test_settings_of_torch_that_round_products_are_found() -> None:
+    device = torch.device("cpu")
+    assert products_are_exact(device)
+    for precision in ("high", "medium"):
+        torch.set_float32_matmul_precision(precision)
+        try:
+            assert not products_are_exact(device)
+        finally:
+            torch.set_float32_matmul_precision("highest")
+    assert products_are_exact(device)
+
+
+@pytest.mark.parametrize("width", [6, 4000])  # added up in one call, and client by client
+def test_the_bits_of_a_client_do_not_depend_on_the_lots_of_others(width: int) -> None:
+    """Also where another lot is long, and so takes float64 and a second tile."""
+    of, rows, clients = gradients(width, 5), 16, 3
+    x, y = torch.randn(clients * rows, width), torch.randn(clients * rows, 5) * 9
+    clipping = FlatClipping(C)
+    groups = clipping.groups(of.parameters)
+
+    def clip(tile: Tile) -> ClipBounds:
+        scales = tile.example_weights.double().unsqueeze(1)
+        return ClipBounds.of_client(clipping, groups, scales)
+
+    def own(sizes: list[int], tiles: int) -> torch.Tensor:
+        made = []
+        for number in range(tiles):
+            left = np.clip(np.array(sizes) - number * rows, 0, rows)
+            real = np.arange(rows) < left[:, None]
+            weights = torch.from_numpy(real.reshape(-1)).float()
+            made.append(Tile(clients, x * weights.unsqueeze(1), y, weights))
+        sums = LotSums(of, [SumRounding.of(100, rows)] * clients, rows)
+        values = of.parameters.data.expand(clients, -1)
+        total = torch.zeros(clients, of.parameters.size, dtype=torch.float64)
+        for place, found in sums.add(values, iter(made), sizes, clip, lambda *_: None):
+            total[place] = found.double()
+        return total[1]
+
+    first = own([16, 13, 16], 1)
+    assert first.any()
+    assert torch.equal(own([0, 13, 2], 1), first)
+    assert torch.equal(own([17, 13, 40], 3), first)
