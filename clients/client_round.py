@@ -345,17 +345,19 @@ def _train(rounds: Sequence[ClientRound]) -> list[TrainedClient]:
         ]
     task.shared_model.load(rounds[0].asked.request.arrays)
     members = {each.task.client: each.member for each in rounds}
+    planned = block if task.places is None else tuple(members)
     result = train_block(
         task.shared_model,
         task.loss,
         task.gradients,
         task.local,
-        [members.get(client) for client in block],
+        [members.get(client) for client in planned],
         rows=task.tile_rows(block),
+        places=task.places,
         rule=task.rule,
     )
-    places = [block.index(client) for client in members]
-    present = result.values if len(places) == len(block) else result.values[places]
+    places = [planned.index(client) for client in members]
+    present = result.values if len(places) == len(planned) else result.values[places]
     rows = present.cpu().numpy()
     return [
         TrainedClient(row, result.adapted_clip_norm[place], result.counts[place])

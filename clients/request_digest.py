@@ -30,7 +30,8 @@ class AnswerInputs:
 
     Attributes:
         block: planned members of the client's block, ascending.
-        tile_rows: rows of each member in the block's tiles; None: as the client alone has.
+        tile_rows: rows of each place in the block's tiles; None: as the client alone has.
+        places: of a tile that any member may fill; None: each member has its own.
         model: digest of the request's global model.
         clip_norm: clipping bound of the request; None without.
         mechanism: text of the client's mechanism, with noise, clipping and sampling.
@@ -47,6 +48,7 @@ class AnswerInputs:
     conditions: str
     data: bytes | None
     sent: str = ""
+    places: int | None = None
 
 
 def request_digest(inputs: AnswerInputs, *, seed: int, client: int) -> str:
@@ -68,6 +70,7 @@ def request_digest(inputs: AnswerInputs, *, seed: int, client: int) -> str:
         inputs.conditions,
         "" if inputs.data is None else inputs.data.hex(),
         *([inputs.sent] if inputs.sent else []),
+        *([f"{inputs.places} places"] if inputs.places else []),
     )
     key = stream_key(seed, Purpose.REQUEST_DIGEST, client=client)
     text = "".join(f"{len(part)}:{part}" for part in parts).encode()

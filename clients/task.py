@@ -83,6 +83,7 @@ class ClientTask:
         local: steps, batch size and optimizer.
         tile_rows: returns the rows of each client in the tiles of a planned block; None: as the
             members present need.
+        places: of a tile that any client's rows may fill (see `train_block`); None: none are.
         privacy: the client's plan; None: training without differential privacy.
         journal: the durable ledger; None: charges are kept in the client's state alone.
         evaluate: scores a model on held-out examples; None: the client refuses to.
@@ -121,6 +122,7 @@ class ClientTask:
     weight: int | None = None
     measure: Callable[[nn.Module], Mapping[str, float]] | None = None
     tile_rows: Callable[[Sequence[int]], int | None] = lambda members: None
+    places: int | None = None
     check_tile: Callable[[Sequence[int]], None] = lambda members: None
     plan_digest: str = ""
     rule: ClientRule | None = None
@@ -238,6 +240,7 @@ class ClientTask:
         inputs = AnswerInputs(
             block=block,
             tile_rows=self.tile_rows(block),
+            places=self.places,
             model=model,
             clip_norm=request.clip_norm,
             mechanism="" if self.privacy is None else self.privacy.mechanism_text,

@@ -44,6 +44,7 @@ class ModelRandomness(TorchDispatchMode):
         self._streams = [None if key is None else _stream(key) for key in keys]
         self._shared = _stream(shared)
         self._examples: Sequence[np.ndarray] = ()
+        self._clients: Sequence[int] = ()
         self._rows, self._views, self._step, self._call = 0, 1, 0, 0
         self._only: int | None = None
         self.has_begun = self.has_drawn = False
@@ -54,17 +55,25 @@ class ModelRandomness(TorchDispatchMode):
         return False
 
     def begin(
-        self, examples: Sequence[np.ndarray], *, rows: int, views: int = 1, step: int = 0
+        self,
+        examples: Sequence[np.ndarray],
+        *,
+        rows: int,
+        views: int = 1,
+        step: int = 0,
+        clients: Sequence[int] | None = None,
     ) -> None:
         """Begin a pass over a tile.
 
         Args:
-            examples: the numbers of each client's examples in the tile, at most `rows` of each.
-            rows: R, the rows of a client.
+            examples: the numbers of the examples in each place of the tile, at most `rows` of each.
+            rows: R, the rows of a place.
             views: V, rows of each example, side by side.
             step: number of the step in the round.
+            clients: whose examples are in each place; None: each client has its own place.
         """
         self._examples, self._rows, self._views, self._step = examples, rows, views, step
+        self._clients = range(len(examples)) if clients is None else clients
         self._call, self._only = 0, None
         self.has_begun = True
 
@@ -116,13 +125,14 @@ class ModelRandomness(TorchDispatchMode):
 
     def _words(self, size: int) -> np.ndarray:
         """Return random words of each row (K · R · V, size)."""
-        clients, views = len(self._examples), self._views
-        found = np.full((clients, self._rows, views * size), 2**31, dtype=_WORD)
-        for own, stream, rows in zip(self._examples, self._streams, found, strict=True):
+        places, views = len(self._examples), self._views
+        found = np.full((places, self._rows, views * size), 2**31, dtype=_WORD)
+        for client, own, rows in zip(self._clients, self._examples, found, strict=True):
+            stream = self._streams[client]
             for place, example in enumerate(own.tolist()):
                 if stream is not None:
                     _fill(stream, self._nonce(example), rows[place])
-        return found.reshape(clients * self._rows * views, size)
+        return found.reshape(places * self._rows * views, size)
 
     def _nonce(self, example: int) -> bytes:
         """Return the first block of the numbers of an example in this call: 2³² blocks are its."""

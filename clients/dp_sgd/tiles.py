@@ -96,12 +96,48 @@ class LotReader:
         longest = max((len(lot) for lot in lots if lot is not None), default=0)
         for at in range(0, longest, rows):
             parts = [lot[at : at + rows] if lot is not None else _EMPTY for lot in lots]
-            tile = self._tile(parts)
-            tile = tile if self._views is None else self._viewed(tile, parts, self._views, step)
-            if self.randomness is not None:
-                self.randomness.begin(parts, rows=rows, views=tile.views, step=step)
-                tile = replace(tile, randomness=self.randomness)
-            yield tile
+            yield self._tile(range(len(lots)), parts, step)
+
+    def packed(
+        self, lots: Sequence[np.ndarray | None], places: int, step: int = 0
+    ) -> Iterator[tuple[Sequence[int], Tile]]:
+        """Yield tiles whose places are filled one after the other, and the client of each place.
+
+        A client fills as many places as its lot needs, and none where it has no lot. The last tile
+        may have places without a client, whose rows are no examples.
+
+        Args:
+            lots: indices of each client's examples.
+            places: of a tile, each with R rows.
+            step: number of the step in the round, for the views.
+        """
+        filled = [
+            (client, lot[at : at + self._rows])
+            for client, lot in enumerate(lots)
+            if lot is not None
+            for at in range(0, len(lot), self._rows)
+        ]
+        for start in range(0, len(filled), places):
+            clients, parts = map(list, zip(*filled[start : start + places], strict=True))
+            missing = places - len(clients)
+            padded = [*clients, *[0] * missing], [*parts, *[_EMPTY] * missing]
+            yield clients, self._tile(*padded, step)
+
+    def _tile(self, clients: Sequence[int], parts: Sequence[np.ndarray], step: int) -> Tile:
+        """Return the tile with a part of a client's lot in each place."""
+        features, targets = self._gather(clients, parts)
+        lengths = np.array([len(part) for part in parts])
+        real = np.arange(self._rows) < lengths[:, None]
+        weights = torch.from_numpy(real.reshape(-1)).to(self._dtype).to(features.device)
+        tile = Tile(len(parts), features, targets, weights)
+        if self._views is not None:
+            tile = self._viewed(tile, parts, [self._views[client] for client in clients], step)
+        if self.randomness is not None:
+            self.randomness.begin(
+                parts, rows=self._rows, views=tile.views, step=step, clients=clients
+            )
+            tile = replace(tile, randomness=self.randomness)
+        return tile
 
     def _viewed(
         self, tile: Tile, parts: Sequence[np.ndarray], views: Sequence[Views | None], step: int
@@ -118,21 +154,17 @@ class LotReader:
         weights = tile.weights.repeat_interleave(number, 0)
         return Tile(tile.clients, features, targets, weights, number)
 
-    def _tile(self, parts: Sequence[np.ndarray]) -> Tile:
-        features, targets = self._gather(parts)
-        lengths = np.array([len(part) for part in parts])
-        real = np.arange(self._rows) < lengths[:, None]
-        weights = torch.from_numpy(real.reshape(-1)).to(self._dtype).to(features.device)
-        return Tile(len(parts), features, targets, weights)
-
-    def _gather(self, parts: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:
+    def _gather(
+        self, clients: Sequence[int], parts: Sequence[np.ndarray]
+    ) -> tuple[Tensor, Tensor]:
         if self._pool is not None:
-            return self._pool.gather(parts, self._rows)
+            return self._pool.gather(clients, parts, self._rows)
         if self._buffers is None:
             n = len(parts) * self._rows
             x, y = (like.new_zeros(n, *like.shape[1:]) for like in self._like)
             self._buffers = x, y
-        for k, (own, part) in enumerate(zip(self._data, parts, strict=True)):
+        for k, (client, part) in enumerate(zip(clients, parts, strict=True)):
+            own = self._data[client]
             start, stop = k * self._rows, (k + 1) * self._rows
             filled = start + len(part)
             for place, buffer in enumerate(self._buffers):
@@ -156,10 +188,12 @@ class _Pool:
         sizes = [0 if each is None else len(each[0]) for each in data]
         self._starts = 1 + np.cumsum([0, *sizes[:-1]])  # behind a row of zeros
 
-    def gather(self, parts: Sequence[np.ndarray], rows: int) -> tuple[Tensor, Tensor]:
+    def gather(
+        self, clients: Sequence[int], parts: Sequence[np.ndarray], rows: int
+    ) -> tuple[Tensor, Tensor]:
         index = np.zeros((len(parts), rows), dtype=np.int64)
-        for k, part in enumerate(parts):
-            index[k, : len(part)] = part + self._starts[k]
+        for k, (client, part) in enumerate(zip(clients, parts, strict=True)):
+            index[k, : len(part)] = part + self._starts[client]
         places = torch.from_numpy(index.reshape(-1)).to(self._x.device)
         return self._x.index_select(0, places), self._y.index_select(0, places)
 

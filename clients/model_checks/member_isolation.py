@@ -36,7 +36,8 @@ class MemberIsolation:
         """Check tiles of one shape; call it with the number of threads that will train.
 
         Every other client gets other examples, large values, NaN, or none. The sums of gradients of
-        the clients between them must stay the same, bit for bit.
+        the clients between them must stay the same, bit for bit. They must also stay the same in
+        another place of the tile.
 
         Guarantee: the model's values, buffers and modes and the global random generators are
         unchanged.
@@ -68,6 +69,8 @@ class MemberIsolation:
         generator = torch.Generator().manual_seed(1)
         data = self._gradients.parameters.data
         values = data + 0.02 * torch.randn(clients, len(data), generator=generator).to(data)
+        if self._is_moved(values, base):
+            return "the place"
         expected = self._sums(values, base)
         for parity in (0, 1):
             watched = torch.arange(clients, device=data.device) % 2 == parity
@@ -77,6 +80,18 @@ class MemberIsolation:
                 if not torch.equal(found[watched], expected[watched]):
                     return what
         return None
+
+    def _is_moved(self, values: Tensor, base: Tile) -> bool:
+        """Whether a sum depends on its client's place in the tile; without dropout, as by place."""
+        is_training = self._gradients.model.training
+        self._gradients.model.eval()
+        each = len(base.weights) // base.clients
+        moved = replace(
+            base, features=base.features.roll(each, 0), targets=base.targets.roll(each, 0)
+        )
+        sums = self._sums(values, base), self._sums(values.roll(1, 0), moved)
+        self._gradients.model.train(is_training)
+        return not torch.equal(sums[0].roll(1, 0), sums[1])
 
     def _tile(self, clients: int, rows: int) -> Tile:
         """Return rows of the examples again and again, moved a little where they can be."""

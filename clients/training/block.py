@@ -100,6 +100,7 @@ def train_block(
     members: Sequence[BlockMember | None],
     *,
     rows: int | None = None,
+    places: int | None = None,
     rule: ClientRule | None = None,
     on_step: StepCallback | None = None,
 ) -> BlockResult:
@@ -116,6 +117,8 @@ def train_block(
         local: batch size and optimizer.
         members: the planned members in ascending order of clients; None: absent.
         rows: R of the planned block's tiles; None: as for the members present.
+        places: of a tile that any member's rows may fill, where members train without privacy; then
+            no bit depends on who else is in the block. None: each member has a place of its own.
         rule: what the algorithm changes in a step, after its release; None: nothing.
         on_step: sees each step of private members, for an audit.
 
@@ -140,6 +143,7 @@ def train_block(
         raise ValueError("members of a block must clip by one rule, or all train without privacy")
     kind = _Block if present[0].step is None else _PrivateBlock
     block = kind(shared_model, gradients, local, members, rows, rule)
+    block.places = places
     device = present[0].features.device
     with seeded_torch(present[0].key, device):
         before = generator_state(device)
@@ -319,6 +323,7 @@ class _Block:
         self.released = self.values.new_empty(len(members), gradients.parameters.size)
         self._round_number = present[0].key.round_number
         self.step_number = 0  # in the round
+        self.places: int | None = None
 
     @property
     def has_drawn(self) -> bool | None:
@@ -374,11 +379,24 @@ class _Block:
         """
         self.released.zero_()
         sizes = [1 if lot is None else max(1, len(lot)) for lot in lots]
-        shares = torch.tensor(sizes).to(self.values).reciprocal_().unsqueeze(1)
-        for tile in self._reader.tiles(lots, self.step_number):
-            each = shares / tile.views
-            weights = (tile.weights.view(len(shares), -1) * each).flatten()
-            self.gradients.add_sums(self.values, replace(tile, weights=weights), self.released)
+        shares = torch.tensor(sizes).to(self.values).reciprocal_()
+        if self.places is None:
+            for tile in self._reader.tiles(lots, self.step_number):
+                self._add_sums(self.values, tile, shares, self.released)
+            return
+        sums = self.values.new_empty(self.places, self.values.shape[1])
+        for members, tile in self._reader.packed(lots, self.places, self.step_number):
+            index = torch.tensor([*members, *[0] * (self.places - len(members))])
+            index = index.to(self.values.device)
+            self._add_sums(self.values[index], tile, shares[index], sums.zero_())
+            for member, total in zip(members, sums):  # noqa: B905  places may be left over
+                self.released[member] += total
+
+    def _add_sums(self, values: Tensor, tile: Tile, shares: Tensor, into: Tensor) -> None:
+        """Add the gradients of each place to `into`, times the share of its examples."""
+        each = (shares / tile.views).unsqueeze(1)
+        weights = (tile.weights.view(tile.clients, -1) * each).flatten()
+        self.gradients.add_sums(values, replace(tile, weights=weights), into)
 
     def adapted_clip_norms(self) -> tuple[LearntBound | None, ...]:
         """Return the bound that each member's clipping adapted to."""

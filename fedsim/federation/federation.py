@@ -213,6 +213,7 @@ class Federation:
             weight=self.weights.announced(client),
             measure=self._train_metrics(client),
             tile_rows=self.tile_rows,
+            places=self.places,
             check_tile=self._check_tile,
             plan_digest=self.plan_digest,
             rule=self._rule,
@@ -243,7 +244,7 @@ class Federation:
     def _check_tile(self, members: Sequence[int]) -> None:
         """Check the tiles of a planned block, on public examples, once for each shape."""
         if self._row_isolation is not None and self.voting is None:  # teachers train alone
-            self._row_isolation.check(len(members), self.tile_rows(members))
+            self._row_isolation.check(self.places or len(members), self.tile_rows(members))
 
     @cached_property
     def _row_isolation(self) -> RowIsolation | MemberIsolation | None:
@@ -277,10 +278,27 @@ class Federation:
         if self.experiment.clips_examples:
             return max(self._planned_tile_rows[client] for client in members)
         local, size_of = self.experiment.local, self.data.clients.size  # all are in this process
-        if self._has_private_sizes and len(members) > 1 and local.batch_size != "full":
-            return tile_rows(local.batch_size, local.max_physical_batch)
+        if self.places is not None:
+            return self._packed_rows
         most = max(local.lot(size_of(client)) for client in members)
         return tile_rows(most, local.max_physical_batch)
+
+    @cached_property
+    def places(self) -> int | None:
+        """Places of a tile, which any members of a block fill; None: each has a place of its own.
+
+        Where the unit is the client, no shape may depend on a client's size or on a secret draw. So
+        a lot takes as many places as it needs, and an absent client takes none.
+        """
+        if not self._has_private_sizes or self._block_size == 1:
+            return None
+        return min(_MAX_PLACES, self._block_size)
+
+    @property
+    def _packed_rows(self) -> int:
+        local = self.experiment.local
+        usual = _FULL_ROWS if local.batch_size == "full" else local.batch_size
+        return tile_rows(usual, local.max_physical_batch)
 
     @cached_property
     def _planned_tile_rows(self) -> tuple[int, ...]:
@@ -508,29 +526,34 @@ class Federation:
         Clients train alone where the model cannot train in blocks, and in smaller blocks where one
         tile of all members would exceed `max_physical_batch`.
         """
-        local, participation = self.experiment.local, self.participation
-        size = 1
-        if self._trains_in_blocks and participation.is_keyed:
-            values = self.shared_model.parameters.size
-            _, participants = participation.round_sizes
-            size = block_size(self.model, values, participants, local.cohort)
-        if local.max_physical_batch is not None and size > 1:
-            rows = self._planned_rows(range(self.num_clients))
-            size = max(1, min(size, local.max_physical_batch // rows))
+        size, participation = self._block_size, self.participation
+        if not participation.is_keyed and size > 1:  # most clients of a block are absent
+            size = min(self.num_clients, round(size / participation.rate))
         return BlockPlan(participation, size, tuple(self._expected_lots()))
+
+    @cached_property
+    def _block_size(self) -> int:
+        """Most clients that train together."""
+        local, participation = self.experiment.local, self.participation
+        if not self._trains_in_blocks:
+            return 1
+        values = self.shared_model.parameters.size
+        _, participants = participation.round_sizes
+        size = block_size(self.model, values, participants, local.cohort)
+        if size == 1 or local.max_physical_batch is None:
+            return size
+        if self._has_private_sizes:
+            rows = self._packed_rows
+        else:
+            rows = self._planned_rows(range(self.num_clients))
+        return max(1, min(size, local.max_physical_batch // rows))
 
     @property
     def _trains_in_blocks(self) -> bool:
-        """Whether several clients may train in one tile.
-
-        Where the unit is the client, neither shape nor number of the tiles may depend on its size.
-        """
+        """Whether several clients may train in one tile."""
         if self.gradients is None or not self.gradients.stacks or self.voting is not None:
             return False
-        batch, most = self.experiment.local.batch_size, self.experiment.local.max_physical_batch
-        if not self._has_private_sizes:
-            return True
-        return batch != "full" and tile_rows(batch, most) >= batch
+        return self.participation.is_keyed or self._has_private_sizes
 
     def _expected_lots(self) -> Sequence[float]:
         """Return the public expected lot of each client, by which blocks are cut."""
@@ -545,3 +568,7 @@ class Federation:
         """Whether the number of examples of a client is a part of what is protected."""
         privacy = self.experiment.privacy
         return privacy is not None and privacy.unit == "client"
+
+
+_FULL_ROWS = 64  # of a place, where batches are all examples of a client
+_MAX_PLACES = 16  # of a tile: more are no faster, and the last tile of a block is filled up

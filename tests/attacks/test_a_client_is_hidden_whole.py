@@ -82,11 +82,12 @@ def train(federation: Federation, block: tuple[int, ...]) -> BlockResult:
             federation.experiment.local,
             members,
             rows=federation.tile_rows(block),
+            places=federation.places,
         )
 
 
-@pytest.mark.parametrize("batch_size", [20, 200])
-def test_no_bit_of_another_client_depends_on_its_data(batch_size: int) -> None:
+@pytest.mark.parametrize("batch_size", [20, 200, "full"])
+def test_no_bit_of_another_client_depends_on_its_data(batch_size: int | str) -> None:
     loaded = load_experiment(EXPERIMENT, overrides={"local.batch_size": batch_size})
     federation = assemble(loaded, ledger=None)
     federation.shared_model.load(federation.initial_arrays())
@@ -103,6 +104,8 @@ def test_no_bit_of_another_client_depends_on_its_data(batch_size: int) -> None:
         assert not torch.equal(found[place], expected[place]), name
         assert torch.equal(found[others], expected[others]), name
         assert bool(found.isfinite().all()), name
+    absent = train(federation, block[:place] + block[place + 1 :]).values
+    assert torch.equal(absent, expected[others])
 
 
 class Remembers(nn.Module):
@@ -149,6 +152,14 @@ class Coupled(RuleGradients):
         into += 1e-9 * into.nan_to_num().sum()
 
 
+class Placed(RuleGradients):
+    """Gradients that add a little in the first place."""
+
+    def add_sums(self, values: Tensor, tile: Tile, into: Tensor) -> None:
+        super().add_sums(values, tile, into)
+        into[0] *= 1 + 1e-6
+
+
 def test_blocks_that_couple_clients_are_refused() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
@@ -158,3 +169,6 @@ def test_blocks_that_couple_clients_are_refused() -> None:
     coupled.check(1, 8)  # a client alone
     with pytest.raises(UnsafeModelError, match=r"local\.cohort: off"):
         coupled.check(4, 8)
+    placed = MemberIsolation(Placed(model, cross_entropy, stacks=True), x, y)
+    with pytest.raises(UnsafeModelError, match=r"the place of another.*local\.cohort: off"):
+        placed.check(4, 8)

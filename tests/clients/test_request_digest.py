@@ -26,6 +26,7 @@ CHANGED = {
     "mechanism": ["DpSgdMechanism(....)", ""],
     "conditions": ["c" * 64, ""],
     "data": [None, b"d" * 32],
+    "places": [16, 32],
     "sent": ["correction=" + "e" * 64, "correction=" + "f" * 64],
 }
 
