@@ -14,7 +14,7 @@ was charged for, and the request of that round. It follows two rules:
 
 import json
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from flwr.app import ConfigRecord, RecordDict
 
@@ -23,16 +23,12 @@ from fedsim.accountant.ledger.journal import Charge, Journal
 from fedsim.clients.budget.plan import PrivacyPlan
 from fedsim.clients.failure_text import ClientFailureError
 from fedsim.clients.sampling.sampling import Charges
-from fedsim.core.moved_names import moved_names_of
 from fedsim.protocol.client_spend import ClientSpend
 from fedsim.protocol.errors import LEDGER_UNWRITABLE, NOISE_REUSE
 from fedsim.protocol.records import record_of
 
 STATE = "privacy-account"
 ACCOUNT = "account"
-
-if not TYPE_CHECKING:
-    __getattr__ = moved_names_of(__name__)
 
 
 class ChargeRefusedError(ClientFailureError):

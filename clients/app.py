@@ -8,7 +8,7 @@ mods. Both are one round of clients (`client_round.py`); a single request is a g
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 from flwr.app import Context, Error, Message
@@ -19,16 +19,12 @@ from fedsim.clients.client_round import Answer, BlockOf, ClientRequest, alone, a
 from fedsim.clients.failure_text import ClientFailureError
 from fedsim.clients.secure.channel import STAGES
 from fedsim.clients.task import ClientTask
-from fedsim.core.moved_names import moved_names_of
 from fedsim.core.plugin_errors import contained_exits
 from fedsim.protocol.errors import ProtocolError
 from fedsim.protocol.messages import EvaluateReply, EvaluateRequest, TrainRequest
 from fedsim.protocol.roll_call import PARTITION, ROLL_CALL, NodeIdentity, roll_call_reply
 
 Request = tuple[Message, Context]
-
-if not TYPE_CHECKING:
-    __getattr__ = moved_names_of(__name__)
 
 AnswerGroup = Iterable[Message | Exception]
 """Answers of one block; in place of an answer, the exception that the client raised."""

@@ -21,9 +21,6 @@ for _name, _value in (
 ):
     _os.environ.setdefault(_name, _value)
 
-# Only now: the rooms of a checkout are found from here on.
-_import_module("fedsim.core.moved_names").install()
-
 __version__ = "0.2.0"
 
 if TYPE_CHECKING:

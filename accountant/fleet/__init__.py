@@ -1,5 +1,1 @@
 """ε of many clients computed together."""
-
-from fedsim.core.moved_names import moved_names_of as _moved_names_of
-
-__getattr__ = _moved_names_of(__name__)

@@ -1,5 +1,1 @@
 """Ledgers: what was released, in memory and as a hash-chained file."""
-
-from fedsim.core.moved_names import moved_names_of as _moved_names_of
-
-__getattr__ = _moved_names_of(__name__)

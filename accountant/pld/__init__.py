@@ -1,5 +1,1 @@
 """Privacy loss distributions: exact composition by FFT."""
-
-from fedsim.core.moved_names import moved_names_of as _moved_names_of
-
-__getattr__ = _moved_names_of(__name__)

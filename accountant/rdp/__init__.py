@@ -1,5 +1,1 @@
 """Rényi differential privacy: curves of each mechanism, and conversion to (ε, δ)."""
-
-from fedsim.core.moved_names import moved_names_of as _moved_names_of
-
-__getattr__ = _moved_names_of(__name__)

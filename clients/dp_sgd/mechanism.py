@@ -14,7 +14,7 @@ Edge cases of a step with clipping bound C, noise multiplier z and expected lot 
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import torch
 
@@ -33,7 +33,6 @@ from fedsim.clients.dp_sgd.parameters import FlatParameters
 from fedsim.clients.dp_sgd.per_example.clip_factors import LotStatistics
 from fedsim.clients.dp_sgd.tiles import tile_rows
 from fedsim.clients.sampling.sampling import Charges, Sampling
-from fedsim.core.moved_names import moved_names_of
 from fedsim.noise.grid import (
     DEVIATION,
     SATURATION,
@@ -46,9 +45,6 @@ from fedsim.noise.sources import NoiseSource
 from fedsim.protocol.clip_bound import LearntBound
 
 COUNT_SENSITIVITY = 0.5  # of Σ (b_i − ½), where b_i is 1 if example i is within its bound
-
-if not TYPE_CHECKING:
-    __getattr__ = moved_names_of(__name__)
 
 
 @dataclass(frozen=True)

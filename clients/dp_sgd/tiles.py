@@ -154,9 +154,7 @@ class LotReader:
         weights = tile.weights.repeat_interleave(number, 0)
         return Tile(tile.clients, features, targets, weights, number)
 
-    def _gather(
-        self, clients: Sequence[int], parts: Sequence[np.ndarray]
-    ) -> tuple[Tensor, Tensor]:
+    def _gather(self, clients: Sequence[int], parts: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:
         if self._pool is not None:
             return self._pool.gather(clients, parts, self._rows)
         if self._buffers is None:

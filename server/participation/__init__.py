@@ -8,7 +8,3 @@
 | `buffered.py` | asynchronous rounds on a simulated clock (FedBuff) |
 | `ranges.py` | texts such as `1-20, 41-60` |
 """
-
-from fedsim.core.moved_names import moved_names_of as _moved_names_of
-
-__getattr__ = _moved_names_of(__name__)
