@@ -5,7 +5,8 @@
 
 A table a script, under the first line of its text; a row a claim. Of each case and each maker of
 processors the newest record counts that has a value; the goal is that of the newest record. Of a
-script that has goals, numbers without one stay in the records.
+script that has goals, numbers without one stay in the records. A script without any value has one
+line that says so.
 """
 
 import argparse
@@ -51,25 +52,22 @@ def _table(script: str, records: Sequence[Record]) -> str:
             goals[number.claim, number.case] = number
             kind = "" if number.value is None else _kind(record)
             newest[number.claim, number.case, kind] = record, number
-    measured = {key[:2] for key in newest if key[2]}
     rows: dict[str, dict[tuple[str, str], list[str]]] = {}
     for (claim, case, kind), (record, number) in newest.items():
         goal = goals[claim, case]
-        if (not kind and (claim, case) in measured) or (
-            goal.goal is None and any(one.goal is not None for one in goals.values())
-        ):
+        if not kind or (goal.goal is None and any(one.goal is not None for one in goals.values())):
             continue
-        where = f"{_machine(record)}, {record['date']}" if kind else ""
+        where = f"{_machine(record)}, {record['date']}"
         text = replace(number, goal=goal.goal, least=goal.least).text()
         cells = rows.setdefault(claim, {}).setdefault((record["command"], where), [])
         cells.append(f"{case}: {text}")
     if not rows:
-        return ""
+        return f"`{script}` ({_purpose(script)}): not measured yet." if goals else ""
     head = f"| `{script}`: {_purpose(script)} | number (quartiles; goal), command, machine, date |"
     lines = []
     for claim, parts in sorted(rows.items()):
         found = [
-            " · ".join(cells) + f" — `{command}`" + (f", {where}" if where else "")
+            " · ".join(cells) + f" — `{command}`, {where}"
             for (command, where), cells in parts.items()
         ]
         lines.append(f"| {claim} | {'<br>'.join(found)} |")

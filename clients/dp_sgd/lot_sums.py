@@ -50,8 +50,9 @@ class LotSums:
         sizes: Sequence[int],
         clip: Callable[[Tile], ClipBounds],
         seen: Callable[[Tile, Tensor], None],
-    ) -> Iterator[tuple[slice, Tensor]]:
-        """Yield (clients, their sums (k, size)); the next one may overwrite a sum.
+        release: Callable[[slice, Tensor], None],
+    ) -> None:
+        """Add the lots up, and release the sums of a few clients at a time.
 
         Args:
             values: each client's flat parameters (K, size); unchanged until the end.
@@ -59,6 +60,7 @@ class LotSums:
             sizes: examples of each client's lot.
             clip: bounds and scales of the rows of a tile.
             seen: is told each tile and its norms.
+            release: is given clients and their sums (k, size), which are overwritten afterwards.
         """
         long = {
             k: torch.zeros(1, self._size, dtype=torch.float64, device=values.device)
@@ -72,17 +74,21 @@ class LotSums:
             for k, total in long.items():
                 rows.add_to(self._views(total), Part(slice(k, k + 1)))
             if is_first:  # which has all short lots
-                yield from self._short(rows, sizes, long)
+                self._release_short(rows, sizes, long, release)
             is_first = False
         if is_first:
-            yield from self._short(None, sizes, long)
+            self._release_short(None, sizes, long, release)
         for k, total in long.items():
-            yield slice(k, k + 1), total
+            release(slice(k, k + 1), total)
 
-    def _short(
-        self, rows: ClippedRows | None, sizes: Sequence[int], long: Container[int]
-    ) -> Iterator[tuple[slice, Tensor]]:
-        """Yield the sums of lots that are not long, of a few clients at a time."""
+    def _release_short(
+        self,
+        rows: ClippedRows | None,
+        sizes: Sequence[int],
+        long: Container[int],
+        release: Callable[[slice, Tensor], None],
+    ) -> None:
+        """Release the sums of lots that are not long, of a few clients at a time."""
         clients, most = len(sizes), len(self._cached)
         for start in range(0, clients, most):
             group = range(start, min(start + most, clients))
@@ -97,7 +103,7 @@ class LotSums:
                         own = [view[k - start : k - start + 1] for view in views]
                         rows.add_to(own, Part(slice(k, k + 1), slice(0, sizes[k])))
             for run in _neighbours(short):
-                yield run, sums[run.start - start : run.stop - start]
+                release(run, sums[run.start - start : run.stop - start])
 
     def _views(self, sums: Tensor) -> list[Tensor]:
         return self._gradients.parameters.stacked_views(sums)
@@ -114,7 +120,8 @@ def _neighbours(numbers: Sequence[int]) -> Iterator[slice]:
 
 def products_are_exact(device: torch.device) -> bool:
     """Whether products of float32 have its own precision: no TF32 and no bfloat16 inside."""
-    kinds = (torch.backends, torch.backends.mkldnn, torch.backends.mkldnn.matmul)
+    mkldnn = torch.backends.mkldnn
+    kinds = (torch.backends, mkldnn, getattr(mkldnn, "matmul", None))
     if device.type == "cuda":
         kinds = (*kinds, torch.backends.cuda.matmul)
     if any(getattr(kind, "fp32_precision", "none") not in ("none", "ieee") for kind in kinds):

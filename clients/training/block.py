@@ -504,9 +504,12 @@ class _PrivateBlock(_Block):
         ]
         tiles = self._reader.tiles(lots, self.step_number)
         sizes = [0 if lot is None else len(lot) for lot in lots]
-        for rows, sums in self._sums.add(self.values, tiles, sizes, self._clip_of, count):
+
+        def release(rows: slice, sums: Tensor) -> None:
             lengths = [(place, own[rows]) for place, own in self._lengths]
             release_(sums, noises[rows], lengths, self.released[rows])
+
+        self._sums.add(self.values, tiles, sizes, self._clip_of, count, release)
         if self._adapts:
             self._adapt(lots, within)
 

@@ -1,6 +1,6 @@
 """A federation: data, model, plans and parties of an experiment, ready to run."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -17,35 +17,23 @@ from fedsim.accountant.ledger.journal import FileJournal
 from fedsim.algorithms.algorithm import Algorithm, ClientRule
 from fedsim.algorithms.scored import scored_models
 from fedsim.algorithms.state import ServerState
-from fedsim.clients.app import one_thread
 from fedsim.clients.budget.client_privacy import ClientPrivacy
 from fedsim.clients.budget.plan import PrivacyPlan
 from fedsim.clients.dp_sgd.parameters import FlatParameters
 from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients, PerExampleLoss
-from fedsim.clients.dp_sgd.per_example.rule_gradients import RuleGradients
-from fedsim.clients.dp_sgd.tiles import tile_rows
 from fedsim.clients.faults.injection import FaultPlan
-from fedsim.clients.model_checks.member_isolation import MemberIsolation
-from fedsim.clients.model_checks.row_isolation import RowIsolation
 from fedsim.clients.secure.channel import SecureChannel
 from fedsim.clients.task import ClientTask, Evaluate
 from fedsim.clients.training.shared_model import SharedModel
-from fedsim.core.plugin_errors import plugin_calls
 from fedsim.core.plugin_sources import PluginSources
 from fedsim.data import FederatedData
 from fedsim.experiment import Experiment
 from fedsim.federation.algorithm import algorithm_of
-from fedsim.federation.block_plan import BlockPlan
-from fedsim.federation.block_size import block_size
+from fedsim.federation.blocks import Blocks
 from fedsim.federation.client_tensors import ClientTensors
 from fedsim.federation.conditions import digest_conditions
 from fedsim.federation.expected_noise import ClientNoise, SumNoise
-from fedsim.federation.initial_model import (
-    NUM_CHECK_EXAMPLES,
-    model_arrays,
-    public_examples,
-    to_tensors,
-)
+from fedsim.federation.initial_model import model_arrays
 from fedsim.federation.movement import StillParameter
 from fedsim.federation.public_scores import Models, PublicScores
 from fedsim.federation.recorded_spend import RecordedSpend
@@ -212,9 +200,9 @@ class Federation:
             secure=self.secure,
             weight=self.weights.announced(client),
             measure=self._train_metrics(client),
-            tile_rows=self.tile_rows,
-            places=self.places,
-            check_tile=self._check_tile,
+            tile_rows=self.blocks.rows,
+            places=self.blocks.places,
+            check_tile=self.blocks.check,
             plan_digest=self.plan_digest,
             rule=self._rule,
             sent=self.algorithm.sent_arrays(),
@@ -224,86 +212,21 @@ class Federation:
         )
 
     @cached_property
+    def blocks(self) -> Blocks:
+        """How the clients of a round train together."""
+        return Blocks(
+            experiment=self.experiment,
+            data=self.data,
+            model=self.model,
+            gradients=None if self.voting is not None else self.gradients,
+            participation=self.participation,
+            plans=self.plans,
+            device=self.device,
+        )
+
+    @cached_property
     def _rule(self) -> ClientRule | None:
         return self.algorithm.client()
-
-    def check_tiles(self, round_number: int) -> None:
-        """Check that the tiles of a round's blocks keep examples apart; clients check it again.
-
-        Raises:
-            UnsafeModelError: they do not, on this machine, at any height; the message names the
-                layer and the fix.
-            PluginError: a plug-in fails.
-        """
-        if self.plans is not None:
-            mixed = not self.experiment.plugins
-            with one_thread(), plugin_calls("a plug-in failed before the first round", mixed=mixed):
-                for block in self.block_plan.blocks(round_number):
-                    self._check_tile(block)
-
-    def _check_tile(self, members: Sequence[int]) -> None:
-        """Check the tiles of a planned block, on public examples, once for each shape."""
-        if self._row_isolation is not None and self.voting is None:  # teachers train alone
-            self._row_isolation.check(self.places or len(members), self.tile_rows(members))
-
-    @cached_property
-    def _row_isolation(self) -> RowIsolation | MemberIsolation | None:
-        if self.gradients is None:
-            return None
-        examples = to_tensors(public_examples(self.data, NUM_CHECK_EXAMPLES), self.device)
-        local = self.experiment.local
-        views = 1 if local.views is None else local.augmentations
-        if self.experiment.clips_examples:
-            return RowIsolation(self.gradients, *examples, views=views)
-        if not isinstance(self.gradients, RuleGradients):
-            return None
-        return MemberIsolation(self.gradients, *examples, views=views)
-
-    def tile_rows(self, members: Sequence[int]) -> int:
-        """Return the rows of each member in the tiles of a block, present or not.
-
-        They are the planned ones, or the next that keep examples apart on this machine.
-
-        Guarantee: where the unit is the client, the rows of several members do not depend on the
-        size of any.
-        """
-        rows, most = self._planned_rows(members), self.experiment.local.max_physical_batch
-        if not isinstance(self._row_isolation, RowIsolation) or self.voting is not None:
-            return rows
-        most = None if most is None else max(most // len(members), rows)
-        with one_thread():
-            return self._row_isolation.height(len(members), rows, most=most)
-
-    def _planned_rows(self, members: Sequence[int]) -> int:
-        if self.experiment.clips_examples:
-            return max(self._planned_tile_rows[client] for client in members)
-        local, size_of = self.experiment.local, self.data.clients.size  # all are in this process
-        if self.places is not None:
-            return self._packed_rows
-        most = max(local.lot(size_of(client)) for client in members)
-        return tile_rows(most, local.max_physical_batch)
-
-    @cached_property
-    def places(self) -> int | None:
-        """Places of a tile, which any members of a block fill; None: each has a place of its own.
-
-        Where the unit is the client, no shape may depend on a client's size or on a secret draw. So
-        a lot takes as many places as it needs, and an absent client takes none.
-        """
-        if not self._has_private_sizes or self._block_size == 1:
-            return None
-        return min(_MAX_PLACES, self._block_size)
-
-    @property
-    def _packed_rows(self) -> int:
-        local = self.experiment.local
-        usual = _FULL_ROWS if local.batch_size == "full" else local.batch_size
-        return tile_rows(usual, local.max_physical_batch)
-
-    @cached_property
-    def _planned_tile_rows(self) -> tuple[int, ...]:
-        """Rows of each private client in the tiles of a block of one."""
-        return tuple(plan.step.tile_rows for plan in self.plans or ())
 
     def _train_metrics(self, client: int) -> TrainMetrics | None:
         """Return the numbers that a client declares; None under privacy: they carry no noise."""
@@ -518,57 +441,3 @@ class Federation:
             experiment.federation.rounds,
             experiment.federation.deadline,
         )
-
-    @cached_property
-    def block_plan(self) -> BlockPlan:
-        """The blocks of clients that train together.
-
-        Clients train alone where the model cannot train in blocks, and in smaller blocks where one
-        tile of all members would exceed `max_physical_batch`.
-        """
-        size, participation = self._block_size, self.participation
-        if not participation.is_keyed and size > 1:  # most clients of a block are absent
-            size = min(self.num_clients, round(size / participation.rate))
-        return BlockPlan(participation, size, tuple(self._expected_lots()))
-
-    @cached_property
-    def _block_size(self) -> int:
-        """Most clients that train together."""
-        local, participation = self.experiment.local, self.participation
-        if not self._trains_in_blocks:
-            return 1
-        values = self.shared_model.parameters.size
-        _, participants = participation.round_sizes
-        size = block_size(self.model, values, participants, local.cohort)
-        if size == 1 or local.max_physical_batch is None:
-            return size
-        if self._has_private_sizes:
-            rows = self._packed_rows
-        else:
-            rows = self._planned_rows(range(self.num_clients))
-        return max(1, min(size, local.max_physical_batch // rows))
-
-    @property
-    def _trains_in_blocks(self) -> bool:
-        """Whether several clients may train in one tile."""
-        if self.gradients is None or not self.gradients.stacks or self.voting is not None:
-            return False
-        return self.participation.is_keyed or self._has_private_sizes
-
-    def _expected_lots(self) -> Sequence[float]:
-        """Return the public expected lot of each client, by which blocks are cut."""
-        if self._has_private_sizes:
-            return [1.0] * self.num_clients
-        if self.plans is not None and self.experiment.clips_examples:
-            return [plan.step.expected_lot for plan in self.plans]
-        return [float(self.experiment.local.lot(size)) for size in self.data.clients.sizes]
-
-    @property
-    def _has_private_sizes(self) -> bool:
-        """Whether the number of examples of a client is a part of what is protected."""
-        privacy = self.experiment.privacy
-        return privacy is not None and privacy.unit == "client"
-
-
-_FULL_ROWS = 64  # of a place, where batches are all examples of a client
-_MAX_PLACES = 16  # of a tile: more are no faster, and the last tile of a block is filled up

@@ -156,7 +156,7 @@ def _private_clients(federation: Federation) -> Iterator[int]:
 def _block_of(federation: Federation, client: int) -> tuple[int, ...]:
     """Return the client's block in its first round."""
     rounds = federation.participation.rounds_of(client)
-    return federation.block_plan.block_of(rounds[0], client)
+    return federation.blocks.plan.block_of(rounds[0], client)
 
 
 def _add(
@@ -204,7 +204,7 @@ class _BlockProbe:
         self._federation = federation
         self._gradients = gradients
         self._block = block
-        self._rows = federation.tile_rows(block)
+        self._rows = federation.blocks.rows(block)
         self._seed = _probe_seed(federation)
         private = set(_private_clients(federation))
         self._charged = [

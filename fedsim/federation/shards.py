@@ -66,7 +66,7 @@ def client_app(
         block_of: blocks of the nodes in this process; None: the planned ones.
     """
     if in_process:
-        return _app_in_process(federation, block_of or federation.block_plan.block_of)
+        return _app_in_process(federation, block_of or federation.blocks.plan.block_of)
     source = TaskSource(federation.experiment.model_dump_json(), federation.base, ledger)
     return FederationClientApp(federation, source)
 
@@ -147,14 +147,14 @@ class FederationClientApp(ClientApp):
         """Return the ranges of clients that stay together, followed by each helper by itself."""
         federation = self._federation
         helpers = range(federation.num_clients, federation.num_nodes)
-        return [*federation.block_plan.ranges, *((helper,) for helper in helpers)]
+        return [*federation.blocks.plan.ranges, *((helper,) for helper in helpers)]
 
     def first_of_block(self, client: int, message: Message) -> int:
         """Return the first client of the block that trains together; other messages have none."""
         if message.metadata.message_type != MessageType.TRAIN:
             return client
         request = TrainRequest.from_message(message)
-        return self._federation.block_plan.block_of(request.round_number, client)[0]
+        return self._federation.blocks.plan.block_of(request.round_number, client)[0]
 
     def shard(self, clients: Sequence[int]) -> ShardFactory:
         """Return the app of the given clients and helpers, to be sent to another process."""
@@ -173,7 +173,7 @@ class FederationClientApp(ClientApp):
             test=public_examples(data, NUM_PROBE_EXAMPLES),
         )
         queries = None if federation.voting is None else federation.voting.queries
-        return _FederationShard(type(federation), rest, own, federation.block_plan, queries)
+        return _FederationShard(type(federation), rest, own, federation.blocks.plan, queries)
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,30 @@ from fedsim.noise.alias import WORD_BITS, ZERO_COLUMN, centre_table
 from fedsim.noise.grid import SATURATION
 from fedsim.noise.spline import UNIFORM_BITS, ByteStream, extended_below
 
-LEAST_VALUES = 1 << 16
-"""Values of a release from which on the start of numba is worth its time."""
+LEAST_VALUES = 1 << 27
+"""Values that a process releases before the start of numba, about a second, is worth its time."""
 
 Kernels = tuple[Callable[..., Any], Callable[..., Any]]
+
+
+class Demand:
+    """Counts the values that a process releases. The count decides about speed, and about no bit.
+
+    Attributes:
+        values: so far.
+    """
+
+    def __init__(self) -> None:
+        self.values = 0
+
+    def kernels(self, values: int) -> Kernels | None:
+        """Return the compiled loops once they are worth their start; None before.
+
+        Args:
+            values: of the next release.
+        """
+        self.values += values
+        return kernels() if self.values >= LEAST_VALUES else None
 
 
 @lru_cache(maxsize=1)
@@ -105,7 +125,7 @@ def _add(
     sums: np.ndarray,
     scale: float,
     into: np.ndarray,
-) -> int:
+) -> np.int32:
     """Add the noise of each value to its rounded sum, and scale; 1 if 19 bits were equal."""
     # Numba promotes 32-bit integers to 64 bits, which would halve the lanes: each is cast back.
     equal = np.int32(0)

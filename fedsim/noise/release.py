@@ -61,12 +61,12 @@ def release_(
 
 def _kernels_for(sums: Tensor, into: Tensor) -> fused.Kernels | None:
     """Return the compiled loops where they are worth their start and can be used."""
-    if sums.numel() < fused.LEAST_VALUES or sums.shape[1] < _LONG_ROW or into is sums:
+    if sums.shape[1] < _LONG_ROW or into is sums:
         return None
     lie_in_rows = sums.device.type == "cpu" and sums.stride(1) == into.stride(1) == 1
     if not lie_in_rows or into.dtype not in (torch.float32, torch.float64):
         return None
-    return fused.kernels()
+    return _DEMAND.kernels(sums.numel())
 
 
 def _release_fused(
@@ -96,6 +96,7 @@ def _release_fused(
 
 
 _LONG_ROW = 1 << 13  # shorter ones are faster together
+_DEMAND = fused.Demand()
 
 
 def _add_noise_(block: Tensor, noises: Sequence[NoiseSource | None]) -> None:

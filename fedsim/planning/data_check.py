@@ -98,7 +98,7 @@ def check_data(loaded: LoadedExperiment, *, phases: Phases | None = None) -> Dat
     """
     federation = assemble(loaded, ledger=None, phases=phases)
     refuse_overspending(federation)
-    federation.check_tiles(1)
+    federation.blocks.check_round(1)
     probe_mechanisms(federation)
     test = federation.data.test
     return DataFindings(

@@ -123,7 +123,7 @@ def _start(loaded: LoadedExperiment, path: Path, parts: RunParts) -> RunResult:
     refuse_overspending(federation)
     parts.phases.begin(_CHECKING)
     if isinstance(parts.engine, LocalEngine):
-        federation.check_tiles(1)
+        federation.blocks.check_round(1)
     probe_mechanisms(federation)
     parts.phases.end()
     return _Recorder(federation, directory, parts).run(

@@ -81,8 +81,8 @@ def train(federation: Federation, block: tuple[int, ...]) -> BlockResult:
             federation.gradients,
             federation.experiment.local,
             members,
-            rows=federation.tile_rows(block),
-            places=federation.places,
+            rows=federation.blocks.rows(block),
+            places=federation.blocks.places,
         )
 
 
@@ -91,15 +91,15 @@ def test_no_bit_of_another_client_depends_on_its_data(batch_size: int | str) -> 
     loaded = load_experiment(EXPERIMENT, overrides={"local.batch_size": batch_size})
     federation = assemble(loaded, ledger=None)
     federation.shared_model.load(federation.initial_arrays())
-    block = federation.block_plan.block_of(1, ATTACKED)
+    block = federation.blocks.plan.block_of(1, ATTACKED)
     assert len(block) > 1
     place = block.index(ATTACKED)
     others = [k for k in range(len(block)) if k != place]
     expected = train(federation, block).values
     for name, examples in other_data(federation).items():
         changed = with_data(federation, examples)
-        assert changed.block_plan.blocks(1) == federation.block_plan.blocks(1), name
-        assert changed.tile_rows(block) == federation.tile_rows(block), name
+        assert changed.blocks.plan.blocks(1) == federation.blocks.plan.blocks(1), name
+        assert changed.blocks.rows(block) == federation.blocks.rows(block), name
         found = train(changed, block).values
         assert not torch.equal(found[place], expected[place]), name
         assert torch.equal(found[others], expected[others]), name

@@ -211,7 +211,7 @@ def test_both_events_with_dp_accounting(clients: int, colluding: int, tmp_path: 
             PLDAccountant(value_discretization_interval=1e-3).compose(one, count).get_epsilon(1e-3)
             for one in (own, ideal)
         ]
-        assert found[0] == pytest.approx(found[1], rel=1e-4)
+        assert found[0] == pytest.approx(found[1], rel=1e-3)
         assert found[0] >= found[1] * (1 - 1e-6)  # the grid costs, and gives nothing
     assert sampler_slack(1.0, 1e-3).delta <= 1e-3 * SHARE
 

@@ -71,7 +71,9 @@ def test_a_new_goal_judges_the_last_known_number(script: Callable[[str], ModuleT
     pending = record("2026-01-02", goals, number(None, "CNN", goal=2.0, least=True))
     printed = script("table").tables([known, pending])
     assert "MLP: 1.4 (goal ≤ 1.2, **missed**) — `a.py --now`, P (model 1), AVX-512" in printed
-    assert "CNN: *to be measured* (goal ≥ 2) — `a.py --now` |" in printed
+    assert "CNN" not in printed
+    assert "`a.py` (" in script("table").tables([pending])
+    assert script("table").tables([pending]).endswith("): not measured yet.")
 
 
 def test_numbers_without_a_goal_are_shown_where_a_script_has_none(

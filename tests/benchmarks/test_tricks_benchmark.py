@@ -27,7 +27,7 @@ def test_the_benchmark_prints_and_writes_ratios(
     script("tricks").main()
     printed = capsys.readouterr().out
     numbers = json.loads(out.read_text())["numbers"]
-    assert len(numbers) == 4
+    assert len(numbers) == 3
     assert all(number["low"] <= number["value"] <= number["high"] for number in numbers)
     assert all(number["case"] in printed for number in numbers)
 

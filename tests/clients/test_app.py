@@ -65,7 +65,7 @@ def test_a_client_alone_answers_and_is_charged_as_in_a_batch(private: bool, tmp_
         (tmp_path / kind).mkdir()
         here = federation(tmp_path / kind, private=private)
         app = (
-            BatchClientApp(here.client_task, block_of=here.block_plan.block_of)
+            BatchClientApp(here.client_task, block_of=here.blocks.plan.block_of)
             if kind == "alone"
             else client_app(here, in_process=True, ledger=None)
         )

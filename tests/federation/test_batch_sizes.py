@@ -79,7 +79,7 @@ def test_full_is_the_largest_batch_size_of_equal_clients() -> None:
         federation = assemble(loaded, ledger=None)
         plans = federation.plans or ()
         models.append([(p.step.sampling.sampling_rate, p.step.noise_multiplier) for p in plans])
-        assert federation.tile_rows([0, 1, 2]) == 480
+        assert federation.blocks.rows([0, 1, 2]) == 480
     assert models[0] == models[1]
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fedsim.core.streams import Purpose, stream_key
-from fedsim.noise import fused, spline
+from fedsim.noise import fused, release, spline
 from fedsim.noise.alias import WORD_BITS, centre_table
 from fedsim.noise.release import Scales, release_
 from fedsim.noise.sources import CHUNK_VALUES, NoiseSource, SeededNoise
@@ -73,15 +73,28 @@ def test_words_at_a_threshold_are_decided_by_the_extension(above: bool) -> None:
 
 def test_small_releases_start_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused, "kernels", lambda: pytest.fail("numba was started"))
-    sums, into = torch.zeros(4, 1000), torch.empty(4, 1000)
-    scales = [(slice(0, 1000), torch.ones(4, 1, dtype=torch.float64))]
-    release_(sums, [SeededNoise(bytes([k]) * 32) for k in range(4)], scales, into)
-    assert into.abs().min() > 0
+    monkeypatch.setattr(release, "_DEMAND", fused.Demand())
+    for size in (1000, 100_000):
+        sums, into = torch.zeros(4, size), torch.empty(4, size)
+        scales = [(slice(0, size), torch.ones(4, 1, dtype=torch.float64))]
+        release_(sums, [SeededNoise(bytes([k]) * 32) for k in range(4)], scales, into)
+        assert into.any(1).all()
 
 
-def test_a_keystream_is_taken_on_where_a_compiled_release_ended() -> None:
+def test_many_releases_start_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "kernels", lambda: pytest.fail("numba was started"))
+    demand = fused.Demand()
+    assert demand.kernels(fused.LEAST_VALUES - 1) is None
+    with pytest.raises(pytest.fail.Exception, match="was started"):
+        demand.kernels(1)
+
+
+def test_a_keystream_is_taken_on_where_a_compiled_release_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fused, "LEAST_VALUES", 1)
     one, other = (SeededNoise(bytes(32)) for _ in range(2))
-    size = fused.LEAST_VALUES + 3
+    size = 2 * CHUNK_VALUES + 3
     scales = [(slice(0, size), torch.ones(1, 1, dtype=torch.float64))]
     release_(torch.zeros(1, size), [one], scales, torch.empty(1, size))
     other.fill_(torch.empty(size, dtype=torch.float64))

@@ -45,8 +45,14 @@ def summed(
     clip = ClipBounds.of_client(clipping, clipping.groups(of.parameters), scales)
     tile = Tile(1, x, y, torch.ones(len(x)))
     values = of.parameters.data.unsqueeze(0)
-    (found,) = sums.add(values, iter([tile]), [len(x)], lambda _: clip, lambda *_: None)
-    return found[1][0].clone(), rows
+    found: list[torch.Tensor] = []
+
+    def release(_: slice, own: torch.Tensor) -> None:
+        found.append(own[0].clone())
+
+    sums.add(values, iter([tile]), [len(x)], lambda _: clip, lambda *_: None, release)
+    (total,) = found
+    return total, rows
 
 
 def exact_sum(rows: ClippedRows, dtype: torch.dtype) -> list[Fraction]:
@@ -148,8 +154,7 @@ def test_the_bits_of_a_client_do_not_depend_on_the_lots_of_others(width: int) ->
         sums = LotSums(of, [SumRounding.of(100, rows)] * clients, rows)
         values = of.parameters.data.expand(clients, -1)
         total = torch.zeros(clients, of.parameters.size, dtype=torch.float64)
-        for place, found in sums.add(values, iter(made), sizes, clip, lambda *_: None):
-            total[place] = found.double()
+        sums.add(values, iter(made), sizes, clip, lambda *_: None, total.__setitem__)
         return total[1]
 
     first = own([16, 13, 16], 1)

@@ -83,10 +83,10 @@ def test_rounds_are_budgeted_client_by_client(tmp_path: Path) -> None:
 def test_sizes_of_clients_shape_no_block() -> None:
     for batch_size, rows in ((8, 8), ("full", 64)):
         federation = federation_of(**{"local.batch_size": batch_size})
-        blocks = federation.block_plan.blocks(1)
+        blocks = federation.blocks.plan.blocks(1)
         assert max(map(len, blocks)) > 1
-        assert {federation.tile_rows(block) for block in blocks} == {rows}
-        assert federation.places == 4
+        assert {federation.blocks.rows(block) for block in blocks} == {rows}
+        assert federation.blocks.places == 4
 
 
 def test_a_secret_draw_shapes_no_block() -> None:
@@ -96,12 +96,12 @@ def test_a_secret_draw_shapes_no_block() -> None:
         **{"federation.participation": draw}, **{f"privacy.{k}": v for k, v in central.items()}
     )
     assert not federation.participation.is_keyed
-    blocks = federation.block_plan.blocks(1)
+    blocks = federation.blocks.plan.blocks(1)
     assert sorted(client for block in blocks for client in block) == list(range(8))
-    assert federation.places == 4
+    assert federation.blocks.places == 4
     limited = federation_of(**{"local.max_physical_batch": 16})
-    assert (limited.places, limited.tile_rows((0, 1))) == (2, 8)
-    assert federation_of(**{"local.max_physical_batch": 8}).places is None
+    assert (limited.blocks.places, limited.blocks.rows((0, 1))) == (2, 8)
+    assert federation_of(**{"local.max_physical_batch": 8}).blocks.places is None
 
 
 @pytest.mark.slow

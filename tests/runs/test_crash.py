@@ -373,7 +373,7 @@ def assert_same_result(whole: Path, run: Path) -> None:
 
 def test_the_experiment_has_what_can_go_wrong(tmp_path: Path) -> None:
     """Cohorts, a withdrawal, a shortened round and failures have to survive the kills."""
-    plan = assemble(load_experiment(EXPERIMENT), ledger=None).block_plan
+    plan = assemble(load_experiment(EXPERIMENT), ledger=None).blocks.plan
     assert max(len(block) for block in plan.blocks(1)) == 3
     result = run_experiment(EXPERIMENT, out=tmp_path / "r")
     assert any(row["withdrawn"] for row in result.rounds)

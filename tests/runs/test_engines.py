@@ -68,7 +68,7 @@ class Blocks:
     """An observer that keeps the blocks of a run."""
 
     def started(self, federation: Any, path: Path) -> None:
-        self.plan = federation.block_plan
+        self.plan = federation.blocks.plan
 
     def round_finished(self, row: Any) -> None: ...
 

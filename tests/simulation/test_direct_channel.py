@@ -65,7 +65,7 @@ def broken(of: Federation) -> Any:
 def answers(path: Path, *, direct: bool) -> dict[tuple[int, int], Any]:
     here = federation(path)
     arrays = here.initial_arrays()
-    app = BatchClientApp(broken(here), block_of=here.block_plan.block_of)
+    app = BatchClientApp(broken(here), block_of=here.blocks.plan.block_of)
     grid = LocalGrid(app, CLIENTS)
     with server_identity(1):
         channel = client_channel(grid, TrainReply) if direct else MessageChannel(grid, TrainReply)

@@ -209,7 +209,7 @@ class _Comparison:
         known = [one.releases for one in self._rounds[:round_number] if one.releases is not None]
         if known and known[-1].blocks == "alone":
             return (client,)
-        return self._federation.block_plan.block_of(round_number, client)
+        return self._federation.blocks.plan.block_of(round_number, client)
 
     def _on_round(self, state: ServerState, report: RoundReport) -> None:
         self._problems += self._differences(report)

@@ -419,7 +419,7 @@ class ArmAfterRound:
         self._round, self._armed = round_number, armed
 
     def started(self, federation: Any, path: Path) -> None:
-        self.max_clients = federation.block_plan.max_clients
+        self.max_clients = federation.blocks.plan.max_clients
 
     def round_finished(self, row: Any) -> None:
         if row["round"] == self._round:

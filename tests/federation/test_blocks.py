@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from fedsim.federation.block_size import block_size
+from fedsim.federation.blocks import block_size
 
 
 def size_of(model: nn.Module, num_values: int, setting: int | str = "auto", clients: int = 10_000):
