@@ -23,7 +23,6 @@ from fedsim.federation.initial_model import NUM_CHECK_EXAMPLES, public_examples,
 from fedsim.server.participation.participation import Participation
 
 _FULL_ROWS = 64  # of a place, where batches are all examples of a client
-_MAX_PLACES = 16  # of a tile that any clients fill: more are no faster
 _MAX_SMALL_CLIENTS, _MAX_LARGE_CLIENTS, _MAX_IMAGE_CLIENTS = 128, 16, 4
 _MAX_SMALL_VALUES = 1 << 15
 _MAX_BLOCK_VALUES = 1 << 24  # trainable values of all members: 64 MB in float32
@@ -77,7 +76,7 @@ class Blocks:
         Where the unit is the client, no shape may depend on a client's size or on a secret draw. So
         a lot takes as many places as it needs, and an absent client takes none.
         """
-        return min(_MAX_PLACES, self._most) if self._has_private_sizes and self._most > 1 else None
+        return self._most if self._has_private_sizes and self._most > 1 else None
 
     def rows(self, members: Sequence[int]) -> int:
         """Return the rows of each member in the tiles of a block, present or not.
