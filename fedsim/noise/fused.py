@@ -16,7 +16,7 @@ from fedsim.noise.alias import WORD_BITS, ZERO_COLUMN, centre_table
 from fedsim.noise.grid import SATURATION
 from fedsim.noise.spline import UNIFORM_BITS, ByteStream, extended_below
 
-LEAST_VALUES = 1 << 27
+LEAST_VALUES = 1 << 24
 """Values that a process releases before the start of numba, about a second, is worth its time."""
 
 Kernels = tuple[Callable[..., Any], Callable[..., Any]]
