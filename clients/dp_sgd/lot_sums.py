@@ -10,8 +10,8 @@ from fedsim.clients.dp_sgd.per_example.interface import ClippedRows, PerExampleG
 from fedsim.clients.dp_sgd.per_example.layers.base import Part
 from fedsim.noise.grid import SumRounding
 
-_SMALL = 1 << 14  # values of a model whose clients are added up in one call
-_CACHED = 1 << 17  # values of sums that are released while a core's cache still has them
+_SMALL = 1 << 14  # values of a model; smaller models add up all clients in one call
+_CACHED = 1 << 17  # values of the sums that a core's cache holds until they are released
 
 
 class LotSums:

@@ -70,7 +70,7 @@ class ModelRandomness(TorchDispatchMode):
             rows: R, the rows of a place.
             views: V, rows of each example, side by side.
             step: number of the step in the round.
-            clients: whose examples are in each place; None: each client has its own place.
+            clients: the client of each place; None: client k has place k.
         """
         self._examples, self._rows, self._views, self._step = examples, rows, views, step
         self._clients = range(len(examples)) if clients is None else clients

@@ -101,10 +101,10 @@ class LotReader:
     def packed(
         self, lots: Sequence[np.ndarray | None], places: int, step: int = 0
     ) -> Iterator[tuple[Sequence[int], Tile]]:
-        """Yield tiles whose places are filled one after the other, and the client of each place.
+        """Yield tiles, and the client of each place that is filled.
 
-        A client fills as many places as its lot needs, and none where it has no lot. The last tile
-        may have places without a client, whose rows are no examples.
+        Places are filled in order: by the first client's lot, then by the next one's. A client
+        without a lot fills none. Places that stay empty in the last tile have padding rows.
 
         Args:
             lots: indices of each client's examples.

@@ -141,9 +141,10 @@ def train_block(
     kinds = {None if m.step is None else m.step.clipping.kind for m in present}
     if len(kinds) > 1:
         raise ValueError("members of a block must clip by one rule, or all train without privacy")
-    kind = _Block if present[0].step is None else _PrivateBlock
-    block = kind(shared_model, gradients, local, members, rows, rule)
-    block.places = places
+    if present[0].step is None:
+        block = _Block(shared_model, gradients, local, members, rows, rule, places)
+    else:
+        block = _PrivateBlock(shared_model, gradients, local, members, rows, rule)
     device = present[0].features.device
     with seeded_torch(present[0].key, device):
         before = generator_state(device)
@@ -302,6 +303,7 @@ class _Block:
         members: Sequence[BlockMember | None],
         rows: int | None,
         rule: ClientRule | None,
+        places: int | None = None,
     ) -> None:
         self.gradients, self.local, self.members = gradients, local, members
         present = [member for member in members if member is not None]
@@ -323,7 +325,7 @@ class _Block:
         self.released = self.values.new_empty(len(members), gradients.parameters.size)
         self._round_number = present[0].key.round_number
         self.step_number = 0  # in the round
-        self.places: int | None = None
+        self.places = places
 
     @property
     def has_drawn(self) -> bool | None:

@@ -100,8 +100,11 @@ class Blocks:
             UnsafeModelError: they do not keep examples apart on this machine, at any height; the
                 message names the layer and the fix.
         """
-        if self._isolation is not None:
-            self._isolation.check(self.places or len(members), self.rows(members))
+        if self._isolation is None:
+            return
+        rows = self.rows(members)  # of single examples, these are checked
+        if isinstance(self._isolation, MemberIsolation):
+            self._isolation.check(self.places or len(members), rows)
 
     def check_round(self, round_number: int) -> None:
         """Check the tiles of all blocks of a round; private clients check them again.

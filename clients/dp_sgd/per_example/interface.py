@@ -225,8 +225,8 @@ class ClippedRows:
     """The clipped gradients of a tile's n examples, as factors of their gradients.
 
     Guarantee: each example's part of a sum has an L2 norm of at most scale · C_m in each group m;
-    rows that are no examples, and examples whose gradient is not finite, add nothing. What an
-    example adds depends on its client's values and the shape of the tile, and on no other row.
+    padding rows, and examples whose gradient is not finite, add nothing. What an example adds
+    depends on its client's values and the shape of the tile, and on no other row.
     Only the rounding of a sum depends on the others: `SumRounding` bounds it.
 
     Attributes:
