@@ -42,6 +42,7 @@ class LotSums:
         self._together = data.is_cuda or self._size <= _SMALL
         group = clients if self._together else max(1, min(clients, _CACHED // self._size))
         self._cached = data.new_empty(group, self._size)
+        self._places = [self._views(row) for row in self._cached.split(1)]
 
     def add(
         self,
@@ -72,7 +73,7 @@ class LotSums:
             rows = self._gradients.clipped(values, tile, clip(tile))
             seen(tile, rows.norms)
             for k, total in long.items():
-                rows.add_to(self._views(total), Part(slice(k, k + 1)))
+                rows.add_to(self._views(total), Part(k))
             if is_first:  # which has all short lots
                 self._release_short(rows, sizes, long, release)
             is_first = False
@@ -94,14 +95,12 @@ class LotSums:
             group = range(start, min(start + most, clients))
             short = [k for k in group if k not in long]
             sums = self._cached[: len(group)].zero_()
-            views = self._views(sums)
             if rows is not None and self._together and short:
-                rows.add_to(views)
+                rows.add_to(self._views(sums))
             elif rows is not None:
                 for k in short:
                     if sizes[k]:
-                        own = [view[k - start : k - start + 1] for view in views]
-                        rows.add_to(own, Part(slice(k, k + 1), slice(0, sizes[k])))
+                        rows.add_to(self._places[k - start], Part(k, slice(0, sizes[k])))
             for run in _neighbours(short):
                 release(run, sums[run.start - start : run.stop - start])
 

@@ -229,7 +229,7 @@ class AttachedModel:
                 found = by_example(by_parameter(tile.uses), self.views)
                 with off if _is_autocast(into) else nullcontext():
                     clipped = clipped_rows(found, clip, times=times)
-                    clipped.add_to(views, Part(slice(None), slice(0, examples)))
+                    clipped.add_to(views, Part(rows=slice(0, examples)))
                 statistics += lot_statistics(clip, clipped.norms, clipped.dropped)
         finally:
             recorded.clear()  # frees activations now, not with the user's graph

@@ -14,7 +14,7 @@ import numpy as np
 
 from fedsim.noise.alias import WORD_BITS, ZERO_COLUMN, centre_table
 from fedsim.noise.grid import SATURATION
-from fedsim.noise.spline import UNIFORM_BITS, ByteStream, extended_below
+from fedsim.noise.spline import UNIFORM_BITS, ByteStream, Memory, chunks, extended_below
 
 LEAST_VALUES = 1 << 24
 """Values that a process releases before the start of numba, about a second, is worth its time."""
@@ -57,43 +57,63 @@ def kernels() -> Kernels | None:
         return compiled(_choose), compiled(_add)
 
 
-def release_row(
+def release_rows(
     compiled: Kernels,
-    words: np.ndarray,
-    extension: ByteStream,
+    streams: Sequence[tuple[ByteStream, ByteStream]],
     sums: np.ndarray,
-    parts: Sequence[tuple[slice, float]],
+    scales: Sequence[tuple[slice, Sequence[float]]],
     into: np.ndarray,
 ) -> None:
     """Overwrite `into` with (clip(rint(sums)) + noise) · scale.
 
-    Guarantee: the noise is that of `spline_integers` for the same words, and the result has the
-    same bits as without numba.
+    Guarantee: the noise is that of `spline.fill_rows`, and the result has the same bits as without
+    numba.
 
     Args:
         compiled: see `kernels`.
-        words: uint8 (12 · n,), of the row.
-        extension: the stream of further bits.
-        sums: (n,), contiguous.
-        parts: the scale of each slice of the values.
-        into: (n,), contiguous, and apart from `sums`.
+        streams: of each row: its words, and the further bits that few of them need.
+        sums: (K, n), contiguous in each row.
+        scales: of each slice of the values, for each row.
+        into: (K, n), contiguous in each row, and apart from `sums`.
     """
     choose, add = compiled
-    n = len(sums)
-    picks, uniforms = words[: 4 * n].view(np.uint32), words[4 * n :].view(np.uint16).reshape(4, n)
-    chosen = np.empty(n, np.int32)
-    choose(picks, _packed(), chosen)
+    memory = Memory.of(sums.shape[1])
+    for row, (stream, extension) in enumerate(streams):
+        for _, columns in chunks(1, sums.shape[1]):
+            n = columns.stop - columns.start
+            words = memory.words_of([stream], n)[0]
+            picks, uniforms = words[: 4 * n].view(np.uint32), words[4 * n :].view(np.uint16)
+            planes = picks, *uniforms.reshape(4, n), memory.tables[0, :n].view(np.int32)
+            choose(picks, _packed(), planes[-1])
+            parts = [
+                (part.start, part.stop, lengths[row])
+                for place, lengths in scales
+                if (part := _common(place, columns)).start < part.stop
+            ]
+            of_row = sums[row], into[row], columns.start
+            if _add_parts(add, planes, parts, *of_row):  # once in 2¹⁹ values: decided, and again
+                _settle(picks, planes[-1].view(np.uint32), extension)
+                _add_parts(add, planes, parts, *of_row)
 
-    def add_all() -> int:
-        equal = 0
-        for part, scale in parts:
-            planes = picks[part], *uniforms[:, part], chosen[part]
-            equal |= add(*planes, sums[part], scale, into[part])
-        return equal
 
-    if add_all():  # once in 2¹⁹ values: decided, and added again
-        _settle(picks, chosen.view(np.uint32), extension)
-        add_all()
+def _add_parts(
+    add: Callable[..., Any],
+    planes: Sequence[np.ndarray],
+    parts: Sequence[tuple[int, int, float]],
+    sums: np.ndarray,
+    into: np.ndarray,
+    first: int,
+) -> int:
+    """Add the noise of a chunk that starts at the value `first`; 1 if 19 bits were equal."""
+    equal = 0
+    for start, stop, scale in parts:
+        own = [plane[start - first : stop - first] for plane in planes]
+        equal |= add(*own, sums[start:stop], scale, into[start:stop])
+    return equal
+
+
+def _common(one: slice, other: slice) -> slice:
+    return slice(max(one.start, other.start), min(one.stop, other.stop))
 
 
 @lru_cache(maxsize=1)

@@ -27,9 +27,6 @@ from fedsim.noise import spline
 from fedsim.noise.grid import DEVIATION
 from fedsim.noise.keystream import Keystream
 
-CHUNK_VALUES = 1 << 15
-"""Values that are drawn at once: they stay in the cache of a core."""
-
 
 class NoiseSource(ABC):
     """Source of a client's noise: a sequence of independent integers, rounded N(0, 2⁴⁸)."""
@@ -59,9 +56,7 @@ class KeystreamNoise(NoiseSource):
         _check_type(values)
         in_place = values.device.type == "cpu" and values.is_contiguous()
         drawn = values if in_place else torch.empty(values.shape, dtype=torch.float64)
-        line = drawn.view(1, -1).numpy()
-        for start in range(0, line.shape[1], CHUNK_VALUES):
-            _draw([self], line[:, start : start + CHUNK_VALUES])
+        spline.fill_rows([self.keystreams()], drawn.view(1, -1).numpy())
         return values if in_place else values.copy_(drawn)
 
 
@@ -160,7 +155,7 @@ def secret_stream() -> np.random.Generator:
 
 
 def fill_rows_(sources: Sequence[NoiseSource], rows: Tensor) -> None:
-    """Fill each row of float64 (K, m), m ≤ `CHUNK_VALUES`, as its source's `fill_` would.
+    """Fill each row of float64 (K, m) as its source's `fill_` would.
 
     Many short rows are computed at once, which saves calls for each row.
 
@@ -168,32 +163,20 @@ def fill_rows_(sources: Sequence[NoiseSource], rows: Tensor) -> None:
         sources: one for each row.
         rows: filled in place.
     """
-    streams = keystream_sources(sources)
+    streams = keystreams_of(sources)
     if streams is not None and rows.device.type == "cpu" and rows.stride(1) == 1:
-        _draw(streams, rows.numpy())
+        spline.fill_rows(streams, rows.numpy())
         return
     for source, row in zip(sources, rows, strict=True):
         source.fill_(row)
 
 
-def keystream_sources(sources: Sequence[NoiseSource | None]) -> list[KeystreamNoise] | None:
-    """Return the sources if all draw from keystreams, else None."""
-    found = [source for source in sources if isinstance(source, KeystreamNoise)]
+def keystreams_of(
+    sources: Sequence[NoiseSource | None],
+) -> list[tuple[Keystream, Keystream]] | None:
+    """Return the streams of each source if all draw from keystreams, else None."""
+    found = [one.keystreams() for one in sources if isinstance(one, KeystreamNoise)]
     return found if len(found) == len(sources) else None
-
-
-def words_of(sources: Sequence[KeystreamNoise], columns: int) -> np.ndarray:
-    """Return the words of the next draws of each source, uint8 (K, 12 · columns)."""
-    words = np.empty((len(sources), columns * spline.BYTES), dtype=np.uint8)
-    for source, line in zip(sources, words, strict=True):
-        source.keystreams()[0].write(line.data)
-    return words
-
-
-def _draw(sources: Sequence[KeystreamNoise], rows: np.ndarray) -> None:
-    """Fill each row of float64 (K, m) with the next draws of its source."""
-    words = words_of(sources, rows.shape[1])
-    spline.spline_integers(words, lambda row: sources[row].keystreams()[1], rows)
 
 
 def _check_type(values: Tensor) -> None:

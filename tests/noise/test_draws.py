@@ -23,12 +23,11 @@ Draw = Callable[[int], np.ndarray]
 
 
 def spline_draw(key: int) -> Draw:
-    words_of, further = Keystream(bytes([key]) * 32), Keystream(bytes([key + 1]) * 32)
+    streams = Keystream(bytes([key]) * 32), Keystream(bytes([key + 1]) * 32)
 
     def draw(size: int) -> np.ndarray:
-        words, into = np.empty((1, spline.BYTES * size), np.uint8), np.empty((1, size))
-        words_of.write(words[0].data)
-        spline.spline_integers(words, lambda _: further, into)
+        into = np.empty((1, size))
+        spline.fill_rows([streams], into)
         return into[0]
 
     return draw

@@ -8,7 +8,8 @@ from fedsim.core.streams import Purpose, stream_key
 from fedsim.noise import fused, release, spline
 from fedsim.noise.alias import WORD_BITS, centre_table
 from fedsim.noise.release import Scales, release_
-from fedsim.noise.sources import CHUNK_VALUES, NoiseSource, SeededNoise
+from fedsim.noise.sources import NoiseSource, SeededNoise
+from fedsim.noise.spline import CHUNK_VALUES
 
 pytest.importorskip("numba")
 
@@ -64,11 +65,16 @@ def test_words_at_a_threshold_are_decided_by_the_extension(above: bool) -> None:
         def write(self, into: memoryview) -> None:
             into[:] = (b"\xff" if above else b"\x00") * len(into)
 
-    sums, into = np.zeros(len(columns)), np.empty(len(columns))
-    fused.release_row(kernels, words, Extension(), sums, [(slice(0, len(sums)), 1.0)], into)
-    expected = np.empty((1, len(columns)))
-    spline.spline_integers(words[None], lambda _: Extension(), expected)
-    assert np.array_equal(into, expected[0])
+    class Words:
+        def write(self, into: memoryview) -> None:
+            into[:] = words.data
+
+    streams, size = [(Words(), Extension())], len(columns)
+    into, expected = np.empty((1, size)), np.empty((1, size))
+    scales = [(slice(0, size), [1.0])]
+    fused.release_rows(kernels, streams, np.zeros((1, size)), scales, into)
+    spline.fill_rows(streams, expected)
+    assert np.array_equal(into, expected)
 
 
 def test_small_releases_start_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,14 +15,8 @@ from torch import Tensor
 
 from fedsim.clients.training.streams import StreamKey
 from fedsim.core.streams import KEY_BYTES, Purpose, stream_key
-from fedsim.noise.sources import (
-    CHUNK_VALUES,
-    NoiseSource,
-    SecureNoise,
-    SeededNoise,
-    fill_rows_,
-    secret_stream,
-)
+from fedsim.noise.sources import NoiseSource, SecureNoise, SeededNoise, fill_rows_, secret_stream
+from fedsim.noise.spline import CHUNK_VALUES
 
 SIZE = 400_000
 
@@ -133,7 +127,7 @@ def test_every_bit_of_the_key_counts() -> None:
             assert abs(correlation(base, drawn(SeededNoise(bytes(other)), 2000))) < 5
 
 
-@pytest.mark.parametrize("size", [0, 1, 33, 2407, CHUNK_VALUES])
+@pytest.mark.parametrize("size", [0, 1, 33, 2407, CHUNK_VALUES, CHUNK_VALUES + 9])
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_noise_of_many_rows_is_that_of_each_row(size: int, wrapped: bool) -> None:
     def given() -> list[NoiseSource]:

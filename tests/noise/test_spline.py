@@ -6,7 +6,7 @@ import pytest
 from fedsim.noise import spline
 from fedsim.noise.alias import centre_table
 from fedsim.noise.keystream import Keystream
-from fedsim.noise.spline import BYTES, ByteStream, spline_integers
+from fedsim.noise.spline import BYTES, ByteStream, Memory, fill_rows, spline_integers
 
 
 class Fixed:
@@ -62,7 +62,7 @@ def random_words(rows: int, cols: int, seed: int = 0) -> np.ndarray:
 
 def drawn(words: np.ndarray, extension: object = stream) -> np.ndarray:
     into = np.full((len(words), words.shape[1] // BYTES), np.nan)
-    spline_integers(words, extension, into)  # type: ignore[arg-type]
+    spline_integers(words, extension, into, Memory.of(into.size))  # type: ignore[arg-type]
     return into
 
 
@@ -107,17 +107,31 @@ def with_equal_bits(words: np.ndarray) -> np.ndarray:
     return words
 
 
-@pytest.mark.parametrize("block", [1, 2, 64, 100, 1000])
-@pytest.mark.parametrize("shape", [(1, 300), (5, 33), (70, 2)])
-def test_blocks_and_rows_change_nothing(
-    block: int, shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("together", [1, 2, 5, 9])
+@pytest.mark.parametrize("shape", [(5, 33), (70, 2)])
+def test_rows_drawn_together_change_nothing(
+    together: int, shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = with_equal_bits(random_words(*shape))
     expected = drawn(words)
-    monkeypatch.setattr(spline, "_BLOCK_VALUES", block)
-    assert np.array_equal(drawn(words), expected)
     for row in range(len(words)):
         assert np.array_equal(drawn(words[row : row + 1], lambda _: stream(row)), expected[[row]])  # noqa: B023
+    further = [stream(at) for at in range(len(words))]
+    expected = drawn(words, lambda row: further[row])  # each goes on
+    monkeypatch.setattr(spline, "CHUNK_VALUES", together * shape[1])
+    into = np.empty(shape)
+    fill_rows([(Words(line), stream(at)) for at, line in enumerate(words)], into)
+    assert np.array_equal(into, expected)
+
+
+class Words:
+    """A stream of given bytes."""
+
+    def __init__(self, data: np.ndarray) -> None:
+        self.left = data.tobytes()
+
+    def write(self, into: memoryview) -> None:
+        into[:], self.left = self.left[: len(into)], self.left[len(into) :]
 
 
 def test_big_endian_words_give_the_same_integers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +149,7 @@ def test_big_endian_words_give_the_same_integers(monkeypatch: pytest.MonkeyPatch
 def test_part_of_larger_memory_is_filled_and_nothing_else() -> None:
     words = random_words(3, 10)
     around = np.zeros((5, 20))
-    spline_integers(words, stream, around[1:4, 5:15])
+    spline_integers(words, stream, around[1:4, 5:15], Memory.of(30))
     assert np.array_equal(around[1:4, 5:15], drawn(words))
     around[1:4, 5:15] = 0
     assert (around == 0).all()

@@ -258,7 +258,7 @@ class ClippedRows:
         """
         factors = self._single if into[0].dtype == torch.float32 else self.factors
         for rows in _runs(part.rows, factors[0].shape[1]):
-            own = part if rows == part.rows else Part(part.clients, rows)
+            own = part if rows == part.rows else Part(part.client, rows)
             for group, column in zip(self.members, factors, strict=True):
                 for index in group:
                     if index in self.found:

@@ -12,22 +12,27 @@ from fedsim.clients.dp_sgd.per_example.norms import squares, zero_rows
 
 @dataclass(frozen=True)
 class Part:
-    """Some rows of some clients of a tile of K clients, R rows each.
+    """Some rows of a tile of K clients, R rows each.
 
     Attributes:
-        clients: which of the K.
+        client: whose rows; None: those of all clients.
         rows: which of the R rows of each.
     """
 
-    clients: slice
+    client: int | None = None
     rows: slice = field(default_factory=lambda: slice(None))
 
     def of(self, values: Tensor, clients: int) -> Tensor:
         """Return the part (k, r, ...) of values (K · R, ...)."""
-        return values.unflatten(0, (clients, -1))[self.clients, self.rows]
+        height = len(values) // clients
+        start, stop, _ = self.rows.indices(height)
+        if self.client is None:
+            return values.unflatten(0, (clients, height))[:, start:stop]
+        first = self.client * height
+        return values[first + start : first + stop].unsqueeze(0)
 
 
-WHOLE = Part(slice(None))
+WHOLE = Part()
 
 
 @dataclass(frozen=True)
@@ -96,7 +101,8 @@ class ExampleUse:
         if factors is None:
             total = rows.sum(1, dtype=into.dtype)
         else:
-            total = weighted_sum(factors[part.clients, part.rows].unsqueeze(1), rows).squeeze(1)
+            own = part.of(factors.flatten(), clients)
+            total = weighted_sum(own.unsqueeze(1), rows).squeeze(1)
         into += self.in_shape(total, index).view(into.shape)
 
     def joined_views(self, views: int) -> "ExampleUse":

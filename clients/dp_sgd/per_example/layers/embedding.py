@@ -45,11 +45,11 @@ class EmbeddingUse(LayerUse):
         owners, rows, sums = self._summed()
         each = len(self.input) // self.clients
         if part is not WHOLE:
-            chosen = torch.zeros(self.clients, each, dtype=torch.bool, device=owners.device)
-            chosen[part.clients, part.rows] = True
-            kept = chosen.flatten()[owners]
+            chosen = torch.zeros(len(self.input), dtype=torch.bool, device=owners.device)
+            part.of(chosen, self.clients).fill_(True)
+            kept = chosen[owners]
             owners, rows, sums = owners[kept], rows[kept], sums[kept]
-        clients = owners // each - (part.clients.start or 0)
+        clients = owners // each - (part.client or 0)
         sums = sums.to(into.dtype)
         added = sums if factors is None else sums * factors.flatten()[owners].unsqueeze(1)
         into.index_put_((clients, rows), added, accumulate=True)
