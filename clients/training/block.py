@@ -29,7 +29,7 @@ from fedsim.clients.training.plain import batches_of, train_by_torch
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.training.streams import StreamKey, generator_state, seeded_torch
 from fedsim.clients.updates.mechanism import UpdateMechanism
-from fedsim.clients.updates.release import release_update
+from fedsim.clients.updates.release import release_updates
 from fedsim.core.streams import Purpose
 from fedsim.noise.release import Scales, release_
 from fedsim.noise.sources import NoiseSource, NoNoise
@@ -212,28 +212,30 @@ def _released(
     trained: BlockResult, shared_model: SharedModel, members: Sequence[BlockMember | None]
 ) -> BlockResult:
     """Return the members' results with the release of each whole update in place of its values."""
-    if all(member is None or member.update is None for member in members):
+    private = [(k, m, m.update) for k, m in enumerate(members) if m is not None and m.update]
+    if not private:
         return trained
-    starts, counts = _starts(shared_model, members), list(trained.counts)
-    values = starts.double().clone()
-    on_grid = any(member is not None and member.part is not None for member in members)
-    for k, member in enumerate(members):
-        if member is None or member.update is None:
-            continue
-        released = release_update(
-            trained.values[k],
-            starts[k],
-            member.update,
-            _noise_of_update(member),
-            has_data=len(member.features) > 0,
-        )
-        if on_grid:
-            values[k], counts[k] = released.steps, released.count
-        else:
-            values[k] += released.steps * member.update.update_step
-            if released.count is not None:
-                counts[k] = released.count * member.update.count_step
-    return replace(trained, values=values if on_grid else values.to(starts), counts=tuple(counts))
+    rows, starts, counts = [k for k, *_ in private], _starts(shared_model, members), {}
+    released = release_updates(
+        trained.values[rows],
+        starts[rows],
+        [update for *_, update in private],
+        [_noise_of_update(member) for _, member, _ in private],
+        [len(member.features) > 0 for _, member, _ in private],
+    )
+    on_grid, values = private[0][1].part is not None, starts.double().clone()
+    if on_grid:
+        values[rows] = released.steps
+    else:
+        lengths = values.new_tensor([[update.update_step] for *_, update in private])
+        values[rows] += released.steps * lengths
+    for count, (k, _, update) in zip(released.counts, private, strict=True):
+        counts[k] = count if on_grid or count is None else count * update.count_step
+    return replace(
+        trained,
+        values=values if on_grid else values.to(starts),
+        counts=tuple(map(counts.get, range(len(members)))),
+    )
 
 
 def _randomness_of(members: Sequence[BlockMember | None]) -> ModelRandomness:

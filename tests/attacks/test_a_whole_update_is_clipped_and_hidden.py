@@ -48,9 +48,11 @@ def experiment(trust: str, *, poisson: bool = False, **privacy: Any) -> LoadedEx
 
 
 def loose_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = updates.clipped_update
+    whole = updates.clipped_updates
     monkeypatch.setattr(
-        updates, "clipped_update", lambda update, bound, length: whole(update, 1.03 * bound, length)
+        updates,
+        "clipped_updates",
+        lambda found, bounds, lengths: whole(found, 1.03 * bounds, lengths),
     )
 
 

@@ -13,9 +13,9 @@ from fedsim.accountant import Gaussian, JointGaussian, PoissonSampled
 from fedsim.accountant.groups import group_noise_multiplier
 from fedsim.clients.dp_sgd.noise_range import NoiseRangeError
 from fedsim.clients.updates.mechanism import UpdateMechanism
-from fedsim.clients.updates.release import clipped_update, release_update
+from fedsim.clients.updates.release import ReleasedUpdates, clipped_updates, release_updates
 from fedsim.noise.grid import DEVIATION
-from fedsim.noise.sources import NoNoise, SeededNoise
+from fedsim.noise.sources import NoiseSource, NoNoise, SeededNoise
 
 SIZE = 40
 
@@ -35,11 +35,23 @@ def parts_of(mechanism: UpdateMechanism) -> tuple[float, ...]:
 
 def integers(update: Tensor, mechanism: UpdateMechanism) -> list[int]:
     start = torch.zeros(len(update), dtype=torch.float64)
-    released = release_update(update, start, mechanism, NoNoise())
-    assert released.steps.dtype == torch.float64
-    whole = [int(one) for one in released.steps.tolist()]
-    assert whole == released.steps.tolist()
+    (steps,) = released(update, start, mechanism, NoNoise()).steps
+    assert steps.dtype == torch.float64
+    whole = [int(one) for one in steps.tolist()]
+    assert whole == steps.tolist()
     return whole
+
+
+def released(
+    trained: Tensor,
+    start: Tensor,
+    mechanism: UpdateMechanism,
+    noise: NoiseSource,
+    *,
+    has_data: bool = True,
+) -> ReleasedUpdates:
+    """Release of one client."""
+    return release_updates(trained[None], start[None], [mechanism], [noise], [has_data])
 
 
 values = st.lists(
@@ -68,32 +80,52 @@ def test_the_bound_is_reached_but_for_rounding() -> None:
 
 def test_an_update_within_the_bound_is_left_whole() -> None:
     update = torch.tensor([0.3, -0.4], dtype=torch.float64)
-    found, within = clipped_update(update, 0.5, 0.5**10)
-    assert within
-    torch.testing.assert_close(found, update * 2.0**10, rtol=0, atol=0)
+    bounds = torch.tensor([0.5, 0.499], dtype=torch.float64)
+    found, within = clipped_updates(update.expand(2, 2), bounds, bounds.new_full((2,), 0.5**10))
+    assert within.tolist() == [True, False]
+    torch.testing.assert_close(found[0], update * 2.0**10, rtol=0, atol=0)
+    assert float(found[1].norm()) == pytest.approx(0.499 * 2.0**10)
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
 def test_an_update_that_is_not_finite_releases_noise_alone(wrong: float) -> None:
     mechanism = UpdateMechanism(1.0, 1.0, count_noise=2.0).for_model(3, torch.float32)
     trained, start = torch.tensor([0.1, wrong, 0.2]), torch.zeros(3)
-    released = release_update(trained, start, mechanism, NoNoise())
-    assert released.steps.tolist() == [0.0, 0.0, 0.0]
-    assert released.count == pytest.approx(-0.5 * DEVIATION / 2.0)
-    empty = release_update(start, start, mechanism, NoNoise(), has_data=False)
-    assert empty.steps.tolist() == [0.0, 0.0, 0.0]
-    assert empty.count == 0.0  # as zero-out says: a client without data adds nothing
+    lost = released(trained, start, mechanism, NoNoise())
+    assert lost.steps.tolist() == [[0.0, 0.0, 0.0]]
+    assert lost.counts == pytest.approx([-0.5 * DEVIATION / 2.0])
+    empty = released(start, start, mechanism, NoNoise(), has_data=False)
+    assert empty.steps.tolist() == [[0.0, 0.0, 0.0]]
+    assert empty.counts == [0.0]  # as zero-out says: a client without data adds nothing
 
 
 def test_noise_has_the_charged_deviation_and_is_added_once() -> None:
     size, noise = 200_000, SeededNoise(bytes(range(32)))
     mechanism = UpdateMechanism(2.0, 1.5, count_noise=4.0).for_model(size, torch.float32)
     start = torch.zeros(size)
-    released = release_update(start, start, mechanism, noise)
+    noisy = released(start, start, mechanism, noise)
     # False alarms: 1e-6, and the deviation of noise that is 3 % too small is found.
-    assert float(released.steps.std()) == pytest.approx(DEVIATION, rel=0.01)
+    assert float(noisy.steps.std()) == pytest.approx(DEVIATION, rel=0.01)
     assert mechanism.update_step * DEVIATION == pytest.approx(mechanism.update_noise * 2.0)
     assert mechanism.count_step * DEVIATION == pytest.approx(4.0)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.floats(allow_nan=True, width=32), min_size=12, max_size=12))
+def test_a_client_released_with_others_gets_the_integers_that_it_gets_alone(
+    found: list[float],
+) -> None:
+    trained = torch.tensor(found, dtype=torch.float64).view(3, 4)
+    starts = torch.ones(3, 4, dtype=torch.float64)
+    mechanisms = [UpdateMechanism(bound, 1.5, count_noise=4.0) for bound in (0.1, 1.0, 1e6)]
+    keys = [bytes([k]) * 32 for k in range(3)]
+    noises = [SeededNoise(key) for key in keys]
+    whole = release_updates(trained, starts, mechanisms, noises, [True, False, True])
+    for k, has_data in enumerate((True, False, True)):
+        noise = SeededNoise(keys[k])
+        alone = released(trained[k], starts[k], mechanisms[k], noise, has_data=has_data)
+        assert torch.equal(alone.steps[0], whole.steps[k])
+        assert alone.counts == [whole.counts[k]]
 
 
 def test_a_round_is_one_gaussian_and_the_bit_is_a_part_of_it() -> None:
@@ -153,5 +185,5 @@ def test_settings_without_a_guarantee_are_refused() -> None:
 def test_without_noise_the_event_says_so() -> None:
     silent = UpdateMechanism(1.0, 0.0, count_noise=3.0).for_model(4, torch.float32)
     assert silent.mechanism == Gaussian(0.0)
-    released = release_update(torch.full((4,), 2.0), torch.zeros(4), silent, NoNoise())
-    assert released.steps.tolist() == pytest.approx([0.5] * 4)
+    clipped = released(torch.full((4,), 2.0), torch.zeros(4), silent, NoNoise())
+    assert clipped.steps.tolist() == [pytest.approx([0.5] * 4)]
