@@ -244,7 +244,7 @@ def _propose(asked: ClientRequest) -> ClientRound:
     client_round.charge = client_round.account.propose(
         round_number=request.round_number,
         request=task.request_digest(request, asked.block, client_round.model_digest),
-        steps=task.planned_steps(request.round_number) if task.privacy.takes_steps else 1,
+        steps=task.planned_steps(request.round_number) if task.privacy.release.takes_steps else 1,
     )
     return client_round
 

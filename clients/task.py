@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, cast
+from typing import Protocol
 
 import numpy as np
 from flwr.app import ArrayRecord
@@ -11,27 +11,23 @@ from torch import Tensor, nn
 
 from fedsim.accountant.ledger.journal import Journal
 from fedsim.algorithms.algorithm import ClientRule
+from fedsim.clients.budget.mechanism import Mechanism
 from fedsim.clients.budget.plan import PrivacyPlan
-from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients, PerExampleLoss
 from fedsim.clients.failure_text import ClientFailureError, CoupledRowsError, redact_error
 from fedsim.clients.faults.injection import NO_FAULTS, FaultPlan
 from fedsim.clients.model_checks.safety import UnsafeModelError
 from fedsim.clients.perturbation.input import InputMechanism, noisy_examples
-from fedsim.clients.perturbation.output import OutputMechanism
 from fedsim.clients.request_digest import AnswerInputs, request_digest
 from fedsim.clients.secure.channel import SecureChannel
 from fedsim.clients.settings import LocalSettings
 from fedsim.clients.training.shared_model import SharedModel
-from fedsim.clients.updates.mechanism import UpdateMechanism
 from fedsim.core.errors import FedsimError
 from fedsim.core.plugin_errors import describe_error
 from fedsim.core.streams import Purpose, stream_key
 from fedsim.noise.sources import SeededNoise
 from fedsim.protocol.arrays import digest
 from fedsim.protocol.messages import TrainRequest
-
-ClientMechanism = DpSgdMechanism | UpdateMechanism | OutputMechanism | InputMechanism
 
 # Scores a model on the client's held-out examples: their number, and metrics by name.
 Evaluate = Callable[[ArrayRecord], tuple[int, Mapping[str, float]]]
@@ -156,11 +152,11 @@ class ClientTask:
         Raises:
             ClientFailureError: the client has no examples, or more than its mechanism allows.
         """
-        if self.privacy is not None and self.privacy.update is not None:
+        if self.privacy is not None and self.privacy.release.protects_client:
             return
         if self.examples == 0:
             raise ClientFailureError("has no examples")
-        if self.privacy is None or not self.privacy.takes_steps:
+        if self.privacy is None or not self.privacy.release.takes_steps:
             return
         if self.size > self.privacy.step.largest_lot:
             raise ClientFailureError(
@@ -197,7 +193,7 @@ class ClientTask:
                 f"federation.strategy of this client declares {own}"
             )
 
-    def step(self, request: TrainRequest) -> ClientMechanism | None:
+    def step(self, request: TrainRequest) -> Mechanism | None:
         """Return the mechanism of a request, with the clipping bound in it; None without privacy.
 
         Guarantee: its event is that of the plan, whatever the request holds.
@@ -208,7 +204,7 @@ class ClientTask:
         if self.privacy is None:
             return None
         try:
-            return cast(ClientMechanism, self.privacy.release).resume(request.clip_norm)
+            return self.privacy.release.resume(request.clip_norm)
         except ValueError as error:
             raise ClientFailureError(f"refuses the request: {error}") from error
 

@@ -8,6 +8,7 @@ from fedsim.accountant.adjacency import Adjacency
 from fedsim.accountant.sampler_slack import target_without_slack
 from fedsim.accountant.search import least_noise
 from fedsim.clients.budget.affordable_steps import epsilon_of_steps
+from fedsim.clients.budget.mechanism import Mechanism
 from fedsim.clients.clipping.clipping import FlatClipping
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.sampling.cyclic import CyclicPoisson
@@ -61,3 +62,45 @@ def calibrate_noise(
         )
 
     return least_noise(epsilon, target_epsilon, interpolate=interpolate)
+
+
+def noise_of_release(
+    release: Mechanism,
+    steps: int,
+    *,
+    target_epsilon: float,
+    delta: float,
+    accountant: AccountantChoice,
+    adjacency: Adjacency,
+) -> float:
+    """Return the least noise multiplier at which planned releases spend at most the target.
+
+    Args:
+        release: at any noise.
+        steps: all planned releases, ≥ 1.
+        target_epsilon: as `calibrate_noise`, and so are the others.
+        delta: in (0, 1).
+        accountant: the accountant of the target.
+        adjacency: what the guarantee protects against.
+
+    Raises:
+        ValueError: no noise multiplier meets the target.
+    """
+    sampling, count, factor = release.equivalent(steps)
+    found = calibrate_noise(
+        sampling,
+        count,
+        target_epsilon=target_epsilon,
+        delta=delta,
+        accountant=accountant,
+        adjacency=adjacency,
+    )
+    if factor == 1.0:
+        return found
+
+    def epsilon(noise: float) -> float:
+        own = release.with_effective_noise(noise)
+        return epsilon_of_steps(own, steps, delta=delta, accountant=accountant, adjacency=adjacency)
+
+    noise = found * factor * (1.0 + 2.0**-40)  # more than a product rounds
+    return noise if epsilon(noise) <= target_epsilon else least_noise(epsilon, target_epsilon)

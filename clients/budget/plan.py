@@ -27,7 +27,6 @@ from fedsim.clients.sampling.independent_lots import PoissonSampling
 from fedsim.clients.sampling.sampling import Charges, Sampling
 from fedsim.clients.settings import LocalSettings, PrivacySettings
 from fedsim.clients.updates.mechanism import UpdateMechanism
-from fedsim.clients.updates.votes import VoteMechanism
 from fedsim.core.errors import ExitCode, InputError
 from fedsim.protocol.client_spend import ClientSpend
 
@@ -105,9 +104,8 @@ class PrivacyPlan:
         Args:
             round_number: the round, from 1.
         """
-        if not isinstance(self.release, VoteMechanism):
-            return self
-        return replace(self, release=self.release.of_round(round_number))
+        release = self.release.of_round(round_number)
+        return self if release is self.release else replace(self, release=release)
 
     @property
     def step(self) -> DpSgdMechanism:
@@ -119,11 +117,6 @@ class PrivacyPlan:
         if not isinstance(self.release, DpSgdMechanism):
             raise TypeError(f"a client with {type(self.release).__name__} takes no DP-SGD steps")
         return self.release
-
-    @property
-    def takes_steps(self) -> bool:
-        """Whether every local step is a release; otherwise a round is one."""
-        return isinstance(self.release, DpSgdMechanism)
 
     @property
     def update(self) -> UpdateMechanism | None:

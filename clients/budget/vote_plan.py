@@ -1,13 +1,9 @@
 """A client's plan for ballots: the least noise at which all of them stay within a target ε."""
 
-import math
-from collections.abc import Callable
-
 import torch
 
-from fedsim.accountant.search import MOST_NOISE, least_noise
-from fedsim.clients.budget.affordable_steps import epsilon_of_steps
-from fedsim.clients.budget.noise_search import calibrate_noise
+from fedsim.accountant.search import MOST_NOISE
+from fedsim.clients.budget.noise_search import noise_of_release
 from fedsim.clients.budget.plan import (
     PrivacyPlan,
     PrivacyPlanError,
@@ -15,7 +11,6 @@ from fedsim.clients.budget.plan import (
     check_draws,
     delta_of,
 )
-from fedsim.clients.sampling.independent_lots import PoissonSampling
 from fedsim.clients.settings import PrivacySettings
 from fedsim.clients.updates.votes import Ballots, VoteMechanism
 
@@ -40,7 +35,7 @@ def plan_votes(
     if privacy.noise_multiplier is not None:
         noise = privacy.noise_multiplier
     else:
-        noise = calibrate_votes(privacy, release, rounds, privacy.target_epsilon or 0.0, delta)
+        noise = _calibrated(privacy, release, rounds, delta)
     if noise == 0.0:
         raise PrivacyPlanError(
             "privacy.noise_multiplier 0 adds no noise to any vote; use privacy: null for votes "
@@ -64,56 +59,27 @@ def plan_votes(
     )
 
 
-def calibrate_votes(
-    privacy: PrivacySettings,
-    release: VoteMechanism,
-    rounds: int,
-    target_epsilon: float,
-    delta: float,
+def _calibrated(
+    privacy: PrivacySettings, release: VoteMechanism, rounds: int, delta: float
 ) -> float:
     """Return the least noise multiplier at which all ballots spend at most the target.
-
-    Gaussian releases compose to one Gaussian release, so the noise of one gives that of all.
-
-    Args:
-        privacy: accountant and adjacency.
-        release: of the client, at any noise.
-        rounds: number of ballots.
-        target_epsilon: > 0.
-        delta: in (0, 1).
 
     Raises:
         PrivacyPlanError: no noise meets the target.
     """
-
-    def epsilon(noise: float) -> float:
-        return epsilon_of_steps(
-            release.with_effective_noise(noise),
-            rounds,
-            delta=delta,
-            accountant=privacy.accounting,
-            adjacency=privacy.adjacency,
-        )
-
+    target = privacy.target_epsilon or 0.0
     try:
-        one = calibrate_noise(
-            PoissonSampling(1.0),
-            1,
-            target_epsilon=target_epsilon,
+        return noise_of_release(
+            release,
+            rounds,
+            target_epsilon=target,
             delta=delta,
             accountant=privacy.accounting,
             adjacency=privacy.adjacency,
         )
-        noise = one * math.sqrt(release.cost(rounds)) * (1.0 + 2.0**-40)
-        return _enough(noise, epsilon, target_epsilon)
     except ValueError as error:
         raise PrivacyPlanError(
-            f"privacy.target_epsilon = {target_epsilon:g} at δ = {delta:g} cannot be met by "
+            f"privacy.target_epsilon = {target:g} at δ = {delta:g} cannot be met by "
             f"{rounds} ballots with noise_multiplier up to {MOST_NOISE:g}: ask fewer "
             f"pate.queries, or set more pate.sigma and pate.sigma_threshold ({error})"
         ) from error
-
-
-def _enough(noise: float, epsilon: Callable[[float], float], target: float) -> float:
-    """Return `noise`, or the result of a search where rounding puts its ε above the target."""
-    return noise if epsilon(noise) <= target else least_noise(epsilon, target)

@@ -12,6 +12,7 @@ Edge cases of a step with clipping bound C, noise multiplier z and expected lot 
 | σ/L, C or C/L out of range    | refused when the model is known         | none                 |
 """
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Self
@@ -20,6 +21,7 @@ import torch
 
 from fedsim.accountant import Event, Gaussian, JointGaussian
 from fedsim.accountant.groups import group_noise_multiplier
+from fedsim.clients.budget.mechanism import SummedMechanism
 from fedsim.clients.clipping.clipping import Clipping, Groups
 from fedsim.clients.correlated_noise.correlation import NoiseCorrelation
 from fedsim.clients.dp_sgd.noise_allocation import (
@@ -33,13 +35,7 @@ from fedsim.clients.dp_sgd.parameters import FlatParameters
 from fedsim.clients.dp_sgd.per_example.clip_factors import LotStatistics
 from fedsim.clients.dp_sgd.tiles import tile_rows
 from fedsim.clients.sampling.sampling import Charges, Sampling
-from fedsim.noise.grid import (
-    DEVIATION,
-    SATURATION,
-    SumRounding,
-    effective_multiplier,
-    nominal_multiplier,
-)
+from fedsim.noise.grid import DEVIATION, SATURATION, SumRounding, effective_multiplier
 from fedsim.noise.release import release_
 from fedsim.noise.sources import NoiseSource
 from fedsim.protocol.clip_bound import LearntBound
@@ -48,7 +44,7 @@ COUNT_SENSITIVITY = 0.5  # of Σ (b_i − ½), where b_i is 1 if example i is wi
 
 
 @dataclass(frozen=True)
-class DpSgdMechanism:
+class DpSgdMechanism(SummedMechanism):
     """The noisy gradient of DP-SGD (Abadi et al. 2016, Algorithm 1).
 
     A step draws a lot, clips each per-example gradient, sums them, adds Gaussian noise to the sum
@@ -76,6 +72,8 @@ class DpSgdMechanism:
     Raises:
         ValueError: an attribute is outside its range, or the attributes contradict each other.
     """
+
+    takes_steps = True
 
     sampling: Sampling
     clipping: Clipping
@@ -128,19 +126,6 @@ class DpSgdMechanism:
     def effective_noise_multiplier(self) -> float:
         """Effective noise multiplier z' ≤ z of `mechanism`, all of its parts together."""
         return group_noise_multiplier(self._part_multipliers())
-
-    def with_effective_noise(self, noise_multiplier: float) -> Self:
-        """Return the step with a little more noise, so that z' is at least `noise_multiplier`.
-
-        Raises:
-            ValueError: the model has so many values that the grid alone costs more.
-        """
-        nominal = nominal_multiplier(
-            noise_multiplier,
-            noise_multiplier * self._column_norm,
-            lambda z: replace(self, noise_multiplier=z).effective_noise_multiplier,
-        )
-        return replace(self, noise_multiplier=nominal)
 
     def charges(self, first_step: int, steps: int, *, noise_factor: float = 1.0) -> Charges:
         """Return (event, count) for steps of a client.
@@ -302,6 +287,38 @@ class DpSgdMechanism:
             return self
         return self._with_clipping(self.clipping.resume(clip_norm))
 
+    def equivalent(self, steps: int) -> tuple[Sampling, int, float]:
+        """Return Gaussian releases that cost as much, for a search of the noise."""
+        return self.sampling, steps, 1.0
+
+    def sum_scale(self, weight: int, *, lr: float, clip_norm: float) -> float:
+        """Return a_k C_k: by how much one example moves the client's weighted update at most."""
+        return weight * lr / self.expected_lot * clip_norm
+
+    @property
+    def largest_integer(self) -> int:
+        """The largest |integer| of a clipped sum before its noise, rounded up."""
+        return math.ceil(self.largest_lot / self.noise_multiplier * DEVIATION * 1.001) + 1
+
+    def release_variance(
+        self, parameters: FlatParameters, lr: float | None, round_steps: int
+    ) -> float | None:
+        """Return the expected squared length of the noise of a step in a model.
+
+        None with a stateful optimizer or correlated noise, which add up steps in another way, and
+        where the bound of each step stays with the client.
+        """
+        bound = self.adapted_clip_norm
+        if lr is None or self.correlation is not None:
+            return None
+        if bound is not None and (round_steps > 1 or isinstance(bound, tuple)):
+            return None
+        groups = self.groups(parameters)
+        sizes = groups.dimensions or (parameters.size,)
+        deviations = self.standard_deviations(groups)
+        square = sum(d * s**2 for d, s in zip(sizes, deviations, strict=True))
+        return square * (lr / self.expected_lot) ** 2
+
     def _with_clipping(self, clipping: Clipping) -> Self:
         """Return the step with other bounds."""
         groups, bound = self.bound_groups, clipping.adapted_clip_norm
@@ -327,6 +344,10 @@ class DpSgdMechanism:
         return tuple(
             effective_multiplier(own, d, error, column_norm=norm, bands=bands) for own, d in parts
         )
+
+    @property
+    def _nominal_factor(self) -> float:
+        return self._column_norm
 
     @property
     def _column_norm(self) -> float:

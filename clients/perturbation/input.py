@@ -15,17 +15,18 @@ from torch import Tensor
 
 from fedsim.accountant import Event, JointGaussian
 from fedsim.accountant.groups import group_noise_multiplier
+from fedsim.clients.budget.mechanism import Mechanism
 from fedsim.clients.dp_sgd.noise_range import NoiseRangeError, check_deviations
 from fedsim.clients.perturbation.bounds import BoundedExamples, bounded_rows
-from fedsim.clients.sampling.sampling import Charges
-from fedsim.noise.grid import DEVIATION, SATURATION, effective_multiplier, nominal_multiplier
+from fedsim.clients.sampling.independent_lots import PoissonSampling
+from fedsim.clients.sampling.sampling import Charges, Sampling
+from fedsim.noise.grid import DEVIATION, SATURATION, effective_multiplier
 from fedsim.noise.release import release_
 from fedsim.noise.sources import NoiseSource
-from fedsim.protocol.clip_bound import LearntBound
 
 
 @dataclass(frozen=True)
-class InputMechanism:
+class InputMechanism(Mechanism):
     """Every example of a client with Gaussian noise: features and target in one release.
 
     Features are bounded by R and targets by Y. Both get the noise multiplier √2 z: deviations √2 z
@@ -75,21 +76,6 @@ class InputMechanism:
         """Noise multiplier z' ≤ z of `mechanism`, both of its parts together."""
         return group_noise_multiplier(self.part_multipliers)
 
-    @property
-    def sampling_rate(self) -> float:
-        """1: every example is released."""
-        return 1.0
-
-    @property
-    def correlation(self) -> None:
-        """None: the noise of examples is independent."""
-        return None
-
-    @property
-    def adapted_clip_norm(self) -> None:
-        """None: the bounds are fixed."""
-        return None
-
     def charges(self, first_step: int, steps: int, *, noise_factor: float = 1.0) -> Charges:
         """Return (event, count) for rounds of a client: all of the cost before the first one.
 
@@ -100,15 +86,9 @@ class InputMechanism:
         """
         return [(self._release(noise_factor), 1)] if steps and not first_step else []
 
-    def resume(self, clip_norm: LearntBound | None) -> Self:
-        """Return the mechanism; no bound of it is learnt.
-
-        Raises:
-            ValueError: a learnt bound is given.
-        """
-        if clip_norm is not None:
-            raise ValueError(f"input perturbation has no bound to learn, got {clip_norm!r}")
-        return self
+    def equivalent(self, steps: int) -> tuple[Sampling, int, float]:
+        """Return the one release of all noisy examples."""
+        return PoissonSampling(1.0), 1, 1.0
 
     def for_examples(self, bounds: BoundedExamples, dtype: torch.dtype) -> Self:
         """Return the mechanism for examples of known sizes and bounds.
@@ -129,19 +109,6 @@ class InputMechanism:
                     f"{DEVIATION / SATURATION:.2g} or more, or 0 for no privacy"
                 )
         return replace(self, bounds=bounds)
-
-    def with_effective_noise(self, noise_multiplier: float) -> Self:
-        """Return the mechanism with a little more noise, so that z' is at least `noise_multiplier`.
-
-        Raises:
-            ValueError: an example has so many values that the grid alone costs more.
-        """
-        nominal = nominal_multiplier(
-            noise_multiplier,
-            noise_multiplier,
-            lambda z: replace(self, noise_multiplier=z).effective_noise_multiplier,
-        )
-        return replace(self, noise_multiplier=nominal)
 
     def _release(self, noise_factor: float) -> Event:
         first, second = (noise_factor * one for one in self.part_multipliers)

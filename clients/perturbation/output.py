@@ -15,18 +15,19 @@ import torch
 from torch import Tensor
 
 from fedsim.accountant import Event, Gaussian
+from fedsim.clients.budget.mechanism import Mechanism
 from fedsim.clients.dp_sgd.noise_range import NoiseRangeError, check_deviations
+from fedsim.clients.dp_sgd.parameters import FlatParameters
 from fedsim.clients.perturbation.bounds import bounded_rows
 from fedsim.clients.perturbation.problem import ConvexProblem, Descent
 from fedsim.clients.sampling.sampling import Charges
-from fedsim.noise.grid import DEVIATION, SATURATION, effective_multiplier, nominal_multiplier
+from fedsim.noise.grid import DEVIATION, SATURATION, effective_multiplier
 from fedsim.noise.release import release_
 from fedsim.noise.sources import NoiseSource
-from fedsim.protocol.clip_bound import LearntBound
 
 
 @dataclass(frozen=True)
-class OutputMechanism:
+class OutputMechanism(Mechanism):
     """θ + N(0, (z Δ)²): the result θ of `Descent` with noise for its sensitivity Δ, on the grid.
 
     Guarantee: a release is `mechanism` under zero_out and replace_one, adaptively in the model that
@@ -64,21 +65,6 @@ class OutputMechanism:
         return effective_multiplier(self.noise_multiplier, self.descent.problem.size, relative)
 
     @property
-    def sampling_rate(self) -> float:
-        """1: every example is in every release."""
-        return 1.0
-
-    @property
-    def correlation(self) -> None:
-        """None: the noise of rounds is independent."""
-        return None
-
-    @property
-    def adapted_clip_norm(self) -> None:
-        """None: the sensitivity is fixed."""
-        return None
-
-    @property
     def deviation(self) -> float:
         """Standard deviation of the noise of each trained value: z Δ.
 
@@ -100,15 +86,11 @@ class OutputMechanism:
         noise = noise_factor * self.effective_noise_multiplier
         return [(Gaussian(noise), steps)] if steps else []
 
-    def resume(self, clip_norm: LearntBound | None) -> Self:
-        """Return the mechanism; no bound of it is learnt.
-
-        Raises:
-            ValueError: a learnt bound is given.
-        """
-        if clip_norm is not None:
-            raise ValueError(f"output perturbation has no bound to learn, got {clip_norm!r}")
-        return self
+    def release_variance(
+        self, parameters: FlatParameters, lr: float | None, round_steps: int
+    ) -> float | None:
+        """Return the expected squared length of the noise of a round in a model."""
+        return None if self.descent is None else parameters.size * self.deviation**2
 
     def for_training(self, descent: Descent, dtype: torch.dtype) -> Self:
         """Return the mechanism of a client's training.
@@ -129,19 +111,6 @@ class OutputMechanism:
                     "a larger one, or 0 for no privacy"
                 )
         return found
-
-    def with_effective_noise(self, noise_multiplier: float) -> Self:
-        """Return the mechanism with a little more noise, so that z' is at least `noise_multiplier`.
-
-        Raises:
-            ValueError: rounding alone costs more.
-        """
-        nominal = nominal_multiplier(
-            noise_multiplier,
-            noise_multiplier,
-            lambda z: replace(self, noise_multiplier=z).effective_noise_multiplier,
-        )
-        return replace(self, noise_multiplier=nominal)
 
 
 def release_output(

@@ -15,17 +15,20 @@ import torch
 
 from fedsim.accountant import Event, Gaussian, JointGaussian, PoissonSampled
 from fedsim.accountant.groups import adaptive_clip_noise_multiplier, group_noise_multiplier
+from fedsim.clients.budget.mechanism import SummedMechanism
 from fedsim.clients.dp_sgd.noise_range import NoiseRangeError, check_deviations
+from fedsim.clients.dp_sgd.parameters import FlatParameters
 from fedsim.clients.sampling.sampling import Charges
-from fedsim.noise.grid import DEVIATION, SATURATION, effective_multiplier, nominal_multiplier
+from fedsim.noise.grid import DEVIATION, SATURATION, effective_multiplier
 from fedsim.protocol.clip_bound import LearntBound, check_bound
+from fedsim.protocol.noisy_sums import CLIP_COUNT, SumPlan
 
 COUNT_SENSITIVITY = 0.5
 """Largest |b − ½|, where b is 1 if the update is within the bound and 0 if not."""
 
 
 @dataclass(frozen=True)
-class UpdateMechanism:
+class UpdateMechanism(SummedMechanism):
     """A client's update, clipped to S, on the grid, with noise of deviation z S.
 
     The update is the trained model minus the global one, both of the trained values alone. Local
@@ -59,6 +62,8 @@ class UpdateMechanism:
     Raises:
         ValueError: an attribute is outside its range, or the bit alone costs more than z allows.
     """
+
+    protects_client = True
 
     max_update_norm: float
     noise_multiplier: float
@@ -105,11 +110,6 @@ class UpdateMechanism:
     def sampling_rate(self) -> float:
         """Probability with which what the client has is in a release."""
         return self.participation_rate
-
-    @property
-    def correlation(self) -> None:
-        """None: the noise of rounds is independent."""
-        return None
 
     @property
     def adapted_clip_norm(self) -> float | None:
@@ -159,30 +159,47 @@ class UpdateMechanism:
                 )
         return replace(self, dimensions=dimensions)
 
-    def with_effective_noise(self, noise_multiplier: float) -> Self:
-        """Return the mechanism with a little more noise, so that z' is at least `noise_multiplier`.
+    @property
+    def value_noise(self) -> float:
+        """z_Δ, see `update_noise`."""
+        return self.update_noise
 
-        Raises:
-            ValueError: the model has so many values that the grid alone costs more.
-        """
-        nominal = nominal_multiplier(
-            noise_multiplier,
-            noise_multiplier,
-            lambda z: replace(self, noise_multiplier=z).effective_noise_multiplier,
+    def sum_scale(self, weight: int, *, lr: float, clip_norm: float) -> float:
+        """Return a_k S: by how much a client moves a sum at most."""
+        return weight * self.max_update_norm
+
+    def of_sum(self, sums: SumPlan) -> SumPlan:
+        """Return the plan of a sum of whole updates, and of their bits where a bound is learnt."""
+        if self.count_noise is None:
+            return replace(sums, unit=-sums.unit)
+        return replace(
+            sums,
+            unit=-sums.unit / self.max_update_norm,  # at S = 1
+            shapes={**sums.shapes, CLIP_COUNT: (1,)},
+            count_unit=self.count_step,
         )
-        return replace(self, noise_multiplier=nominal)
 
-    def with_share(self, update_noise: float, honest: int) -> Self:
+    def against_server(self) -> Self:
+        """Return the release as the server sees it, which knows who takes part."""
+        return replace(self, participation_rate=1.0)
+
+    def release_variance(
+        self, parameters: FlatParameters, lr: float | None, round_steps: int
+    ) -> float | None:
+        """Return the expected squared length of the noise of a round in a model."""
+        return parameters.size * (self.update_noise * self.max_update_norm) ** 2
+
+    def with_share(self, own: float, honest: int) -> Self:
         """Return the mechanism of one client's share of the noise in a sum.
 
         Args:
-            update_noise: the share over S, its weight included.
+            own: the share over S, its weight included.
             honest: h, shares in the smallest sum; √h of them are the noise of the bit.
         """
         if self.count_noise is None:
-            return replace(self, noise_multiplier=update_noise)
+            return replace(self, noise_multiplier=own)
         count = self.count_noise / math.sqrt(honest)
-        together = group_noise_multiplier((update_noise, count / COUNT_SENSITIVITY))
+        together = group_noise_multiplier((own, count / COUNT_SENSITIVITY))
         return replace(self, noise_multiplier=together, count_noise=count)
 
     @property

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from fedsim.accountant import Event, Gaussian
 from fedsim.clients.dp_sgd.noise_range import NoiseRangeError
-from fedsim.clients.sampling.sampling import Charges
+from fedsim.clients.sampling.independent_lots import PoissonSampling
+from fedsim.clients.sampling.sampling import Charges, Sampling
 from fedsim.clients.updates.ballots import Ballot, Ballots
 from fedsim.clients.updates.mechanism import UpdateMechanism
 from fedsim.noise.grid import DEVIATION
@@ -103,6 +104,10 @@ class VoteMechanism(UpdateMechanism):
             ballot = self.ballots.of_round(number)
             counts[ballot] = counts.get(ballot, 0) + ballot.queries
         return [(self._event(one, noise_factor), count) for one, count in counts.items()]
+
+    def equivalent(self, steps: int) -> tuple[Sampling, int, float]:
+        """Return the one Gaussian release that all ballots of a client compose to."""
+        return PoissonSampling(1.0), 1, math.sqrt(self.cost(steps))
 
     def for_model(self, dimensions: int, dtype: torch.dtype) -> Self:
         """Return the mechanism for a board of counts.

@@ -125,7 +125,7 @@ def step_length_of(federation: Federation, client: int) -> float | None:
         return None
     plan, rate = plans[client], federation.experiment.local.optimizer.lr
     scale = sum_scale(terms[client], plan, federation.weights.values[client], rate)
-    adapts = plan.update is not None and plan.update.count_noise is not None
+    adapts = plan.release.adapted_clip_norm is not None
     return abs(sums.unit) * (terms[client].privacy.clip_norm if adapts else 1.0) / scale
 
 

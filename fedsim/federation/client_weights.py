@@ -69,7 +69,7 @@ def ignored_weighting(experiment: Experiment, weights: ClientWeights) -> str | N
 
 
 def _values(plan: PrivacyPlan) -> PlanValues:
-    return PlanValues(plan.examples if plan.update is None else 1, _noise(plan))
+    return PlanValues(1 if plan.release.protects_client else plan.examples, _noise(plan))
 
 
 def _noise(plan: PrivacyPlan) -> float:

@@ -12,8 +12,6 @@ from typing import Self
 
 from fedsim.clients.budget.plan import PrivacyPlan
 from fedsim.clients.dp_sgd.parameters import FlatParameters
-from fedsim.clients.perturbation.input import InputMechanism
-from fedsim.clients.perturbation.output import OutputMechanism
 from fedsim.clients.settings import LocalSettings, SgdSettings
 from fedsim.noise.grid import DEVIATION
 from fedsim.protocol.clip_bound import LearntBound, whole_bound
@@ -103,10 +101,15 @@ class ClientNoise:
             parameters: of the model.
             local: local training.
         """
-        known = _step_variances(plans, parameters, local)
+        optimizer = local.optimizer
+        is_plain = isinstance(optimizer, SgdSettings) and not optimizer.momentum
+        lr = optimizer.lr if is_plain else None
+        known = [plan.release.release_variance(parameters, lr, plan.round_steps) for plan in plans]
         bounds = tuple(whole_bound(plan.release.adapted_clip_norm or 0.0) for plan in plans)
-        scales = local.lr_schedule is not None and all(plan.update is None for plan in plans)
-        return cls(known, bounds, weights, local if scales else None)
+        scales = local.lr_schedule is not None and not any(
+            plan.release.protects_client for plan in plans
+        )
+        return cls(tuple(known), bounds, weights, local if scales else None)
 
     def norm(
         self,
@@ -135,33 +138,3 @@ class ClientNoise:
         if self.local is None:
             return norm
         return norm * self.local.learning_rate(round_number) / self.local.optimizer.lr
-
-
-def _step_variances(
-    plans: Sequence[PrivacyPlan], parameters: FlatParameters, local: LocalSettings
-) -> tuple[float | None, ...]:
-    found: list[float | None] = []
-    optimizer = local.optimizer
-    is_plain = isinstance(optimizer, SgdSettings) and not optimizer.momentum
-    for plan in plans:
-        if plan.update is not None:
-            deviation = plan.update.update_noise * plan.update.max_update_norm
-            found.append(parameters.size * deviation**2)
-        elif isinstance(plan.release, OutputMechanism):
-            known = plan.release.descent is not None
-            found.append(parameters.size * plan.release.deviation**2 if known else None)
-        elif isinstance(plan.release, InputMechanism):
-            found.append(None)  # the model depends on the noise of examples in its own way
-        elif not is_plain or plan.step.correlation is not None:
-            found.append(None)
-        elif plan.step.adapted_clip_norm is not None and (
-            plan.round_steps > 1 or isinstance(plan.step.adapted_clip_norm, tuple)
-        ):
-            found.append(None)  # the bound of each step stays with the client, or groups differ
-        else:
-            groups = plan.step.groups(parameters)
-            sizes = groups.dimensions or (parameters.size,)
-            deviations = plan.step.standard_deviations(groups)
-            square = sum(d * s**2 for d, s in zip(sizes, deviations, strict=True))
-            found.append(square * (optimizer.lr / plan.step.expected_lot) ** 2)
-    return tuple(found)

@@ -5,26 +5,21 @@ protects every client as its budget asks. Central trust: the server adds the noi
 with the largest need asks for. Both are `NoiseShares`, with one honest draw in the second.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
 from fedsim.accountant.trust.noise_shares import NoiseNeed, NoiseShares
 from fedsim.clients.budget.client_privacy import ClientPrivacy
-from fedsim.clients.budget.mechanism import Mechanism
-from fedsim.clients.budget.noise_search import calibrate_noise
+from fedsim.clients.budget.mechanism import SummedMechanism
+from fedsim.clients.budget.noise_search import noise_of_release
 from fedsim.clients.budget.plan import PrivacyBudgetError, PrivacyPlan, PrivacyPlanError
 from fedsim.clients.budget.sum_part import SumPart
-from fedsim.clients.budget.vote_plan import calibrate_votes
-from fedsim.clients.sampling.independent_lots import PoissonSampling
-from fedsim.clients.updates.mechanism import UpdateMechanism
-from fedsim.clients.updates.votes import VoteMechanism
 from fedsim.core.shared_values import map_shared
 from fedsim.experiment import Experiment
 from fedsim.federation.schedule import participation_of
 from fedsim.noise.grid import DEVIATION, MAX_DRAW
-from fedsim.protocol.noisy_sums import CLIP_COUNT, SumPlan
+from fedsim.protocol.noisy_sums import SumPlan
 from fedsim.server.aggregation.weights import ClientWeights
 
 
@@ -37,9 +32,18 @@ def sum_scale(own: ClientPrivacy, plan: PrivacyPlan, weight: int, lr: float) -> 
         weight: its weight.
         lr: learning rate of the one local step; it says nothing where the unit is the client.
     """
-    if plan.update is not None:
-        return weight * plan.update.max_update_norm
-    return weight * lr / plan.step.expected_lot * own.privacy.clip_norm
+    return summed(plan).sum_scale(weight, lr=lr, clip_norm=own.privacy.clip_norm)
+
+
+def summed(plan: PrivacyPlan) -> SummedMechanism:
+    """Return the release of a plan, which may be a part of a sum.
+
+    Raises:
+        TypeError: it may not.
+    """
+    if not isinstance(plan.release, SummedMechanism):
+        raise TypeError(f"a release of {type(plan.release).__name__} is no part of a sum")
+    return plan.release
 
 
 def share_noise(
@@ -89,21 +93,20 @@ def share_noise(
     def with_part(scale: float, plan: PrivacyPlan) -> PrivacyPlan:
         if not scale:
             return plan
-        return replace(plan, release=_with_share(plan, shares, scale), part=part)
+        share = summed(plan).with_share(shares.own_multiplier(scale), shares.honest)
+        return replace(plan, release=share, part=part)
 
     shared = tuple(map_shared(with_part, scales, plans))
     parts = [plan for plan in shared if plan.part is not None]
-    update = parts[0].update
-    return shared, _sum_plan(
-        SumPlan(
-            unit=-shares.share / DEVIATION,  # a step goes against the gradient
-            bound=max(map(_largest_integer, parts)) + (MAX_DRAW if distributed else 0),
-            shapes=shapes,
-            server_noise=not distributed,
-            divisor=_public_divisor(experiment, weights),
-        ),
-        update,
+    sums = SumPlan(
+        unit=-shares.share / DEVIATION,  # a step goes against the gradient
+        bound=max(summed(plan).largest_integer for plan in parts)
+        + (MAX_DRAW if distributed else 0),
+        shapes=shapes,
+        server_noise=not distributed,
+        divisor=_public_divisor(experiment, weights),
     )
+    return shared, summed(parts[0]).of_sum(sums)
 
 
 def _public_divisor(experiment: Experiment, weights: ClientWeights) -> float | None:
@@ -113,34 +116,7 @@ def _public_divisor(experiment: Experiment, weights: ClientWeights) -> float | N
 
 
 def _need(scale: float, own: ClientPrivacy, plan: PrivacyPlan) -> NoiseNeed:
-    return NoiseNeed(scale, _needed_noise(plan), _against_server(own, plan))
-
-
-def _needed_noise(plan: PrivacyPlan) -> float:
-    """Return z_k of the values of a release, beside the bit that a learnt bound needs."""
-    return plan.step.noise_multiplier if plan.update is None else plan.update.update_noise
-
-
-def _with_share(plan: PrivacyPlan, shares: NoiseShares, scale: float) -> Mechanism:
-    """Return a client's release with its share of the noise."""
-    own = shares.own_multiplier(scale)
-    if plan.update is None:
-        return replace(plan.step, noise_multiplier=own)
-    return plan.update.with_share(own, shares.honest)
-
-
-def _sum_plan(sums: SumPlan, update: UpdateMechanism | None) -> SumPlan:
-    """Return the plan of a sum for whole updates, or for steps where there are none."""
-    if update is None:
-        return sums
-    if update.count_noise is None:
-        return replace(sums, unit=-sums.unit)
-    return replace(
-        sums,
-        unit=-sums.unit / update.max_update_norm,  # at S = 1
-        shapes={**sums.shapes, CLIP_COUNT: (1,)},
-        count_unit=update.count_step,
-    )
+    return NoiseNeed(scale, summed(plan).value_noise, _against_server(own, plan))
 
 
 def _against_server(own: ClientPrivacy, plan: PrivacyPlan) -> float:
@@ -148,11 +124,9 @@ def _against_server(own: ClientPrivacy, plan: PrivacyPlan) -> float:
     limit = own.privacy.fallback_epsilon
     if limit is None or not plan.planned_steps:
         return 0.0
-    if isinstance(plan.update, VoteMechanism):
-        return calibrate_votes(own.privacy, plan.update, plan.planned_steps, limit, plan.delta)
     try:
-        wanted = calibrate_noise(
-            PoissonSampling(1.0) if plan.update is not None else plan.step.sampling,
+        wanted = noise_of_release(
+            summed(plan).against_server(),
             plan.planned_steps,
             target_epsilon=limit,
             delta=plan.delta,
@@ -161,12 +135,4 @@ def _against_server(own: ClientPrivacy, plan: PrivacyPlan) -> float:
         )
     except ValueError as error:
         raise PrivacyBudgetError(f"privacy.fallback_epsilon cannot be met: {error}") from error
-    return (plan.update or plan.step).with_effective_noise(wanted).noise_multiplier
-
-
-def _largest_integer(plan: PrivacyPlan) -> int:
-    """Return the largest |integer| of a client's clipped sum, rounded up."""
-    if plan.update is not None:
-        return plan.update.largest_integer
-    step = plan.step
-    return math.ceil(step.largest_lot / step.noise_multiplier * DEVIATION * 1.001) + 1
+    return plan.release.with_effective_noise(wanted).noise_multiplier
