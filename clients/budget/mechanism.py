@@ -131,7 +131,7 @@ class SummedMechanism(Mechanism):
         Args:
             weight: of the client.
             lr: learning rate of the one local step.
-            clip_norm: the bound of the settings.
+            clip_norm: C of an example; of no account where the unit is the client.
         """
 
     @property

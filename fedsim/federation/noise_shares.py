@@ -32,7 +32,8 @@ def sum_scale(own: ClientPrivacy, plan: PrivacyPlan, weight: int, lr: float) -> 
         weight: its weight.
         lr: learning rate of the one local step; it says nothing where the unit is the client.
     """
-    return summed(plan).sum_scale(weight, lr=lr, clip_norm=own.privacy.clip_norm)
+    clip_norm = own.privacy.max_grad_norm or 0.0
+    return summed(plan).sum_scale(weight, lr=lr, clip_norm=clip_norm)
 
 
 def summed(plan: PrivacyPlan) -> SummedMechanism:

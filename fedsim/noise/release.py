@@ -65,14 +65,19 @@ def _release_block(
         stop = min(start + _BLOCK_VALUES, sums.shape[1])
         block = sums[:, start:stop]
         if sources:
-            drawn = block.new_empty(block.shape, dtype=torch.float64)
-            fill_rows_(sources, drawn)
-            block = drawn.add_(block.round_().clamp_(-SATURATION, SATURATION))
+            block = _noisy(block, sources)
         for place, lengths in scales:
             part = slice(max(start, place.start), min(stop, place.stop))
             if part.start < part.stop:
                 own = block[:, part.start - start : part.stop - start]
                 torch.mul(own, lengths, out=into[:, part])  # in float64, as the lengths are
+
+
+def _noisy(block: Tensor, sources: Sequence[NoiseSource]) -> Tensor:
+    """Return the rounded sums plus each row's noise, whole numbers in float64."""
+    drawn = block.new_empty(block.shape, dtype=torch.float64)
+    fill_rows_(sources, drawn)
+    return drawn.add_(block.round_().clamp_(-SATURATION, SATURATION))
 
 
 def _row_blocks(noises: Sequence[NoiseSource | None], width: int) -> Iterator[slice]:

@@ -312,13 +312,12 @@ def patched(transcript: Transcript, trust: str, gone: int | None) -> Iterator[No
 
 
 def _patch_releases(patch: pytest.MonkeyPatch, transcript: Transcript) -> None:
-    add, votes, server = noise_release._add_noise_, client_votes.release_votes, noisy_sum.add_noise
+    add, votes, server = noise_release._noisy, client_votes.release_votes, noisy_sum.add_noise
 
-    def add_noise_(block: Tensor, noises: Sequence[NoiseSource | None]) -> None:
-        before = block.clone()
-        add(block, noises)
-        if _adds(noises):
-            block.copy_(transcript.release(before.round(), block))
+    def noisy(block: Tensor, sources: Sequence[NoiseSource]) -> Tensor:
+        before = block.double()
+        found = add(block, sources)
+        return transcript.release(before.round(), found) if _adds(sources) else found
 
     def release_votes(labels: Any, classes: int, *, vote: int, noise: NoiseSource) -> Any:
         found = votes(labels, classes, vote=vote, noise=noise)
@@ -336,7 +335,7 @@ def _patch_releases(patch: pytest.MonkeyPatch, transcript: Transcript) -> None:
             found[name], start = own.astype(value.dtype), start + value.size
         return found
 
-    patch.setattr(noise_release, "_add_noise_", add_noise_)
+    patch.setattr(noise_release, "_noisy", noisy)
     patch.setattr(client_votes, "release_votes", release_votes)
     patch.setattr(noisy_sum, "add_noise", add_server_noise)
 

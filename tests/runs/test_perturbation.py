@@ -23,7 +23,7 @@ from fedsim.experiment.errors import ExperimentError
 from fedsim.federation.assembly import assemble
 from fedsim.federation.mechanism_probe import MechanismMismatchError, probe_mechanisms
 from fedsim.federation.perturbation import perturbed_problem
-from fedsim.noise import sources
+from fedsim.noise import spline
 from fedsim.planning.projection import plan_experiment
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.replay import replay_run
@@ -223,9 +223,9 @@ def test_the_probe_finds_less_noise_than_charged(
     loaded = load_experiment(EXPERIMENT, overrides={"privacy.perturbation": kind})
     federation = assemble(loaded, ledger=None)
     probe_mechanisms(federation)
-    whole = sources._draw
+    whole = spline.fill_rows
     monkeypatch.setattr(
-        sources, "_draw", lambda own, rows: (whole(own, rows), np.rint(rows / 2, out=rows))
+        spline, "fill_rows", lambda own, rows: (whole(own, rows), np.rint(rows / 2, out=rows))
     )
     with pytest.raises(MechanismMismatchError, match="noise multiplier is"):
         probe_mechanisms(federation)
