@@ -1,0 +1,1 @@
+"""What `same_results.py` compares: experiments, their performance, and their results as text."""
