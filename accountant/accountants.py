@@ -16,13 +16,7 @@ from numpy.typing import NDArray
 
 from fedsim.accountant import checks
 from fedsim.accountant.adjacency import Adjacency, check_adjacency
-from fedsim.accountant.composition import (
-    Mechanism,
-    SampledGaussian,
-    UnsupportedEventError,
-    break_down,
-    sort_steps,
-)
+from fedsim.accountant.composition import Mechanism, UnsupportedEventError, break_down, sort_steps
 from fedsim.accountant.events import Event, append_event
 from fedsim.accountant.pld.distribution import pld_delta, pld_epsilon
 from fedsim.accountant.pld.few_guarantees import composed_delta, composed_epsilon, few_guarantees
@@ -199,25 +193,6 @@ class Accountant(ABC):
             self._last = {key: (self._delta(epsilon), None)}
         return self._last[key][0]
 
-    @final
-    def gdp_mu(self) -> float:
-        """Return mu of the Gaussian that the composition tends to: a figure to report, NO bound.
-
-        The central limit theorem of Gaussian DP (Bu, Dong, Long, Su 2020, arXiv:1911.11607):
-        mu^2 is the sum over steps of q^2 (e^(1/z^2) - 1), and of z^-2 where q = 1, which is exact.
-        An epsilon computed from mu may be BELOW the true one (6.01 instead of 6.19 for q = 0.01,
-        z = 1, 10^4 steps at delta = 1e-5), so it is never a guarantee.
-
-        Edge cases: 0 if nothing was composed, infinity after a release without guarantee.
-
-        Raises:
-            UnsupportedEventError: the limit is not known for a mechanism that was composed.
-        """
-        if self._non_private:
-            return math.inf
-        squares = [count * _squared_mu(mechanism) for mechanism, count in self._steps.items()]
-        return math.sqrt(math.fsum(squares)) if math.inf not in squares else math.inf
-
     def __repr__(self) -> str:
         settings = {"adjacency": self._adjacency, **self._settings()}
         text = ", ".join(f"{name}={value!r}" for name, value in settings.items())
@@ -236,16 +211,6 @@ class Accountant(ABC):
         """Return delta of `self._steps`, which is not empty."""
 
 
-def _squared_mu(mechanism: Mechanism) -> float:
-    if not isinstance(mechanism, SampledGaussian):
-        raise UnsupportedEventError(f"gdp_mu is not known for {mechanism!r}")
-    rate, noise = mechanism
-    precision = 1.0 / noise / noise
-    if rate == 1.0:
-        return precision
-    return rate * rate * math.expm1(precision) if precision < 700.0 else math.inf
-
-
 class _RenyiAccountant(Accountant):
     """Base of the accountants that add RDP curves."""
 
@@ -256,20 +221,6 @@ class _RenyiAccountant(Accountant):
         self.orders = check_orders(tuple(orders))
         self.conversion: ConversionName = check_conversion(conversion)
         self._curves: dict[Mechanism, NDArray[np.float64]] = {}
-
-    @final
-    def order_at_edge(self, delta: float) -> bool:
-        """Whether the best order at `delta` is the smallest or largest one tried.
-
-        If so, orders beyond it may give a smaller epsilon; the reported one is still a bound.
-
-        Raises:
-            ValueError: `delta` is not in (0, 1).
-        """
-        spent = self.get_privacy_spent(delta)
-        if spent.best_order is None or not 0.0 < spent.epsilon < math.inf:
-            return False
-        return not min(self.orders) < spent.best_order < max(self.orders)
 
     @final
     def rdp(self) -> tuple[tuple[float, float], ...]:

@@ -49,12 +49,6 @@ class CachedByBytes(Generic[Arguments, Value]):
                     self.bytes_kept -= self._kept.popitem(last=False)[1][1]
         return value
 
-    def cache_clear(self) -> None:
-        """Forget every result."""
-        with self._lock:
-            self._kept.clear()
-            self.bytes_kept = 0
-
 
 def cached_by_bytes(
     limit: int, size_of: Callable[[Value], int]

@@ -123,18 +123,6 @@ class FleetAccountant:
             self._answer(clients, value)
         return {client: self._answers[client][1] for client in delta}
 
-    def get_own_epsilon(self, client: Client, delta: float) -> float:
-        """Return the epsilon of one client by an accountant of its own.
-
-        Args:
-            client: name or number; epsilon is 0 for one that composed nothing.
-            delta: in (0, 1).
-
-        Raises:
-            ValueError: `delta` is not in (0, 1).
-        """
-        return self.own_epsilon_of(self._counts.get(client, {}), delta)
-
     def own_epsilon_of(self, composition: Mapping[Event, int], delta: float) -> float:
         """Return the epsilon of a composition, by an accountant of its own, on no account.
 

@@ -1,4 +1,4 @@
-"""delta(epsilon) to many digits, by inverting a Laplace transform: an estimate, NOT a bound.
+"""epsilon(delta) to many digits, by inverting a Laplace transform: an estimate, NOT a bound.
 
 With K(s) the log moment generating function of the composed loss, for any c > 0
 
@@ -25,7 +25,7 @@ import numpy as np
 from fedsim.accountant import checks
 from fedsim.accountant.arrays import Complexes, Floats
 from fedsim.accountant.composition import SampledGaussian
-from fedsim.accountant.rdp.conversion import delta_from_rdp, epsilon_from_rdp
+from fedsim.accountant.rdp.conversion import epsilon_from_rdp
 from fedsim.accountant.rdp.poisson import DEFAULT_ORDERS
 from fedsim.accountant.rdp.table import rdp_table
 from fedsim.core.errors import FedsimError
@@ -44,24 +44,6 @@ _CANDIDATES = np.exp(np.linspace(math.log(1e-4), math.log(16.0), 97))
 
 class InversionError(FedsimError, ArithmeticError):
     """The inversion cannot be trusted for this composition; use the PLD accountant."""
-
-
-def near_exact_delta(steps: _Steps, epsilon: float) -> float:
-    """Return an estimate of delta at `epsilon`, usually good to 9 digits; not a bound.
-
-    Args:
-        steps: how often each mechanism runs; not empty, counts >= 1, zero-out or add-remove.
-        epsilon: finite, >= 0.
-
-    Raises:
-        ValueError: an argument is outside its range.
-        InversionError: the numerical checks failed.
-    """
-    epsilon = checks.non_negative("epsilon", epsilon)
-    rdp = _rdp(steps)
-    order = delta_from_rdp(DEFAULT_ORDERS, rdp, epsilon)[1]
-    remove = _value(_Transform(steps, "remove"), epsilon, order)
-    return math.exp(_larger(remove, _Transform(steps, "add"), epsilon, order))
 
 
 def near_exact_epsilon(steps: _Steps, delta: float) -> float:
@@ -160,13 +142,6 @@ def _rdp(steps: _Steps) -> Floats:
     return np.array(list(steps.values())) @ rdp_table(list(steps), DEFAULT_ORDERS)
 
 
-def _larger(remove: _Value, add: _Transform, epsilon: float, order: float) -> float:
-    """Return the larger log delta; that of "add" is not computed if its bound is smaller."""
-    if _saddle(add, epsilon, order).log_bound < remove.log_delta:
-        return remove.log_delta
-    return max(remove.log_delta, _value(add, epsilon, order).log_delta)
-
-
 def _solve(transform: _Transform, log_delta: float, epsilon: float, order: float) -> float:
     """Return epsilon at the wanted log delta by Newton's method; 0 if delta(0) is smaller."""
     error = math.nan
@@ -190,18 +165,6 @@ def _newton(
         if abs(epsilon - previous) <= 1e-12 + 1e-11 * epsilon:
             return epsilon
     raise InversionError(f"the search for epsilon does not settle near {epsilon!r}")
-
-
-def _value(transform: _Transform, epsilon: float, order: float) -> _Value:
-    """Return log delta of one direction after all checks."""
-    saddle = _saddle(transform, epsilon, order)
-    coarse = _invert(transform, epsilon, saddle, 1)
-    for refinement in _REFINEMENTS:
-        fine = _invert(transform, epsilon, saddle, 2 * refinement)
-        if abs(coarse.log_delta - fine.log_delta) <= _AGREEMENT:
-            return fine
-        coarse = fine
-    raise InversionError(f"log delta at {epsilon!r} still changes with the resolution")
 
 
 def _saddle(transform: _Transform, epsilon: float, order: float) -> _Saddle:

@@ -76,10 +76,6 @@ class NoiseShares:
         """Return the noise multiplier of a client's own share, against whoever sees its part."""
         return self.share / checks.positive("scale", scale)
 
-    def sum_multiplier(self, scale: float) -> float:
-        """Return a client's noise multiplier against whoever sees sums."""
-        return math.sqrt(self.honest) * self.own_multiplier(scale)
-
 
 def honest_clients(*, min_clients: int, colluding_clients: int) -> int:
     """Return h = m - t.

@@ -29,7 +29,6 @@ class SamplingScheme:
         by_epoch: whether one event pays for all lots of an epoch, which may span rounds.
         is_cyclic: whether an example's lots keep a fixed distance, as correlated noise needs.
         divides_rounds: whether secure noise divides the examples anew in each round.
-        is_amplified: whether the guarantee needs lots that the adversary cannot predict.
         statement: its sentence in the privacy statement, without capital and full stop.
     """
 
@@ -41,7 +40,6 @@ class SamplingScheme:
     by_epoch: bool = False
     is_cyclic: bool = False
     divides_rounds: bool = False
-    is_amplified: bool = True
     statement: str
 
     def refusal(self, adjacency: str) -> str:
@@ -81,7 +79,6 @@ SHUFFLE = SamplingScheme(
     adjacencies=("zero_out", "replace_one"),
     obstacle="one more example moves others to another lot",
     by_epoch=True,
-    is_amplified=False,
     statement="lots were cut from shuffled data, without amplification by sampling: an epoch is "
     "accounted for as one release on known lots",
 )
@@ -105,7 +102,6 @@ CYCLIC = SamplingScheme(
     obstacle="one more example moves others to another lot",
     by_epoch=True,
     is_cyclic=True,
-    is_amplified=False,
     statement="the same lots came in the same order in every cycle, without amplification by "
     "sampling: a cycle is accounted for as one release on known lots",
 )

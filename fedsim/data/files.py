@@ -13,23 +13,6 @@ TABLE_SUFFIXES = (".csv", ".parquet")
 SUFFIXES = (".npz", *TABLE_SUFFIXES)
 
 
-def read_file(
-    path: Path, target: str, *, tokens: bool = False, images: ImageSettings | None = None
-) -> Dataset:
-    """Return the dataset in a file, whose columns are numbers as they are.
-
-    Args:
-        path: a .npz, .csv or .parquet file.
-        target: the array or column to predict.
-        tokens: whether features are tokens (see `to_dataset`).
-        images: `data.images` of the experiment, for .npz.
-
-    Raises:
-        DataError: the file is missing, of another kind, or its content cannot be used.
-    """
-    return read_files({path.stem: path}, FileDataset(target=target), tokens=tokens, images=images)
-
-
 def read_files(
     paths: Mapping[str, Path],
     settings: FileDataset,

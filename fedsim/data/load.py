@@ -42,11 +42,6 @@ class FederatedData:
     columns: tuple[str, ...] | None = None
     client_names: tuple[str, ...] | None = None
 
-    @property
-    def train_examples(self) -> int:
-        """Number of training examples over all clients."""
-        return sum(self.clients.sizes)
-
     def copy(self) -> Self:
         """Return the same data with a writable copy of the clients' examples."""
         held_out = None if self.held_out is None else self.held_out.copy()

@@ -76,11 +76,6 @@ def locate(root: Node, path: KeyPath) -> Location:
     return list(_walk(root, path))[-1][0]
 
 
-def locate_value(root: Node, path: KeyPath) -> Location:
-    """Return the location of the value at a path (see `locate`)."""
-    return list(_walk(root, path))[-1][1].location
-
-
 def is_broken(root: Node, path: KeyPath) -> bool:
     """Whether a problem was reported for the path or for a node above it."""
     return any(node.broken for _, node in _walk(root, path))

@@ -16,7 +16,7 @@ from flwr.app import Array, ArrayRecord
 class LiveArray(Array):
     """A read-only `Array` around numbers in memory.
 
-    Pickling makes it an ordinary Flower array; `to_portable` does so for a record.
+    Pickling makes it an ordinary Flower array, as does a new record of the same arrays.
 
     Args:
         values: numbers of any shape; the caller must not change them afterwards.
@@ -86,8 +86,3 @@ def live_record(values: Mapping[str, np.ndarray]) -> ArrayRecord:
 def is_live(record: ArrayRecord) -> bool:
     """Whether all arrays of a record are live."""
     return all(isinstance(array, LiveArray) for array in record.values())
-
-
-def to_portable(record: ArrayRecord) -> ArrayRecord:
-    """Return the record with ordinary Flower arrays, which can leave the process."""
-    return ArrayRecord(dict(record.items()))

@@ -19,9 +19,8 @@ from fedsim.core.formatting import delta_text, epsilon_text, least_epsilon_text,
 from fedsim.report import overview
 from fedsim.report.client_table import MAX_BARS, ClientTable, client_table, plain_table
 from fedsim.report.contents import RunContents, read_contents
-from fedsim.report.plots import draw_spend, narrow_range
+from fedsim.report.plots import draw_attack, draw_profile, draw_spend, narrow_range
 from fedsim.report.points import guarantees, limits, points, warnings
-from fedsim.report.profile_plots import draw_attack, draw_profile
 from fedsim.report.recompute import recipe
 from fedsim.report.scores import scores_context
 from fedsim.report.sections.answers import answers_context

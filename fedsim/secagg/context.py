@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 NONCE_BYTES = 16
 _DOMAIN = b"fedsim secure aggregation 2"
@@ -58,10 +58,6 @@ class RoundContext:
                 str(receiver).encode(),
             ]
         )
-
-    def with_nonce(self, nonce: bytes) -> "RoundContext":
-        """Return the context of another attempt at the same round."""
-        return replace(self, round_nonce=nonce)
 
 
 def pack(fields: Iterable[bytes]) -> bytes:

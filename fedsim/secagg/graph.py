@@ -162,28 +162,6 @@ class _Tails:
         return max(isolated, math.comb(self.clients, 2) * cut)
 
 
-def smallest_threshold(
-    clients: int,
-    degree: int,
-    *,
-    corrupt_fraction: float,
-    dropout_fraction: float,
-    security_bits: int,
-) -> int | None:
-    """Return the smallest safe threshold at a given degree, or None if the degree is not safe.
-
-    Args:
-        clients: n.
-        degree: neighbours of each client.
-        corrupt_fraction: γ.
-        dropout_fraction: δ.
-        security_bits: σ.
-    """
-    tails = _Tails(clients, degree, corrupt_fraction, dropout_fraction, security_bits)
-    threshold = tails.threshold()
-    return threshold if threshold is not None and tails.is_recoverable(threshold) else None
-
-
 def _count(fraction: float, clients: int) -> int:
     return math.floor(fraction * clients + 1e-9)  # 0.1 * 30 is below 3 in binary
 

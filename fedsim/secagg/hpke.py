@@ -17,7 +17,6 @@ else:
 from fedsim.core.errors import InputError
 from fedsim.secagg.errors import EnvelopeError, PublicKeyError
 
-KEY_BYTES = 32
 ENVELOPE_OVERHEAD_BYTES = 48  # encapsulated key, 32, and authentication tag, 16
 _PROBE = X25519PrivateKey.from_private_bytes(bytes([1]) * 32)
 

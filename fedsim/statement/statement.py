@@ -11,7 +11,6 @@ from fedsim.statement import (
     guarantee,
     limits,
     mechanism,
-    personal,
     public_parts,
     secure,
 )
@@ -29,7 +28,6 @@ SENTENCES: tuple[type[Sentence], ...] = (
     *conduct.SENTENCES,
     *certificates.LIMITS,
     *limits.SENTENCES,
-    *personal.SENTENCES,
     *secure.LIMITS,
 )
 

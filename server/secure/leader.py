@@ -33,7 +33,6 @@ from fedsim.secagg.fields import check_fields
 from fedsim.secagg.layout import NamedArrays
 from fedsim.secagg.messages import CombineReply, CombineRequest, HelloReply, RoundOffer, Upload
 from fedsim.secagg.payload import DecodedSum, PayloadCodec
-from fedsim.server.secure.archive import MemoryArchive, ShareArchive
 
 
 class Leader:
@@ -44,8 +43,8 @@ class Leader:
     clear and the numbers are the same.
 
     If a helper rejects a client's envelope, the leader subtracts the client's share again: one bad
-    envelope does not end the round. `archive` stores the shares for that until every helper has
-    agreed. `MemoryArchive` holds references to the replies, `FileArchive` needs memory O(d).
+    envelope does not end the round. For that it refers to the shares of all replies until every
+    helper has agreed.
 
     Args:
         codec: payload codec.
@@ -53,7 +52,6 @@ class Leader:
         helpers: numbers of the helpers, each ≥ 1; empty for the control arm.
         clients: numbers of the clients of the round.
         min_clients: smallest number of clients in a sum.
-        archive: storage of the shares; None for memory.
     """
 
     def __init__(
@@ -64,14 +62,13 @@ class Leader:
         helpers: Sequence[int],
         clients: Iterable[int],
         min_clients: int,
-        archive: ShareArchive | None = None,
     ) -> None:
         self._codec = codec
         self._context = context
         self._helpers = tuple(helpers)
         self._invited_clients = set(clients)
         self._min_clients = min_clients
-        self._archive = MemoryArchive() if archive is None else archive
+        self._shares: dict[int, Ring] = {}
         self._total: Ring = np.zeros(codec.length, codec.encoder.dtype)
         self._envelopes: dict[int, tuple[bytes, ...]] = {}
         self._signed: dict[int, tuple[bytes, tuple[bytes, ...]]] = {}
@@ -133,7 +130,7 @@ class Leader:
         unsigned = (b"",) * len(self._helpers)
         self._signed[upload.client] = upload.identity, upload.signatures or unsigned
         if self._helpers:
-            self._archive.keep(upload.client, upload.share)
+            self._shares[upload.client] = upload.share
 
     def requests(self) -> dict[int, CombineRequest]:
         """Return the next request to each helper, by its number; empty when complete.
@@ -184,7 +181,7 @@ class Leader:
         )
         self._summed_helpers.add(reply.helper)
         if self.is_complete:
-            self._archive.clear()
+            self._shares.clear()
 
     def open(self, *, reference: NamedArrays | None) -> DecodedSum:
         """Return the decoded sum.
@@ -286,7 +283,7 @@ class Leader:
                 **where,
             )
         for client in reply.rejected:
-            np.subtract(self._total, self._archive.recall(client), out=self._total)
+            np.subtract(self._total, self._shares[client], out=self._total)
             del self._envelopes[client]
             self.rejected[client] = (
                 f"helper {reply.helper} could not open its envelope, or knows another key of it"

@@ -31,7 +31,6 @@ from fedsim.accountant import (
     make_accountant,
 )
 from fedsim.accountant.accountants import AccountantName
-from fedsim.accountant.gaussian import gaussian_epsilon
 from fedsim.accountant.rdp.conversion import epsilon_from_rdp
 from fedsim.accountant.rdp.poisson import DEFAULT_ORDERS
 from fedsim.accountant.rdp.without_replacement import WOR_ORDERS, rdp_without_replacement_tightened
@@ -308,15 +307,6 @@ def test_selection_of_one_run_is_that_run(name: AccountantName) -> None:
         make_accountant(name).compose(RepeatAndSelect(EpsilonDelta(1.0, 1e-6), 9.0, 1.0))
 
 
-def test_best_order_at_the_edge_of_the_grid_is_told() -> None:
-    ours = RdpAccountant().compose(STEP, 100)
-    assert not ours.order_at_edge(1e-5)
-    assert RdpAccountant(orders=(2, 3, 4)).compose(STEP, 1).order_at_edge(1e-5)
-    assert MomentsAccountant().compose(Gaussian(0.1)).order_at_edge(1e-5)
-    assert not RdpAccountant().order_at_edge(1e-5)
-    assert not RdpAccountant().compose(NonPrivate()).order_at_edge(1e-5)
-
-
 def test_refining_the_order_only_helps() -> None:
     event = PoissonSampled(0.01, Gaussian(1.0))
     coarse = RdpAccountant().compose(event, 10_000).get_privacy_spent(1e-5)
@@ -345,15 +335,3 @@ def test_rdp_curve_can_be_read() -> None:
     ours = RdpAccountant(orders=(2, 4)).compose(Gaussian(1.0), 3)
     assert ours.rdp() == ((2.0, 3.0), (4.0, 6.0))
     assert ours.compose(NonPrivate()).rdp() == ((2.0, math.inf), (4.0, math.inf))
-
-
-def test_mu_is_a_figure_to_report_and_no_bound(accountant: Accountant) -> None:
-    assert accountant.gdp_mu() == 0.0
-    assert accountant.compose(Gaussian(2.0), 16).gdp_mu() == pytest.approx(2.0, rel=1e-15)
-    sampled = PldAccountant().compose(PoissonSampled(0.01, Gaussian(1.0)), 10_000)
-    assert gaussian_epsilon(sampled.gdp_mu(), 1e-5) == pytest.approx(6.007, abs=1e-3)
-    assert gaussian_epsilon(sampled.gdp_mu(), 1e-5) < sampled.get_epsilon(1e-5)
-    assert sampled.compose(PoissonSampled(0.1, Gaussian(1e-3))).gdp_mu() == math.inf
-    with pytest.raises(UnsupportedEventError, match="gdp_mu is not known"):
-        accountant.compose(ZCDP(1.0)).gdp_mu()
-    assert accountant.compose(NonPrivate()).gdp_mu() == math.inf

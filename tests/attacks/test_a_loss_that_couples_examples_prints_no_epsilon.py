@@ -15,7 +15,7 @@ from torch.nn import functional
 from fedsim.accountant import Gaussian, PldAccountant
 from fedsim.clients import PrivacyEngine
 from fedsim.clients.model_checks.safety import UnsafeModelError
-from fedsim.clients.privacy_engine.loss_evidence import UncheckedLossError
+from fedsim.clients.privacy_engine.steps import UncheckedLossError
 
 N = 100
 Loss = Callable[[Tensor, Tensor], Tensor]

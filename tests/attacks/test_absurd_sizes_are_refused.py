@@ -14,7 +14,8 @@ import yaml
 from fedsim.cli import main
 from fedsim.core.limits import MAX_REPORTED
 from fedsim.data import DataError
-from fedsim.data.files import read_file
+from fedsim.data.files import read_files
+from fedsim.data.settings import FileDataset
 from fedsim.experiment import ExperimentError, json_schema, load_experiment
 from fedsim.federation.batch_sizes import full_batch_note
 
@@ -181,7 +182,7 @@ def test_a_header_larger_than_its_archive_takes_no_memory(
         archive.writestr("x.npy", npy(shape, content))
         archive.writestr("y.npy", npy("(3,)", b"\0" * 24))
     with pytest.raises(DataError, match="but the archive holds"):
-        read_file(path, "y")
+        read_files({"d": path}, FileDataset(target="y"))
 
 
 def test_arrays_larger_than_the_machine_are_not_unpacked(
@@ -191,7 +192,7 @@ def test_arrays_larger_than_the_machine_are_not_unpacked(
     monkeypatch.setattr("fedsim.data.arrays.npz_file.machine_bytes", lambda: 1 << 16)
     np.savez_compressed(tmp_path / "d.npz", x=np.zeros((10_000, 1)), y=np.zeros(10_000))
     with pytest.raises(DataError, match="GiB of memory"):
-        read_file(tmp_path / "d.npz", "y")
+        read_files({"d": tmp_path / "d.npz"}, FileDataset(target="y"))
 
 
 @pytest.mark.slow

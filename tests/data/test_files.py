@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from fedsim.data import DataError
-from fedsim.data.files import read_file
 
 X = np.arange(6.0).reshape(3, 2)
 Y = np.array([0, 1, 0])
@@ -23,19 +22,19 @@ def npz_file(folder: Path, **arrays) -> Path:
 
 
 @pytest.mark.parametrize("name", ["x", "features", "pixels"])
-def test_npz_with_one_other_array(name, tmp_path):
+def test_npz_with_one_other_array(read_file, name, tmp_path):
     dataset = read_file(npz_file(tmp_path, label=Y, **{name: X}), "label")
     assert dataset.train.features.tolist() == X.tolist()
     assert dataset.train.targets.tolist() == Y.tolist()
     assert dataset.test is None
 
 
-def test_npz_takes_the_named_features_of_several(tmp_path):
+def test_npz_takes_the_named_features_of_several(read_file, tmp_path):
     path = npz_file(tmp_path, y=Y, x=X, ids=np.arange(3))
     assert read_file(path, "y").train.input_shape == (2,)
 
 
-def test_npz_with_its_own_test_set(tmp_path):
+def test_npz_with_its_own_test_set(read_file, tmp_path):
     dataset = read_file(npz_file(tmp_path, y=Y, x=X, x_test=X[:1], y_test=Y[:1]), "y")
     assert dataset.test is not None
     assert len(dataset.test) == 1
@@ -54,20 +53,20 @@ def test_npz_with_its_own_test_set(tmp_path):
         ({"y": Y, "x": X.astype(object)}, "without pickle"),
     ],
 )
-def test_unfit_npz_is_refused(arrays, message, tmp_path):
+def test_unfit_npz_is_refused(read_file, arrays, message, tmp_path):
     with pytest.raises(DataError, match=message) as caught:
         read_file(npz_file(tmp_path, **arrays), "y")
     assert str(caught.value).startswith(str(tmp_path / "data.npz"))
 
 
-def test_what_is_no_archive_is_refused(tmp_path):
+def test_what_is_no_archive_is_refused(read_file, tmp_path):
     path = tmp_path / "data.npz"
     path.write_bytes(b"nothing")
     with pytest.raises(DataError, match=r"not an \.npz archive"):
         read_file(path, "y")
 
 
-def test_csv_features_and_text_classes(tmp_path):
+def test_csv_features_and_text_classes(read_file, tmp_path):
     text = "\ufeffa,kind,b\n1, red ,2.5\n\n-3,blue,1e2\n"
     train = read_file(csv_file(tmp_path, text), "kind").train
     assert train.features.tolist() == [[1, 2.5], [-3, 100]]
@@ -83,7 +82,7 @@ def test_csv_features_and_text_classes(tmp_path):
         (["1e3", "0", "1"], np.float32),
     ],
 )
-def test_csv_number_targets(cells, dtype, tmp_path):
+def test_csv_number_targets(read_file, cells, dtype, tmp_path):
     text = "a,y\n" + "".join(f"0,{cell}\n" for cell in cells)
     targets = read_file(csv_file(tmp_path, text), "y").train.targets
     assert targets.dtype == dtype
@@ -110,21 +109,21 @@ def test_csv_number_targets(cells, dtype, tmp_path):
         ("a,y\n1e300,0\n", "'1e300' is not a finite number"),
     ],
 )
-def test_unfit_csv_is_refused(text, message, tmp_path):
+def test_unfit_csv_is_refused(read_file, text, message, tmp_path):
     with pytest.raises(DataError, match=message) as caught:
         read_file(csv_file(tmp_path, text), "y")
     assert str(caught.value).startswith(str(tmp_path / "table.csv"))
     assert "\n" not in str(caught.value)
 
 
-def test_csv_in_another_encoding_is_refused(tmp_path):
+def test_csv_in_another_encoding_is_refused(read_file, tmp_path):
     path = tmp_path / "table.csv"
     path.write_bytes("a,y\n1,größe\n".encode("latin-1"))
     with pytest.raises(DataError, match="UTF-8"):
         read_file(path, "y")
 
 
-def test_missing_and_unknown_files(tmp_path):
+def test_missing_and_unknown_files(read_file, tmp_path):
     with pytest.raises(DataError, match="no such file"):
         read_file(tmp_path / "absent.csv", "y")
     with pytest.raises(DataError, match=r"must be a \.npz, \.csv or \.parquet file"):

@@ -47,7 +47,7 @@ def test_digits_are_divided_among_clients(tmp_path):
     data = load(tmp_path, dataset="digits", partition={"scheme": "dirichlet", "num_clients": 10})
     assert len(data.clients) == 10
     assert len(data.test) == 359
-    assert data.train_examples == sum(map(len, data.clients)) == 1438
+    assert sum(data.clients.sizes) == sum(map(len, data.clients)) == 1438
     assert (data.num_classes, data.input_shape) == (10, (1, 8, 8))
     rows = np.concatenate([e.features.reshape(len(e), -1) for e in (*data.clients, data.test)])
     whole = load_digits().train.features.reshape(1797, -1)
@@ -64,7 +64,7 @@ def test_the_seed_alone_decides(tmp_path):
 def test_a_function_gets_the_seed_and_the_arguments(tmp_path):
     name = module(tmp_path, "return np.full((n, 2), seed), np.arange(n) % 3")
     data = load(tmp_path, seed=7, dataset=name, args={"n": 30})
-    assert data.train_examples == 24
+    assert sum(data.clients.sizes) == 24
     assert data.test.features[0, 0] == 7
     assert load(tmp_path, seed=7, dataset=name, args={"seed": 3}).test.features[0, 0] == 3
 
@@ -72,7 +72,7 @@ def test_a_function_gets_the_seed_and_the_arguments(tmp_path):
 def test_a_function_may_bring_its_own_test_set(tmp_path):
     name = module(tmp_path, "x = np.ones((n, 1)); y = x[:, 0] / 2; return x, y, x[:4], y[:4]")
     data = load(tmp_path, dataset=name)
-    assert (data.train_examples, len(data.test), data.num_classes) == (20, 4, None)
+    assert (sum(data.clients.sizes), len(data.test), data.num_classes) == (20, 4, None)
     with pytest.raises(DataError, match="test_fraction must be left out"):
         load(tmp_path, dataset=name, test_fraction=0.5)
 
@@ -85,7 +85,7 @@ def test_negative_whole_numbers_are_no_classes(tmp_path):
 def test_a_file_is_read_relative_to_the_experiment(tmp_path):
     (tmp_path / "table.csv").write_text("a,b,y\n" + "1,2,0\n3,4,1\n" * 10)
     data = load(tmp_path, dataset={"path": "table.csv", "target": "y"})
-    assert (data.train_examples, data.num_classes, data.input_shape) == (16, 2, (2,))
+    assert (sum(data.clients.sizes), data.num_classes, data.input_shape) == (16, 2, (2,))
 
 
 @pytest.mark.parametrize(

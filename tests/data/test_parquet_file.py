@@ -7,7 +7,6 @@ import pytest
 from pyarrow import parquet
 
 from fedsim.data.examples import DataError
-from fedsim.data.files import read_file
 from fedsim.data.tables import parquet_file
 
 
@@ -17,7 +16,7 @@ def table(folder: Path, **columns: Any) -> Path:
     return path
 
 
-def test_columns_become_features_and_text_becomes_classes(tmp_path: Path) -> None:
+def test_columns_become_features_and_text_becomes_classes(read_file: Any, tmp_path: Path) -> None:
     path = table(tmp_path, a=[1, -3, 2], kind=["red", "blue", "red"], b=[2.5, 1e2, 0.0])
     train = read_file(path, "kind").train
     assert train.features.dtype == np.float32
@@ -34,7 +33,9 @@ def test_columns_become_features_and_text_becomes_classes(tmp_path: Path) -> Non
         (pa.array(["b", "a", "b"]).dictionary_encode(), np.int64),
     ],
 )
-def test_the_type_of_the_target_decides(targets: Any, dtype: type, tmp_path: Path) -> None:
+def test_the_type_of_the_target_decides(
+    read_file: Any, targets: Any, dtype: type, tmp_path: Path
+) -> None:
     path = table(tmp_path, a=pa.array([True, False, True]), y=targets)
     train = read_file(path, "y").train
     assert train.targets.dtype == dtype
@@ -58,7 +59,9 @@ def test_the_type_of_the_target_decides(targets: Any, dtype: type, tmp_path: Pat
         ({"a": pa.array([], pa.int64()), "y": pa.array([], pa.int64())}, "the table has no rows"),
     ],
 )
-def test_unfit_tables_are_refused(columns: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_unfit_tables_are_refused(
+    read_file: Any, columns: dict[str, Any], message: str, tmp_path: Path
+) -> None:
     path = table(tmp_path, **columns)
     with pytest.raises(DataError, match=message) as caught:
         read_file(path, "y")
@@ -66,7 +69,7 @@ def test_unfit_tables_are_refused(columns: dict[str, Any], message: str, tmp_pat
     assert "\n" not in str(caught.value)
 
 
-def test_tokens_stay_whole(tmp_path: Path) -> None:
+def test_tokens_stay_whole(read_file: Any, tmp_path: Path) -> None:
     large = 2**24 + 1  # which float32 cannot hold
     path = table(tmp_path, a=[1, large], b=pa.array([2, 0], pa.uint8()), y=[0, 1])
     features = read_file(path, "y", tokens=True).train.features
@@ -74,7 +77,7 @@ def test_tokens_stay_whole(tmp_path: Path) -> None:
     assert features.tolist() == [[1, 2], [large, 0]]
 
 
-def test_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+def test_columns_of_one_name_are_refused(read_file: Any, tmp_path: Path) -> None:
     path = tmp_path / "table.parquet"
     arrays = [pa.array([1]), pa.array([2]), pa.array([0])]
     parquet.write_table(pa.Table.from_arrays(arrays, names=["a", "a", "y"]), path)
@@ -82,7 +85,7 @@ def test_columns_of_one_name_are_refused(tmp_path: Path) -> None:
         read_file(path, "y")
 
 
-def test_what_is_no_parquet_is_refused(tmp_path: Path) -> None:
+def test_what_is_no_parquet_is_refused(read_file: Any, tmp_path: Path) -> None:
     path = tmp_path / "table.parquet"
     path.write_text("a,y\n1,0\n")
     with pytest.raises(DataError, match="cannot be read as Parquet"):
@@ -90,7 +93,7 @@ def test_what_is_no_parquet_is_refused(tmp_path: Path) -> None:
 
 
 def test_without_pyarrow_it_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    read_file: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = table(tmp_path, a=[1], y=[0])
     monkeypatch.setattr(parquet_file, "find_spec", lambda name: None)

@@ -9,7 +9,6 @@ import pytest
 
 from fedsim.data import DataError
 from fedsim.data.conversion import to_dataset
-from fedsim.data.files import read_file
 from fedsim.experiment import ExperimentError, load_experiment
 from fedsim.runs.runner import run_experiment
 
@@ -64,7 +63,7 @@ def test_tokens_of_any_type_become_int64(kind: type) -> None:
     assert to_dataset(x, [0, 1]).train.features.dtype == np.float32
 
 
-def test_a_table_of_tokens(tmp_path: Path) -> None:
+def test_a_table_of_tokens(read_file: Any, tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("a,b,y\n3,16777217,0\n5,1,1\n")
     features = read_file(tmp_path / "t.csv", "y", tokens=True).train.features
     assert features.tolist() == [[3, 16777217], [5, 1]], "float32 would have made it 16777216"

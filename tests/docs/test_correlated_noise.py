@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import yaml
 
-from fedsim.clients.budget.correlated_error import predict_noise_error
 from fedsim.clients.correlated_noise.correlation import (
     NoiseCorrelation,
     inverse_coefficients,
     prefix_error,
 )
 from fedsim.clients.settings import PrivacySettings
+from fedsim.planning.advice.correlated import predict_noise_error
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = ROOT / "docs" / "correlated_noise.md"

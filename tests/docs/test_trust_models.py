@@ -67,7 +67,7 @@ def test_the_two_certificates_of_the_digits() -> None:
         assert cells == [
             str(shares.honest),
             f"{own:.3f}",
-            rounded_up(epsilon(shares.sum_multiplier(0.3))),
+            rounded_up(epsilon(math.sqrt(shares.honest) * own)),
             rounded_up(epsilon(own)),
         ]
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fedsim.federation.block_plan import MAX_LOT_RATIO, MAX_RANGES, BlockPlan
 from fedsim.server.participation.participation import Participation
-from fedsim.simulation.ray.placement import longest_first
+from fedsim.simulation.ray.engine import longest_first
 
 EQUAL_LOTS, LOTS = st.just(16.0), st.floats(0.5, 64)
 

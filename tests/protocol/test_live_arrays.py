@@ -7,7 +7,7 @@ import pytest
 from flwr.app import Array, ArrayRecord
 
 from fedsim.protocol.arrays import digest
-from fedsim.protocol.live_arrays import LiveArray, is_live, live_record, to_portable
+from fedsim.protocol.live_arrays import LiveArray, is_live, live_record
 
 VALUES = {
     "w": np.arange(6, dtype=np.float32).reshape(2, 3),
@@ -49,6 +49,6 @@ def test_numbers_are_not_copied() -> None:
 
 def test_what_leaves_the_process_is_flowers_own() -> None:
     live = live_record(VALUES)
-    for record in (to_portable(live), pickle.loads(pickle.dumps(live))):
+    for record in (ArrayRecord(dict(live)), pickle.loads(pickle.dumps(live))):
         assert all(type(array) is Array for array in record.values())
         assert digest(record) == digest(live)

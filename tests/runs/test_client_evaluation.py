@@ -83,7 +83,7 @@ def test_the_average_is_that_of_all_held_out_examples(tmp_path: Path) -> None:
     assert last["clients_accuracy"] == pytest.approx(right / count, rel=1e-12)
     assert last["clients_loss"] == pytest.approx(loss / count, rel=1e-5)
     assert result.metrics["clients_accuracy"] == last["clients_accuracy"]
-    everybody = federation.data.train_examples + count + len(federation.data.test)
+    everybody = sum(federation.data.clients.sizes) + count + len(federation.data.test)
     assert everybody == 1797, "what is held out is nobody's to train on"
     assert "held-out accuracy" in (result.path / "report.html").read_text()
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import fedsim
-from fedsim.report.head import render_head
+from fedsim.report.run import render_head
 from fedsim.runs.directory import client_columns
 from fedsim.runs.run_result import MissingPandasError
 from fedsim.tracking.row_numbers import row_numbers
@@ -62,16 +62,16 @@ def test_a_notebook_shows_the_head_of_the_report(result: fedsim.RunResult) -> No
 def test_the_head_escapes_what_files_say(
     result: fedsim.RunResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fedsim.report import head
+    from fedsim.report import run
 
-    read = head.read_contents
+    read = run.read_contents
 
     def with_markup(directory: Any) -> Any:
         contents = read(directory)
         contents.summary["name"] = "<script>alert(1)</script>"
         return contents
 
-    monkeypatch.setattr(head, "read_contents", with_markup)
+    monkeypatch.setattr(run, "read_contents", with_markup)
     assert "<script" not in render_head(result.path)
 
 

@@ -23,7 +23,7 @@ KEYS = {"purpose": "a", "sender": 1, "receiver": 2}
 def test_every_field_is_bound() -> None:
     others = [
         replace(CONTEXT, run_id="run2").info(**KEYS),
-        CONTEXT.with_nonce(b"1" * 16).info(**KEYS),
+        replace(CONTEXT, round_nonce=b"1" * 16).info(**KEYS),
         replace(CONTEXT, server_round=2).info(**KEYS),
         replace(CONTEXT, layout="x").info(**KEYS),
         replace(CONTEXT, params="x").info(**KEYS),

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fedsim.experiment.messages import PathMessage
+from fedsim.experiment.references import check_name
 from fedsim.experiment.rules.algorithm import check_algorithm
 from fedsim.experiment.rules.clients import (
     check_budget_files,
@@ -17,9 +18,8 @@ from fedsim.experiment.rules.clients import (
     check_weighting,
 )
 from fedsim.experiment.rules.dataset import check_data
-from fedsim.experiment.rules.features import check_features, check_views
-from fedsim.experiment.rules.lr_schedule import check_lr_schedule
-from fedsim.experiment.rules.model import check_model
+from fedsim.experiment.rules.messages import messages_at
+from fedsim.experiment.rules.model import check_features, check_model, check_views
 from fedsim.experiment.rules.participation import (
     check_partial_work,
     check_poisson_draws,
@@ -27,7 +27,6 @@ from fedsim.experiment.rules.participation import (
 )
 from fedsim.experiment.rules.pate import check_pate
 from fedsim.experiment.rules.perturbation import check_perturbation
-from fedsim.experiment.rules.runtime import check_trackers
 from fedsim.experiment.rules.scores import (
     check_early_stopping,
     check_evaluation,
@@ -38,6 +37,10 @@ from fedsim.experiment.rules.sections import Sections
 from fedsim.experiment.rules.secure import check_secure_aggregation
 from fedsim.experiment.rules.trust import check_trust
 from fedsim.experiment.rules.zeroth_order import check_zeroth_order
+from fedsim.simulation.catalog import TRACKERS
+from fedsim.simulation.settings import RuntimeSettings
+
+_LR_SCHEDULE = ("local", "lr_schedule")
 
 
 def check_rules(sections: Sections, base: Path) -> Iterator[PathMessage]:
@@ -86,3 +89,51 @@ def check_rules(sections: Sections, base: Path) -> Iterator[PathMessage]:
         yield from check_budget_files(sections.privacy, base)
     if sections.runtime is not None:
         yield from check_trackers(sections.runtime, base)
+
+
+def check_trackers(runtime: RuntimeSettings, base: Path) -> Iterator[PathMessage]:
+    """Yield the mistakes in `runtime.trackers` that show without importing a plug-in.
+
+    Args:
+        runtime: the section.
+        base: the directory in which relative paths start.
+    """
+    for index, name in enumerate(runtime.trackers):
+        mistake = check_name(name, "tracker", TRACKERS, base)
+        yield from messages_at(("runtime", "trackers", index), mistake)
+
+
+def check_lr_schedule(sections: Sections) -> Iterator[PathMessage]:
+    """Yield (path, message) for every setting that a schedule of learning rates contradicts.
+
+    A learning rate that is a part of a theorem stays as it is.
+
+    Args:
+        sections: the valid sections.
+    """
+    local, privacy, federation = sections.local, sections.privacy, sections.federation
+    if local is None or local.lr_schedule is None:
+        return
+    if privacy is not None and privacy.trust != "local" and privacy.unit == "example":
+        yield (
+            _LR_SCHEDULE,
+            f"trust: {privacy.trust} plans the grid of all sums for one learning rate; remove "
+            "lr_schedule, or use trust: local",
+        )
+    if privacy is not None and privacy.perturbation == "output":
+        yield (
+            _LR_SCHEDULE,
+            "the sensitivity of perturbation: output is proven for one learning rate; remove "
+            "lr_schedule",
+        )
+    if federation is None:
+        return
+    for number in (1, federation.rounds):
+        rate = local.learning_rate(number)
+        if rate <= 0.0:
+            yield (
+                _LR_SCHEDULE,
+                f"the learning rate of round {number} is {rate:g}, and that round would teach "
+                "nothing at full cost; end the schedule later, or set a larger eta_min or gamma",
+            )
+            return

@@ -270,9 +270,10 @@ def test_clients_may_have_deltas_of_their_own(name: Any) -> None:
 
 @pytest.mark.parametrize("name", ["rdp", "pld", "moments"])
 def test_the_own_accountant_is_a_single_one_to_the_bit(name: Any) -> None:
-    fleet = FleetAccountant(name).compose("a", Gaussian(5.0), 2).compose("a", STEP, 5)
-    assert fleet.get_own_epsilon("a", 1e-5) == single(name, [(STEP, 5), (Gaussian(5.0), 2)], 1e-5)
-    assert fleet.get_own_epsilon("nobody", 1e-5) == 0.0
+    counts = {Gaussian(5.0): 2, STEP: 5}
+    own = FleetAccountant(name).own_epsilon_of(counts, 1e-5)
+    assert own == single(name, [(STEP, 5), (Gaussian(5.0), 2)], 1e-5)
+    assert FleetAccountant(name).own_epsilon_of({}, 1e-5) == 0.0
 
 
 def test_a_client_that_composed_nothing_new_is_not_computed_again(monkeypatch: Any) -> None:

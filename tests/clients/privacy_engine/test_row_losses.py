@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedsim.clients import PrivacyEngine
-from fedsim.clients.privacy_engine.loss_evidence import UncheckedLossError
 from fedsim.clients.privacy_engine.row_losses import ModelOutput
+from fedsim.clients.privacy_engine.steps import UncheckedLossError
 
 X = torch.linspace(-1, 1, 32).view(8, 4)
 Y, Z = torch.arange(8) % 3, torch.linspace(0.1, 0.9, 24).view(8, 3)

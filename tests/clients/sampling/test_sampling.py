@@ -305,7 +305,6 @@ def test_a_scheme_says_of_its_sampler_what_is_true(name: str) -> None:
     assert isinstance(sampling, IndependentLots) != scheme.by_epoch
     assert _can_be_spaced(sampling) == scheme.is_cyclic
     assert expected_lot == pytest.approx(12 * sampling.sampling_rate)
-    assert (sampling.event(Z) == EpochShuffled(3, Z)) == (not scheme.is_amplified)
     assert (scheme.obstacle == "") == (set(scheme.adjacencies) == set(ADJACENCIES))
     assert scheme.statement[:1].islower()
     assert not scheme.statement.endswith(".")

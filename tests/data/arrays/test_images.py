@@ -9,7 +9,6 @@ import pytest
 from fedsim.data import DataError
 from fedsim.data.arrays.images import as_images
 from fedsim.data.conversion import to_dataset
-from fedsim.data.files import read_file
 from fedsim.data.settings import ImageSettings
 
 Y = np.array([0, 1, 1])
@@ -71,7 +70,9 @@ def test_tables_and_series_stay_as_they_are() -> None:
         ("labels", ("train_images", "train_labels", "test_images", "test_labels")),
     ],
 )
-def test_names_of_keras_and_medmnist(target: str, names: tuple[str, ...], tmp_path: Path) -> None:
+def test_names_of_keras_and_medmnist(
+    read_file: Any, target: str, names: tuple[str, ...], tmp_path: Path
+) -> None:
     arrays = dict(zip(names, (COLOUR, Y[:, None], COLOUR[:2], Y[:2, None]), strict=True))
     dataset = read_file(archive(tmp_path, **arrays, val_images=GREY), target)
     assert dataset.train.input_shape == (3, 8, 6)
@@ -80,7 +81,7 @@ def test_names_of_keras_and_medmnist(target: str, names: tuple[str, ...], tmp_pa
     assert len(dataset.test) == 2
 
 
-def test_split_names_without_a_test_set(tmp_path: Path) -> None:
+def test_split_names_without_a_test_set(read_file: Any, tmp_path: Path) -> None:
     assert read_file(archive(tmp_path, x_train=GREY, y_train=Y), "y").test is None
 
 
@@ -101,7 +102,11 @@ def test_split_names_without_a_test_set(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_bad_images_get_one_clear_line(
-    arrays: dict[str, np.ndarray], settings: dict[str, object], message: str, tmp_path: Path
+    read_file: Any,
+    arrays: dict[str, np.ndarray],
+    settings: dict[str, object],
+    message: str,
+    tmp_path: Path,
 ) -> None:
     path = archive(tmp_path, y=Y, **arrays)
     with pytest.raises(DataError, match=message) as caught:
@@ -119,7 +124,7 @@ def test_bad_images_get_one_clear_line(
     ],
 )
 def test_unclear_split_names_are_refused(
-    names: tuple[str, ...], message: str, tmp_path: Path
+    read_file: Any, names: tuple[str, ...], message: str, tmp_path: Path
 ) -> None:
     arrays = {name: Y if name.startswith("y") else GREY for name in names}
     with pytest.raises(DataError, match=message):

@@ -90,7 +90,7 @@ def test_users_are_the_clients(name: str) -> None:
     assert data.client_names == tuple(f"{user:02d}" for user in range(12))
     for own, features in zip(data.clients, by_user(whole, whole.train.features), strict=True):
         assert {row.tobytes() for row in own.features} <= {row.tobytes() for row in features}
-    assert data.train_examples + len(data.test) == len(whole.train)
+    assert sum(data.clients.sizes) + len(data.test) == len(whole.train)
 
 
 def test_blobs() -> None:

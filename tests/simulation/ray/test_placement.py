@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsim.simulation.ray.placement import longest_first, place_ranges
+from fedsim.simulation.ray.engine import longest_first, place_ranges
 
 works = st.lists(st.integers(0, 50).map(float), min_size=1, max_size=7)
 
