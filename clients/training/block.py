@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedsim.algorithms.algorithm import ClientRule
-from fedsim.clients.budget.sum_part import SumPart
+from fedsim.clients.budget.mechanism import SumPart
 from fedsim.clients.correlated_noise.noise import CorrelatedNoise
 from fedsim.clients.dp_sgd.lot_sums import LotSums
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from fedsim.accountant import make_accountant
 from fedsim.accountant.sampler_slack import epsilon_with_slack
+from fedsim.clients.budget.mechanism import SumPart
 from fedsim.clients.budget.plan import PrivacyPlan
-from fedsim.clients.budget.sum_part import SumPart
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients, PerExampleLoss
 from fedsim.clients.training.block import BlockMember, train_block

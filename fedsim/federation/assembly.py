@@ -11,7 +11,8 @@ from fedsim.algorithms.algorithm import Algorithm
 from fedsim.clients.app import one_thread
 from fedsim.clients.augmentation.views import check_views
 from fedsim.clients.budget.client_privacy import ClientPrivacy, resolve_client_privacy
-from fedsim.clients.budget.plan import PrivacyPlan, whole_round_steps
+from fedsim.clients.budget.plan import PrivacyPlan
+from fedsim.clients.dp_sgd.draft import whole_round_steps
 from fedsim.clients.dp_sgd.per_example.interface import PerExampleLoss
 from fedsim.clients.model_checks.safety import check_private_model
 from fedsim.clients.training.shared_model import SharedModel

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from fedsim.clients.budget.client_privacy import ClientPrivacy
-from fedsim.clients.budget.plan import PrivacyPlan, plan_privacy
-from fedsim.clients.budget.vote_plan import plan_votes
+from fedsim.clients.budget.plan import PrivacyPlan
+from fedsim.clients.budget.planner import plan_privacy
 from fedsim.clients.dp_sgd.parameters import FlatParameters
 from fedsim.clients.perturbation.bounds import BoundedExamples
 from fedsim.clients.perturbation.problem import ConvexProblem
@@ -40,9 +40,6 @@ def client_plans(
     def plan(
         privacy: PrivacySettings, examples: int, planned_rounds: int, planned_steps: int
     ) -> PrivacyPlan:
-        if ballots is not None:
-            counts = None if parameters is None else parameters.size
-            return plan_votes(privacy, ballots, rounds=planned_rounds, counts=counts)
         return plan_privacy(
             privacy,
             experiment.local,
@@ -52,6 +49,7 @@ def client_plans(
             parameters=parameters,
             drawn=drawn,
             problem=problem,
+            ballots=ballots,
         )
 
     settings = [own.privacy for own in terms]

@@ -11,10 +11,9 @@ from functools import partial
 
 from fedsim.accountant.trust.noise_shares import NoiseNeed, NoiseShares
 from fedsim.clients.budget.client_privacy import ClientPrivacy
-from fedsim.clients.budget.mechanism import SummedMechanism
+from fedsim.clients.budget.mechanism import SummedMechanism, SumPart
 from fedsim.clients.budget.noise_search import noise_of_release
 from fedsim.clients.budget.plan import PrivacyBudgetError, PrivacyPlan, PrivacyPlanError
-from fedsim.clients.budget.sum_part import SumPart
 from fedsim.core.shared_values import map_shared
 from fedsim.experiment import Experiment
 from fedsim.federation.schedule import participation_of

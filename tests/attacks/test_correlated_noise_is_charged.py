@@ -16,7 +16,7 @@ from dp_accounting.pld import PLDAccountant
 from scipy import stats
 
 from fedsim.accountant import Gaussian, PoissonSampled, SelfComposed
-from fedsim.clients.budget.plan import plan_privacy
+from fedsim.clients.budget.planner import plan_privacy
 from fedsim.clients.clipping.clipping import FlatClipping
 from fedsim.clients.correlated_noise.correlation import (
     NoiseCorrelation,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fedsim.clients.budget import plan
+from fedsim.clients.budget import planner
 from fedsim.experiment import load_experiment
 from fedsim.federation import assembly, client_plans
 from fedsim.federation.federation import Federation
@@ -57,7 +57,7 @@ def test_a_run_plans_each_kind_and_keeps_the_state_of_clients_that_were_asked(
 
     def counted(*arguments: Any, **options: Any) -> Any:
         planned.append(options["examples"])
-        return plan.plan_privacy(*arguments, **options)
+        return planner.plan_privacy(*arguments, **options)
 
     monkeypatch.setattr(client_plans, "plan_privacy", counted)
     seen = Seen()

@@ -21,7 +21,8 @@ from fedsim.accountant import (
 from fedsim.accountant.sampler_slack import target_without_slack
 from fedsim.accountant.search import NOISE_TOLERANCE
 from fedsim.clients.budget.affordable_steps import epsilon_of_steps
-from fedsim.clients.budget.plan import PrivacyPlan, PrivacyPlanError, plan_privacy
+from fedsim.clients.budget.plan import PrivacyPlan, PrivacyPlanError
+from fedsim.clients.budget.planner import plan_privacy
 from fedsim.clients.clipping.adaptive import AdaptiveClipping
 from fedsim.clients.clipping.clipping import AutomaticClipping, FlatClipping, GroupClipping
 from fedsim.clients.dp_sgd.parameters import FlatParameters

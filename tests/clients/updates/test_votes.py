@@ -5,12 +5,14 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from fedsim.accountant import Gaussian, PrivacyLedger
-from fedsim.clients.budget.plan import PrivacyPlanError
-from fedsim.clients.budget.vote_plan import plan_votes
+from fedsim.clients.budget.plan import PrivacyPlan, PrivacyPlanError
+from fedsim.clients.budget.planner import plan_privacy
 from fedsim.clients.dp_sgd.noise_range import NoiseRangeError
-from fedsim.clients.settings import PrivacySettings
+from fedsim.clients.dp_sgd.parameters import FlatParameters
+from fedsim.clients.settings import LocalSettings, PrivacySettings
 from fedsim.clients.updates.ballots import Ballot, Ballots
 from fedsim.clients.updates.votes import NO_LABEL, VoteMechanism, release_votes
 from fedsim.noise.grid import DEVIATION
@@ -63,12 +65,22 @@ def test_the_noise_of_a_count_is_the_one_charged() -> None:
     assert np.array_equal(votes, again)
 
 
+def planned(
+    privacy: PrivacySettings, rounds: int, counts: FlatParameters | None = None
+) -> PrivacyPlan:
+    local = LocalSettings(steps=1, batch_size=1)
+    return plan_privacy(
+        privacy, local, examples=9, planned_rounds=rounds, parameters=counts, ballots=BALLOTS
+    )
+
+
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
 def test_calibrated_noise_spends_the_target(accountant: str) -> None:
     privacy = PrivacySettings.model_validate(
         {"unit": "client", "target_epsilon": 3.0, "delta": 1e-3, "accountant": accountant}
     )
-    plan = plan_votes(privacy, BALLOTS, rounds=4, counts=120)
+    counts = FlatParameters(nn.Linear(120, 1, bias=False))
+    plan = planned(privacy, 4, counts)
     ledger = PrivacyLedger()
     for event, count in plan.charges(0, 4):
         ledger.record(event, count)
@@ -80,7 +92,7 @@ def test_calibrated_noise_spends_the_target(accountant: str) -> None:
 def test_votes_without_noise_are_no_private_plan() -> None:
     privacy = PrivacySettings(unit="client", noise_multiplier=0.0, delta=1e-3)
     with pytest.raises(PrivacyPlanError, match="privacy: null"):
-        plan_votes(privacy, BALLOTS, rounds=2)
+        planned(privacy, 2)
 
 
 @pytest.mark.parametrize("noise", [1e-7, 1e6])
