@@ -46,7 +46,7 @@ from fedsim.federation.schedule import StepSchedule, participation_of
 from fedsim.federation.secure_setup import secure_channel
 from fedsim.federation.train_metrics import check_train_metrics
 from fedsim.federation.trained_parts import TrainedParts, release_parameters, trained_parts
-from fedsim.federation.voting import voting_of
+from fedsim.federation.voting import Goal, voting_of
 from fedsim.models.errors import ModelError
 from fedsim.models.features.pipeline import FeaturePipeline
 from fedsim.models.local_base import local_base
@@ -126,11 +126,11 @@ def _assemble(
     phases.begin("checking the model")
     model, parts = _checked_model(loaded, data, loss, task, device)
     still = _still_parameters(experiment, model, loss, data, device)
-    voting = None
+    goal = Goal()
     if queries is not None:
         trainer = Trainer.of(parts.shared_model, loss, parts.gradients)
-        voting = voting_of(experiment, queries, trainer, data.num_classes or 0, device)
-        parts = replace(parts, shared_model=SharedModel(voting.board().to(device)))
+        goal = voting_of(experiment, queries, trainer, data.num_classes or 0, device)
+        parts = replace(parts, shared_model=SharedModel(goal.board().to(device)))
     algorithm = checked_algorithm(experiment, model, len(data.clients), loaded.base)
     if client_privacy is not None:
         phases.begin("calibrating noise")
@@ -168,7 +168,7 @@ def _assemble(
         sums=sums,
         plan_digest=digest,
         still=still,
-        voting=voting,
+        goal=goal,
     )
     federation.public_scores.check()
     refuse_edited_plugins(sources, experiment, loaded.base)

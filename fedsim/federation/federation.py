@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from fedsim.accountant.ledger.journal import FileJournal
 from fedsim.algorithms.algorithm import Algorithm, ClientRule
-from fedsim.algorithms.scored import scored_models
 from fedsim.algorithms.state import ServerState
 from fedsim.clients.budget.client_privacy import ClientPrivacy
 from fedsim.clients.budget.plan import PrivacyPlan
@@ -41,7 +40,7 @@ from fedsim.federation.schedule import StepSchedule
 from fedsim.federation.server_charges import ServerCharges
 from fedsim.federation.train_metrics import TrainMetrics
 from fedsim.federation.trained_parts import release_parameters
-from fedsim.federation.voting import Voting
+from fedsim.federation.voting import Goal, Voting
 from fedsim.models.adapters.attach import merge_adapters
 from fedsim.models.local_base import LocalBase, whole_state
 from fedsim.models.metrics import Task, evaluate
@@ -88,8 +87,8 @@ class Federation:
         still: trained parameters that training does not move, on public examples.
         plan_digest: digest of everything public that fixes the clients' releases; "" without
             privacy.
-        voting: teachers, ballots and student of `task: pate`, where `shared_model` is the board
-            that clients vote on; None: clients train the model.
+        goal: what the clients work on; with `task: pate` a `Voting`, where `shared_model` is the
+            board that clients vote on.
     """
 
     experiment: Experiment
@@ -112,7 +111,7 @@ class Federation:
     sums: SumPlan | None = None
     plan_digest: str = ""
     still: tuple[StillParameter, ...] = ()
-    voting: Voting | None = None
+    goal: Goal = field(default_factory=Goal)
 
     @cached_property
     def _tensors(self) -> ClientTensors:
@@ -126,7 +125,12 @@ class Federation:
     def conditions(self) -> str:
         """Digest of the settings, plug-in sources, versions and device that train."""
         found = digest_conditions(self.experiment, self.sources.digest, self.device)
-        return found if self.voting is None else self.voting.digest(found)
+        return self.goal.digest(found)
+
+    @property
+    def voting(self) -> Voting | None:
+        """The goal of `task: pate`; None where clients train a model."""
+        return self.goal if isinstance(self.goal, Voting) else None
 
     @cached_property
     def _faults(self) -> FaultPlan:
@@ -156,12 +160,11 @@ class Federation:
 
     def initial_arrays(self) -> ArrayRecord:
         """Return the initial global model as a record; with ballots, the empty board."""
-        model = self.model if self.voting is None else self.shared_model.model
-        return model_arrays(model)
+        return model_arrays(self.shared_model.model)
 
     def final_model(self, state: ServerState) -> ArrayRecord:
         """Return the model of a run in a state of the server: the student, with ballots."""
-        return state.model if self.voting is None else self.voting.student(state.model)
+        return self.goal.model_of(state.model)
 
     def saved_values(self, arrays: ArrayRecord) -> dict[str, np.ndarray]:
         """Return the values of `model.safetensors` by name.
@@ -169,9 +172,8 @@ class Federation:
         Args:
             arrays: the global model.
         """
-        if self.voting is not None:
-            return to_numpy(self.voting.student(arrays))
-        if not self.experiment.saves_derived_model:
+        arrays = self.goal.model_of(arrays)
+        if not self.goal.averages or not self.experiment.saves_derived_model:
             return to_numpy(arrays)
         self.model.load_state_dict(arrays.to_torch_state_dict())
         lora, model = self.experiment.model.lora, deepcopy(self.model)
@@ -208,7 +210,7 @@ class Federation:
             sent=self.algorithm.sent_arrays(),
             steps=partial(self.steps.local_steps, client),
             noisy_examples=self._noisy_examples,
-            voter=None if self.voting is None else self.voting.teachers,
+            voter=self.goal.voter,
         )
 
     @cached_property
@@ -218,7 +220,7 @@ class Federation:
             experiment=self.experiment,
             data=self.data,
             model=self.model,
-            gradients=None if self.voting is not None else self.gradients,
+            gradients=None if self.goal.voter else self.gradients,
             participation=self.participation,
             plans=self.plans,
             device=self.device,
@@ -288,9 +290,7 @@ class Federation:
 
     def scored_models(self, state: ServerState) -> Models:
         """Return what is scored after a round: the global model, or the clients' own models."""
-        if self.voting is not None:
-            return self.final_model(state)
-        return scored_models(self.algorithm, state)
+        return self.goal.scored(self.algorithm, state)
 
     def test_metrics(self, models: Models) -> dict[str, MetricValue]:
         """Return the metrics of a model on the server's test set, as `test_...`.
@@ -301,12 +301,10 @@ class Federation:
         Raises:
             FederationError: a model, the loss or a metric fails.
         """
-        if self.voting is not None and isinstance(models, ArrayRecord):
-            found = self.public_scores.metrics(self.voting.student(models))
-            counts = self.voting.counts(models)
-            return {**{f"test_{name}": value for name, value in found.items()}, **counts}
-        found = self.public_scores.metrics(models)
-        return {f"test_{name}": value for name, value in found.items()}
+        scored = self.goal.model_of(models) if isinstance(models, ArrayRecord) else models
+        found = self.public_scores.metrics(scored)
+        metrics = {f"test_{name}": value for name, value in found.items()}
+        return {**metrics, **self.goal.counts(models)}
 
     @cached_property
     def algorithm(self) -> Algorithm:
@@ -403,9 +401,7 @@ class Federation:
     def _averages_plain_steps(self) -> bool:
         """Whether the aggregate update is the weighted sum of the noise of plain local steps."""
         algorithm = self.algorithm
-        if self.voting is not None:
-            return False
-        is_mean = not (algorithm.uses_each_update or algorithm.weighs_steps)
+        is_mean = self.goal.averages and not (algorithm.uses_each_update or algorithm.weighs_steps)
         scales = self.participation.buffered is not None  # stale updates
         return is_mean and not scales and algorithm.client() is None
 

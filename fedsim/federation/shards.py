@@ -31,7 +31,7 @@ from fedsim.federation.initial_model import (
 from fedsim.federation.mechanism_probe import probe_mechanisms
 from fedsim.federation.nodes import make_node_app, num_helpers
 from fedsim.federation.trained_parts import trained_parts
-from fedsim.federation.voting import voting_of
+from fedsim.federation.voting import Goal, voting_of
 from fedsim.models.losses import resolve_loss
 from fedsim.pate.teachers import Trainer
 from fedsim.protocol.messages import TrainRequest
@@ -46,7 +46,7 @@ _LOCAL_FIELDS = {
     "device",
     "journal",
     "data",
-    "voting",
+    "goal",
 }
 
 
@@ -194,19 +194,19 @@ class _FederationShard:
             examples = to_tensors(public_examples(self.data, NUM_CHECK_EXAMPLES), device)
             parts = trained_parts(experiment, model, loss, *examples)
         refuse_edited_plugins(self.rest["sources"], experiment, base)
-        shared_model, voting = parts.shared_model, None
+        shared_model, goal = parts.shared_model, Goal()
         if self.queries is not None:
             trainer = Trainer.of(shared_model, loss, parts.gradients)
             classes = self.data.num_classes or 0
-            voting = voting_of(experiment, self.queries, trainer, classes, device)
-            shared_model = SharedModel(voting.board().to(device))
+            goal = voting_of(experiment, self.queries, trainer, classes, device)
+            shared_model = SharedModel(goal.board().to(device))
         # A copy: arrays that Ray delivers are shared and read-only.
         federation = self.federation_class(
             **self.rest,
             data=self.data.copy(),
             model=model,
             shared_model=shared_model,
-            voting=voting,
+            goal=goal,
             loss=loss,
             gradients=parts.gradients,
             device=device,

@@ -1,4 +1,4 @@
-"""PATE in a federation: what clients vote with, and what the server makes of their votes."""
+"""What the clients of a federation work on: a model, or with PATE votes and a student of them."""
 
 import hashlib
 from dataclasses import dataclass, field
@@ -7,10 +7,14 @@ import numpy as np
 import torch
 from flwr.app import ArrayRecord
 
+from fedsim.algorithms.algorithm import Algorithm
+from fedsim.algorithms.scored import scored_models
+from fedsim.algorithms.state import ServerState
 from fedsim.clients.updates.votes import NO_LABEL
 from fedsim.data import Examples
 from fedsim.experiment import Experiment
 from fedsim.federation.conditions import digest_examples
+from fedsim.federation.public_scores import Models
 from fedsim.pate.board import NOT_CHECKED, Agenda, Board, labels_of, shares_of
 from fedsim.pate.server import Tally
 from fedsim.pate.settings import PateSettings
@@ -18,9 +22,40 @@ from fedsim.pate.teachers import Student, Teachers, Trainer, public_tensor
 from fedsim.protocol.arrays import digest, to_numpy
 
 
+class Goal:
+    """What the clients of a federation work on: here, a model that they train together.
+
+    Attributes:
+        averages: whether what the server makes of uploads is a mean of models.
+    """
+
+    averages = True
+
+    @property
+    def voter(self) -> Teachers | None:
+        """The votes of the clients of this process; None: they train."""
+        return None
+
+    def digest(self, conditions: str) -> str:
+        """Return the digest of what a run depends on, from that of what every run depends on."""
+        return conditions
+
+    def model_of(self, arrays: ArrayRecord) -> ArrayRecord:
+        """Return the model that the arrays of the server stand for."""
+        return arrays
+
+    def scored(self, algorithm: Algorithm, state: ServerState) -> Models:
+        """Return what is scored after a round: the global model, or the clients' own models."""
+        return scored_models(algorithm, state)
+
+    def counts(self, models: Models) -> dict[str, float]:
+        """Return figures beside the metrics of a model."""
+        return {}
+
+
 @dataclass(frozen=True)
-class Voting:
-    """Queries, teachers, ballots and student of a run.
+class Voting(Goal):
+    """Queries, teachers, ballots and student of a run, where clients vote on a board.
 
     Attributes:
         settings: `pate:` of the experiment.
@@ -31,6 +66,8 @@ class Voting:
         is_private: whether votes have noise.
         students: the last student, by the digest of the board.
     """
+
+    averages = False
 
     settings: PateSettings
     agenda: Agenda
@@ -60,6 +97,19 @@ class Voting:
         state.update(digest_examples(self.queries))
         return state.hexdigest()
 
+    @property
+    def voter(self) -> Teachers:
+        """The votes of the clients of this process."""
+        return self.teachers
+
+    def model_of(self, arrays: ArrayRecord) -> ArrayRecord:
+        """Return the student of a board."""
+        return self.student(arrays)
+
+    def scored(self, algorithm: Algorithm, state: ServerState) -> Models:
+        """Return the student."""
+        return self.student(state.model)
+
     def student(self, board: ArrayRecord) -> ArrayRecord:
         """Return the student that is trained on the answers of a board."""
         known = digest(board)
@@ -72,12 +122,14 @@ class Voting:
             self.students[known] = student.arrays(labels_of(to_numpy(board)))
         return self.students[known]
 
-    def counts(self, board: ArrayRecord) -> dict[str, float]:
-        """Return figures of the answers so far, with the public labels of the queries.
+    def counts(self, models: Models) -> dict[str, float]:
+        """Return figures of the answers of a board so far, with the public labels of the queries.
 
         `label_accuracy` is the share of correct answers; NaN without any.
         """
-        arrays = to_numpy(board)
+        if not isinstance(models, ArrayRecord):
+            return {}
+        arrays = to_numpy(models)
         labels, checked = labels_of(arrays), shares_of(arrays) > NOT_CHECKED / 2
         answered = labels != NO_LABEL
         right = labels[answered] == self.queries.targets[answered]
