@@ -15,11 +15,11 @@ from torch import Tensor
 from fedsim.algorithms.algorithm import ClientRule
 from fedsim.clients.budget.mechanism import SumPart
 from fedsim.clients.correlated_noise.noise import CorrelatedNoise
-from fedsim.clients.dp_sgd.lot_sums import LotSums
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.model_randomness import ModelRandomness
-from fedsim.clients.dp_sgd.per_example.clip_factors import ClipBounds, LotStatistics
+from fedsim.clients.dp_sgd.per_example.clip_factors import LotStatistics
 from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients, PerExampleLoss, Tile
+from fedsim.clients.dp_sgd.step import PrivateStep
 from fedsim.clients.dp_sgd.tiles import LotReader, tile_rows
 from fedsim.clients.model_checks.safety import UnsafeModelError
 from fedsim.clients.perturbation.output import OutputMechanism, release_output
@@ -31,7 +31,6 @@ from fedsim.clients.training.streams import StreamKey, generator_state, seeded_t
 from fedsim.clients.updates.mechanism import UpdateMechanism
 from fedsim.clients.updates.release import release_updates
 from fedsim.core.streams import Purpose
-from fedsim.noise.release import Scales, release_
 from fedsim.noise.sources import NoiseSource, NoNoise
 from fedsim.protocol.clip_bound import LearntBound
 
@@ -423,13 +422,10 @@ class _PrivateBlock(_Block):
         self._steps = [None if m is None else m.step for m in members]
         self._noise_states = shared_model.noise_states
         self._noises = [None if m is None else self._noise_of(m) for m in members]
-        roundings = [None if step is None else step.rounding for step in self._steps]
-        self._sums = LotSums(gradients, roundings, self.rows)
-        self._adapts = any(step and step.clipping.count_noises for step in self._steps)
         self._on_grid = any(m is not None and m.part is not None for m in members)
         if self._on_grid:
             self.released = self.released.double()
-        self._measure()
+        self._step = PrivateStep(gradients, self._steps, self.rows, divides=not self._on_grid)
 
     def _noise_of(self, member: BlockMember) -> NoiseSource:
         """Return a member's noise of the round.
@@ -494,66 +490,19 @@ class _PrivateBlock(_Block):
 
     def fill_released(self, active: Sequence[bool], lots: Sequence[np.ndarray | None]) -> None:
         """Overwrite `released` (K, size) with the active members' releases."""
-        within = np.zeros((len(lots), len(self._clip.members)), dtype=np.int64)
-
-        def count(tile: Tile, norms: Tensor) -> None:
-            if self._adapts:
-                real = (tile.example_weights > 0).unsqueeze(1)
-                near = (norms <= self._clip.bounds) & real
-                within[:] += near.view(len(lots), self.rows, -1).sum(1).cpu().numpy()
-
         noises = [
             noise if on and step is not None and step.noise_multiplier else None
             for noise, on, step in zip(self._noises, active, self._steps, strict=True)
         ]
         tiles = self._reader.tiles(lots, self.step_number)
         sizes = [0 if lot is None else len(lot) for lot in lots]
-
-        def release(rows: slice, sums: Tensor) -> None:
-            lengths = [(place, own[rows]) for place, own in self._lengths]
-            release_(sums, noises[rows], lengths, self.released[rows])
-
-        self._sums.add(self.values, tiles, sizes, self._clip_of, count, release)
-        if self._adapts:
+        within = self._step.take(self.values, tiles, sizes, noises, self.released)
+        if any(step is not None and step.clipping.count_noises for step in self._steps):
             self._adapt(lots, within)
-
-    def _clip_of(self, tile: Tile) -> ClipBounds:
-        """Return bounds and scales of the rows of a tile; those that are no examples have 0."""
-        weights = tile.example_weights.unsqueeze(1)
-        return replace(self._clip, scales=self._clip.scales * weights)
 
     def adapted_clip_norms(self) -> tuple[LearntBound | None, ...]:
         """Return the bound that each member's clipping adapted to."""
         return tuple(None if s is None else s.clipping.adapted_clip_norm for s in self._steps)
-
-    def _measure(self) -> None:
-        """Note the bounds and the grid of the next step."""
-        parameters = self.gradients.parameters
-        groups = [None if step is None else step.groups(parameters) for step in self._steps]
-        first = next(each for each in groups if each is not None)
-        bounds = [first.bounds if each is None else each.bounds for each in groups]
-        clipping = next(step.clipping for step in self._steps if step is not None)
-        units, scales = [(1.0,) * len(first.bounds)] * len(groups), [0.0] * len(groups)
-        for k, (step, own) in enumerate(zip(self._steps, groups, strict=True)):
-            if step is not None and own is not None:
-                units[k], scales[k] = step.grid_steps(own), 1.0 / step.expected_lot
-        like = {"dtype": torch.float64, "device": self.values.device}
-        stacked, lengths = torch.tensor(bounds, **like), torch.tensor(units, **like)
-        self._clip = ClipBounds(
-            clipping, first.members, self._by_row(stacked), self._by_row(lengths.reciprocal())
-        )
-        if self._on_grid:  # the integers themselves
-            lengths = torch.ones_like(lengths)
-        else:
-            lengths *= torch.tensor(scales, **like).unsqueeze(1)
-        self._lengths: Scales = [
-            (place, lengths[:, group : group + 1])
-            for place, group in parameters.group_slices(first.members)
-        ]
-
-    def _by_row(self, values: Tensor) -> Tensor:
-        """Return values of members (K, m) for each row of a tile (K · R, m)."""
-        return values.repeat_interleave(self.rows, 0, output_size=len(values) * self.rows)
 
     def _adapt(self, lots: Sequence[np.ndarray | None], within: np.ndarray) -> None:
         """Let the clipping of each member that took the step learn from its lot."""
@@ -562,4 +511,4 @@ class _PrivateBlock(_Block):
             if lot is not None and step is not None and noise is not None:
                 seen = LotStatistics(len(lot), 0, tuple(int(count) for count in within[k]))
                 self._steps[k] = step.adapt(seen, noise)
-        self._measure()
+        self._step.use(self._steps)

@@ -20,13 +20,13 @@ from torch import Tensor, nn
 from fedsim.accountant import Gaussian
 from fedsim.clients import PrivacyEngine
 from fedsim.clients.clipping.clipping import FlatClipping
+from fedsim.clients.dp_sgd import step as dp_sgd_step
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.noise_range import NoiseRangeError
 from fedsim.clients.dp_sgd.per_example.rule_gradients import RuleGradients
 from fedsim.clients.model_checks.safety import UnsafeModelError
 from fedsim.clients.sampling.independent_lots import PoissonSampling
 from fedsim.clients.settings import LocalSettings
-from fedsim.clients.training import block
 from fedsim.clients.training.block import BlockMember, train_block
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.training.streams import StreamKey
@@ -75,7 +75,7 @@ class Sums:
 
     def of(self, data: Data, monkeypatch: pytest.MonkeyPatch) -> Tensor:
         found: list[Tensor] = []
-        release = block.release_
+        release = dp_sgd_step.release_
 
         def spy(sums: Tensor, noises: Sequence[NoiseSource | None], *rest: Any) -> None:
             found.append(sums[0].clone())
@@ -83,7 +83,7 @@ class Sums:
 
         member = BlockMember(*data, StreamKey(0, 0, 1), range(1), self.step)
         with monkeypatch.context() as patch:
-            patch.setattr(block, "release_", spy)
+            patch.setattr(dp_sgd_step, "release_", spy)
             train_block(self.model, squared_error, self.gradients, LOCAL, [member])
             self.model.restart()
         (sums,) = found
