@@ -17,6 +17,7 @@ import fedsim
 from fedsim.accountant.gaussian import gaussian_epsilon
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.rounds_file import RoundsFile
+from fedsim.runs.schema import SCHEMAS
 from fedsim.server.round_report import RoundRow
 from fedsim.statement import read_facts, to_json
 from fedsim.statement.recorded_facts import ledger_digest
@@ -211,7 +212,7 @@ def _privacy(clients: Clients, *, private: bool) -> dict[str, Any]:
     epsilons = [spend["epsilon"] for spend in clients]
     largest = None if None in epsilons else max(epsilons)
     content = {
-        "schema": 1,
+        "schema": SCHEMAS["privacy.json"],
         "version": fedsim.__version__,
         "private": largest is not None,
         "unit": "example",
@@ -252,7 +253,8 @@ def _summary(name: str, status: str, rows: Clients, privacy: dict[str, Any]) -> 
 
 def _environment() -> dict[str, Any]:
     return {
-        "fedsim": "0.1.0",
+        "fedsim": fedsim.__version__,
+        "schema": SCHEMAS["environment.json"],
         "python": "3.12.3",
         "platform": "Linux-6.8.0-x86_64-with-glibc2.39",
         "packages": {"torch": "2.9.0", "flwr": "1.41.0", "numpy": "2.3.5", "scipy": "1.16.3"},
