@@ -39,8 +39,8 @@ class _Content(BaseModel):
     withdrawn: list[int]
     heads: dict[int, str]
     rounds_digest: str
-    releases_digest: str = ""
-    best: tuple[float, int] | None = None
+    releases_digest: str
+    best: tuple[float, int] | None
 
 
 @dataclass(frozen=True)

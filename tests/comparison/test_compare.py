@@ -173,12 +173,14 @@ def test_only_what_changed_is_to_be_run_again(
     assert not (copy / "runs" / "dp" / "seed-0").exists()
 
 
+@pytest.mark.parametrize("folder", ["runs", "superseded"])
 @pytest.mark.parametrize("name", ["comparison_run.json", "environment.json"])
 def test_a_comparison_with_a_run_of_another_schema_is_refused(
-    compared: ComparisonResult, directory: Path, name: str
+    compared: ComparisonResult, directory: Path, name: str, folder: str
 ) -> None:
     copy = Path(shutil.copytree(compared.path, directory / "copy"))
-    path = copy / "runs" / "dp" / "seed-0" / name
+    (copy / "runs").rename(copy / folder)
+    path = copy / folder / "dp" / "seed-0" / name
     path.write_text(json.dumps({**json.loads(path.read_text()), "schema": 9}))
     with pytest.raises(SchemaError, match=rf"dp/seed-0/{name} .*has schema 9, and fedsim"):
         fedsim.compare(directory / "compare.yaml", out=copy)

@@ -15,6 +15,7 @@ from scipy.optimize import root_scalar
 
 import fedsim
 from fedsim.accountant.gaussian import gaussian_epsilon
+from fedsim.accountant.sampler_slack import target_without_slack
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.rounds_file import RoundsFile
 from fedsim.runs.schema import SCHEMAS
@@ -99,7 +100,8 @@ def private_client(
 def round_noise(epsilon: float, steps: int) -> float:
     """Return the noise with which `steps` full batches spend `epsilon`, and never more."""
     bracket = (1e-6, 1e4)
-    found = root_scalar(lambda mu: gaussian_epsilon(mu, DELTA) - epsilon, bracket=bracket)
+    exact, delta = target_without_slack(epsilon, DELTA)
+    found = root_scalar(lambda mu: gaussian_epsilon(mu, delta) - exact, bracket=bracket)
     return math.sqrt(steps) / float(found.root) * (1 + 1e-9)
 
 
@@ -215,6 +217,7 @@ def _privacy(clients: Clients, *, private: bool) -> dict[str, Any]:
         "schema": SCHEMAS["privacy.json"],
         "version": fedsim.__version__,
         "private": largest is not None,
+        "trust": "local",
         "unit": "example",
         "adjacency": "zero_out" if private else None,
         "accountant": "pld" if private else None,
@@ -222,7 +225,10 @@ def _privacy(clients: Clients, *, private: bool) -> dict[str, Any]:
         "clipping": "flat" if private else None,
         "noise": "seeded" if private else None,
         "system_epsilon": largest,
+        "slack": None if largest is None else {"epsilon": 1e-5, "delta": 1e-9},
         "ledger_digest": ledger_digest(clients) if private else None,
+        "secure_aggregation": None,
+        "personal_models": None,
         "clients": clients,
     }
     return {**content, **to_json(read_facts(content))}

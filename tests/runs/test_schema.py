@@ -19,6 +19,7 @@ from fedsim.runs.files import DamagedRunError, write_sealed
 from fedsim.runs.manifest import write_manifest
 from fedsim.runs.schema import SCHEMAS, SchemaError
 from fedsim.runs.verification import verify_run
+from fedsim.statement import read_facts
 
 NOW = fedsim.__version__
 EXPERIMENT: dict[str, Any] = {
@@ -196,3 +197,17 @@ def test_a_run_without_its_scores_is_found(run: Path) -> None:
         problem.startswith("scores.json belongs to runs that did not fail")
         for problem in verify_run(RunDirectory.open(run)).problems
     )
+
+
+@pytest.mark.parametrize("key", ["slack", "trust", "unit", "version", "noise", "sampling"])
+def test_a_privacy_file_without_a_key_is_not_sound(run: Path, key: str) -> None:
+    edit_json(run / "privacy.json", lambda found: found.pop(key))
+    write_manifest(RunDirectory(run))
+    assert verify_run(RunDirectory.open(run)).problems
+
+
+def test_an_epsilon_without_the_slack_of_its_sampler_is_not_stated(run: Path) -> None:
+    content = json.loads((run / "privacy.json").read_text())
+    without = read_facts({**content, "slack": None})
+    assert without.objections == ("the slack of its sampler of noise is not recorded",)
+    assert not without.is_bounded

@@ -77,7 +77,7 @@ def check_directory(out: Path) -> None:
         raise RunDirectoryError(f"{out} is not empty and holds no comparison; choose another --out")
     if (out / MARKER).is_file() and "\nruns:" in (out / MARKER).read_text(encoding="utf-8"):
         raise RunDirectoryError(f"{out} holds a comparison of given runs; choose another --out")
-    for record in sorted(out.glob(f"runs/*/*/{RECORD}")):
+    for record in sorted(out.glob(f"*/*/*/{RECORD}")):  # superseded runs are counted, too
         RunDirectory.open(record.parent).read_json(RECORD)
 
 

@@ -87,7 +87,7 @@ def check_spend(files: RunFiles, checked: list[Checked]) -> Iterator[str]:
     if (privacy.get("perturbation") or {}).get("name") == "input":
         by_epoch = True
     by_query = (files.directory.path / ANSWERS).exists()  # `plan_problems` counts them
-    shared = privacy.get("trust") == "distributed"
+    shared = privacy["trust"] == "distributed"
     for row in rows:
         for what in _against_ledger(row, journal, by_epoch=by_epoch or by_query, shared=shared):
             yield f"client {row['client']}: {what}"
