@@ -8,7 +8,7 @@ from fedsim.clients.privacy_engine.lot_schedule import EngineStreams
 from fedsim.clients.privacy_engine.steps import PrivateSteps
 from fedsim.clients.privacy_engine.terms import PrivacyTerms
 
-_SCHEMA = 2  # 1 did not tell lots from outside from the engine's own
+_SCHEMA = 2
 
 
 def engine_state(

@@ -9,12 +9,13 @@ from typing import Any
 from fedsim.account.foreign import EventError, ledger_of, opacus_ledger
 from fedsim.account.registry import registry_ledger
 from fedsim.accountant import NonPrivate, PrivacyLedger
-from fedsim.accountant.accountants import AccountantChoice, choose_accountant
-from fedsim.accountant.adjacency import Adjacency, check_adjacency
+from fedsim.accountant.accountants import AccountantChoice
+from fedsim.accountant.adjacency import Adjacency
 from fedsim.accountant.ledger.journal import FileJournal, total_against_server, total_of
 from fedsim.accountant.trust.certificates import OBSERVERS, Observer
 from fedsim.core.errors import InputError
 from fedsim.core.text_formats import parse_json, parse_plain_yaml
+from fedsim.experiment import Experiment, read_settings
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.releases_file import read_releases
 
@@ -88,6 +89,8 @@ def read_source(name: str) -> Source:
     Raises:
         SourceError: there is no such file, or its content is none of these.
         RunDirectoryError: the directory holds no run.
+        SchemaError: the run has another schema.
+        ExperimentError: `experiment.yaml` is not what a run writes.
         JournalError: the ledger of a run is damaged.
     """
     path = Path(name)
@@ -110,8 +113,8 @@ def read_source(name: str) -> Source:
 
 
 def _read_run(name: str, directory: RunDirectory) -> Source:
-    settings = _settings(name, directory)
-    privacy = settings.get("privacy")
+    experiment = read_settings(directory.path / "experiment.yaml")
+    privacy = experiment.privacy
     if privacy is None:
         raise SourceError(
             f"{name}: the run trained without privacy (privacy: null), so no client that took part "
@@ -129,20 +132,20 @@ def _read_run(name: str, directory: RunDirectory) -> Source:
         raise SourceError(f"{name}: no client of the run has spent anything")
     server = {client: total_against_server(charges) for client, charges in histories.items()}
     deltas = {client: rows[client]["delta"] if client in rows else None for client in ledgers}
-    # Runs of older versions lack the keys that came later.
-    trust, is_seeded = privacy.get("trust", "local"), privacy.get("noise", "seeded") == "seeded"
+    trust, is_seeded = privacy.trust, privacy.noise == "seeded"
+    delta = None if privacy.delta == "auto" else privacy.delta  # which the end of the run tells
     terms = RunTerms(
-        name=settings["name"],
-        unit=privacy.get("unit", "example"),
-        adjacency=check_adjacency(privacy["adjacency"]),
+        name=experiment.name,
+        unit=privacy.unit,
+        adjacency=privacy.adjacency,
         observer=OBSERVERS[trust][0],
-        accountant=choose_accountant(privacy["accountant"], privacy.get("orders")),
-        deltas={c: _delta(privacy) if d is None else d for c, d in deltas.items()},
-        seed=settings["seed"] if is_seeded else None,
+        accountant=privacy.accounting,
+        deltas={c: delta if d is None else d for c, d in deltas.items()},
+        seed=experiment.seed if is_seeded else None,
         chains={c: tuple(charge.hash for charge in charges) for c, charges in histories.items()},
         releases=_releases(directory),
         charged_rounds=max((c.round_number for own in histories.values() for c in own), default=0),
-        assignment=_assignment(settings),
+        assignment=_assignment(experiment),
         follows_request=is_seeded and trust == "local",
     )
     return Source(
@@ -159,35 +162,18 @@ def _read_run(name: str, directory: RunDirectory) -> Source:
 
 def _releases(directory: RunDirectory) -> tuple[str, ...]:
     """Return what was released in each finished round: uploads in clear, and the global model."""
-    if not directory.releases.is_file():
-        return ()
     return tuple(
         json.dumps([one.model, sorted(one.uploads.items())])
         for one in read_releases(directory.releases)
     )
 
 
-def _assignment(settings: Mapping[str, Any]) -> str:
+def _assignment(experiment: Experiment) -> str:
     """Return what decides which examples a client has: a drawn partition follows from the seed."""
-    data = settings.get("data") or {}
-    is_natural = (data.get("partition") or {}).get("scheme") in ("column", "files")
-    return json.dumps([data, None if is_natural else settings["seed"]], sort_keys=True, default=str)
-
-
-def _settings(name: str, directory: RunDirectory) -> dict[str, Any]:
-    """Return the settings that the run wrote out, whatever became of the files that they name."""
-    try:
-        found: Any = parse_plain_yaml((directory.path / "experiment.yaml").read_text())
-    except (OSError, ValueError) as error:
-        raise SourceError(f"{name}: its experiment.yaml cannot be read: {error}") from error
-    keys = {"name", "seed", "privacy"}
-    privacy: Any = found.get("privacy") if isinstance(found, dict) else None
-    whole = privacy is None or (
-        isinstance(privacy, dict) and {"adjacency", "accountant", "delta"} <= set(privacy)
-    )
-    if not isinstance(found, dict) or not keys <= set(found) or not whole:
-        raise SourceError(f"{name}: its experiment.yaml is not one that a run wrote out")
-    return found
+    data = experiment.data
+    is_natural = data.partition.scheme in ("column", "files")
+    content = [data.model_dump(mode="json"), None if is_natural else experiment.seed]
+    return json.dumps(content, sort_keys=True)
 
 
 def _rows(directory: RunDirectory) -> dict[str, Any]:
@@ -195,12 +181,6 @@ def _rows(directory: RunDirectory) -> dict[str, Any]:
     if not (directory.path / "privacy.json").is_file():
         return {}
     return {str(row["client"]): row for row in directory.read_json("privacy.json")["clients"]}
-
-
-def _delta(privacy: Mapping[str, Any]) -> float | None:
-    """Return δ of the settings; None where only the end of the run tells it."""
-    delta = privacy["delta"]
-    return delta if isinstance(delta, float) else None
 
 
 def _read_journal(name: str, path: Path) -> Source:

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import click
 
-import fedsim
 from fedsim.cli.options import json_option
 from fedsim.cli.output import fail, print_json
 from fedsim.core.errors import ExitCode
@@ -17,7 +16,6 @@ def report_command(directory: str, as_json: bool) -> None:
     """Print the result of the run directory RUN and rewrite its report.html.
 
     A run that `fedsim verify` does not find sound gets no page: exit code 1, one line per mismatch.
-    The report of an older run has the wording of this version of fedsim.
     """
     from fedsim.report.html import write_report
     from fedsim.report.phase_display import shown_phases
@@ -36,14 +34,6 @@ def report_command(directory: str, as_json: bool) -> None:
     if problems:
         found = "\n".join(f"{directory}: {problem}" for problem in problems)
         fail(f"{found}\n{directory}: not sound, so report.html was not written", ExitCode.FAILED)
-    origin = run_directory.origin
-    if not origin.is_this_version:
-        click.echo(
-            f"{directory}: written by fedsim {origin.version} (run schema {origin.schema}); the "
-            f"privacy statement in report.html has the wording of fedsim {fedsim.__version__}; "
-            "`fedsim verify` shows what can be checked",
-            err=True,
-        )
     if as_json:
         print_json(
             {

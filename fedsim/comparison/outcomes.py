@@ -173,10 +173,8 @@ def _test_metrics(summary: Mapping[str, Any]) -> dict[str, float | None]:
 
 
 def _certificates(privacy: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return ε by observer; a file without certificates is of local trust."""
-    if "certificates" in privacy:
-        return {one["against"]: one["epsilon"] for one in privacy["certificates"]}
-    return {"server": privacy["system_epsilon"]} if "system_epsilon" in privacy else {}
+    """Return ε by observer; nothing for a run that did not get to its `privacy.json`."""
+    return {one["against"]: one["epsilon"] for one in privacy.get("certificates", ())}
 
 
 def _main_metric(experiment: Experiment) -> str | None:

@@ -49,17 +49,15 @@ class PairCheck:
     Attributes:
         differences: the differing parts, for each variant that has any.
         checked: number of compared pairs of runs.
-        unknown: the parts that a run, of an old version, did not record.
     """
 
     differences: Mapping[str, tuple[str, ...]]
     checked: int
-    unknown: tuple[str, ...] = ()
 
     @property
     def is_paired(self) -> bool:
-        """Whether there are pairs and all of them are known to share every part."""
-        return self.checked > 0 and not self.differences and not self.unknown
+        """Whether there are pairs and all of them share every part."""
+        return self.checked > 0 and not self.differences
 
     @property
     def statement(self) -> str:
@@ -72,28 +70,19 @@ class PairCheck:
                 f"Checked in {pairs} of runs: with the same seed, every variant "
                 f"shares {_listed(list(SHARED_PARTS.values()))} with the baseline."
             )
-        old = (
-            f"Runs of old versions did not record all of {_names(self.unknown)}, so nothing shows "
-            "that they are shared with the baseline."
-            if self.unknown
-            else ""
-        )
-        if not self.differences:
-            return old
         found = "; ".join(
             f"{name} differs in its {_names(parts)}" for name, parts in self.differences.items()
         )
         return (
             f"Not everything is shared with the baseline: {found}. A part that a variant changes "
-            f"cannot be shared, and its difference to the baseline varies more between seeds. {old}"
-        ).strip()
+            "cannot be shared, and its difference to the baseline varies more between seeds."
+        )
 
     def to_json(self) -> dict[str, object]:
         """Return `pairing` of `comparison.json`."""
         return {
             "paired": self.is_paired,
             "checked": self.checked,
-            "unknown": list(self.unknown),
             "differences": {name: list(parts) for name, parts in self.differences.items()},
             "statement": self.statement,
         }
@@ -109,25 +98,19 @@ def check_pairs(
         pairs: (variant, its baseline).
     """
     differences: dict[str, tuple[str, ...]] = {}
-    unknown: set[str] = set()
     checked = 0
     for name, baseline in pairs:
         seeds, reference = digests.get(name, {}), digests.get(baseline, {})
         shared = [seed for seed in seeds if seed in reference]
         checked += len(shared)
-        found = {
-            part: {(seeds[seed].get(part), reference[seed].get(part)) for seed in shared}
-            for part in SHARED_PARTS
-        }
-        unknown |= {part for part, both in found.items() if any(None in pair for pair in both)}
         parts = tuple(
             part
-            for part, both in found.items()
-            if any(None not in pair and pair[0] != pair[1] for pair in both)
+            for part in SHARED_PARTS
+            if any(seeds[seed][part] != reference[seed][part] for seed in shared)
         )
         if parts:
             differences[name] = parts
-    return PairCheck(differences, checked, tuple(one for one in SHARED_PARTS if one in unknown))
+    return PairCheck(differences, checked)
 
 
 def _names(parts: Sequence[str]) -> str:

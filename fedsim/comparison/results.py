@@ -17,7 +17,7 @@ from fedsim.comparison.statistics import (
 )
 from fedsim.comparison.units import OBSERVER_OF, Baseline, UnitGroup, group_by_unit
 from fedsim.core.errors import FedsimError, InputError
-from fedsim.runs.schema import COMPARISON_SCHEMA
+from fedsim.runs.schema import SCHEMAS
 
 _MAX_REASONS = 10
 _PREFERRED = ("test_accuracy", "test_r2", "test_loss")
@@ -224,7 +224,7 @@ class Results:
     def to_json(self) -> dict[str, Any]:
         """Return the numbers of `comparison.json`."""
         return {
-            "schema": COMPARISON_SCHEMA,
+            "schema": SCHEMAS["comparison.json"],
             "name": self.name,
             "metric": self.metric,
             "baseline": self.baseline if isinstance(self.baseline, str) else dict(self.baseline),

@@ -156,8 +156,8 @@ def _spends(paths: Sequence[Path]) -> Iterator[RunSpend]:
             yield RunSpend(
                 privacy["adjacency"],
                 _largest_rdp(path, privacy["adjacency"]),
-                unit=privacy.get("unit", "example"),
-                trust=privacy.get("trust", "local"),
+                unit=privacy["unit"],
+                trust=privacy["trust"],
             )
 
 

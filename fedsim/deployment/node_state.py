@@ -21,11 +21,14 @@ from fedsim.deployment.private_files import (
 )
 from fedsim.experiment import Experiment
 from fedsim.runs.resume import differences
-from fedsim.runs.schema import NODE_STATE_SCHEMA, Origin, refuse_other_version
+from fedsim.runs.schema import SCHEMAS, check_schema, check_version
 
 STATE_KEY = "state"  # key of a SuperNode's --node-config
 STATE_VARIABLE = "FEDSIM_STATE"
 
+_SAME_VERSION_OR_ANOTHER_SEED = (
+    "continue with fedsim {version} on every node, or choose another seed"
+)
 _LEDGER = "ledger.jsonl"
 _EXPERIMENT = "experiment.json"
 
@@ -95,7 +98,7 @@ def claim_seed(state: Path, experiment: Experiment, client: int) -> None:
             return
         content = {
             "fedsim": fedsim.__version__,
-            "schema": NODE_STATE_SCHEMA,
+            "schema": SCHEMAS[_EXPERIMENT],
             "experiment": experiment.model_dump(mode="json"),
         }
         write_whole(path, json.dumps(content))
@@ -126,16 +129,11 @@ def _read(path: Path) -> Experiment:
     """
     try:
         content = json.loads(path.read_bytes())
-        origin = Origin.from_json(content)
-    except (ValueError, AttributeError) as error:
+        version = str(content["fedsim"])
+    except (KeyError, TypeError, ValueError) as error:
         raise _damaged(path) from error
-    refuse_other_version(
-        path.parent,
-        origin,
-        kind="node state",
-        schema=NODE_STATE_SCHEMA,
-        way_out="continue with fedsim {version} on every node, or choose another seed",
-    )
+    check_version(path.parent, version, _SAME_VERSION_OR_ANOTHER_SEED)
+    check_schema(path, content)
     try:
         return Experiment.model_validate(content["experiment"])
     except (KeyError, ValueError) as error:

@@ -28,7 +28,7 @@ class RunContents:
         experiment: the text of `experiment.yaml`.
         personal: `personalization.json`; None in a run without scores of personal models.
         client_data: `client_data.json`; None in a run without figures of private data.
-        scores: `scores.json`; None in a failed run, or one of an older version.
+        scores: `scores.json`; None in a failed run.
         answers: `answers.json`; None for another task than `pate`.
     """
 

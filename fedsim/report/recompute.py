@@ -78,7 +78,7 @@ def _construction(name: str, relation: str, privacy: dict[str, Any]) -> str:
 
 
 def _observer(privacy: dict[str, Any]) -> str:
-    return ", against an observer of sums" if privacy.get("trust") == "distributed" else ""
+    return ", against an observer of sums" if privacy["trust"] == "distributed" else ""
 
 
 def _against_server(
@@ -99,7 +99,7 @@ def _against_server(
 
 def _answer(spend: dict[str, Any], epsilon: float | None, privacy: dict[str, Any]) -> Iterator[str]:
     """Yield the last lines: ε of the accountant, and what the sampler of noise adds to it."""
-    if privacy.get("slack") is None or epsilon is None:  # by an earlier version, or ε is infinite
+    if epsilon is None:  # infinite
         yield f"print(accountant.get_epsilon({spend['delta']!r}))"
         return
     slack = sampler_slack(epsilon, spend["delta"])

@@ -124,7 +124,7 @@ class Scores:
 
 
 def read_scores(directory: RunDirectory) -> Scores | None:
-    """Return the scores of a run; None in a failed run, or one of an older version.
+    """Return the scores of a run; None in a failed run.
 
     Raises:
         DamagedRunError: the file is damaged.

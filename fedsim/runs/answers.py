@@ -14,7 +14,7 @@ from fedsim.federation.federation import Federation
 from fedsim.pate.board import NOT_CHECKED, labels_of, shares_of
 from fedsim.pate.settings import PateSettings
 from fedsim.protocol.arrays import to_numpy
-from fedsim.runs.schema import ANSWERS_SCHEMA
+from fedsim.runs.schema import SCHEMAS
 
 FILE = "answers.json"
 COUNTS = ("queries_checked", "queries_answered", "label_accuracy")
@@ -33,7 +33,7 @@ def answers_content(federation: Federation, state: ServerState) -> dict[str, Any
         return None
     board = to_numpy(state.arrays)
     return {
-        "schema": ANSWERS_SCHEMA,
+        "schema": SCHEMAS[FILE],
         **_counted(rows := _rows(board, voting.queries.targets)),
         "threshold": voting.settings.threshold,
         "queries": rows,

@@ -19,12 +19,13 @@ from safetensors.numpy import load, save
 from fedsim.algorithms.state import ServerState
 from fedsim.protocol.arrays import to_arrays, to_numpy
 from fedsim.runs.files import DamagedRunError, read_bytes
-from fedsim.runs.schema import CHECKPOINT_SCHEMA
+from fedsim.runs.schema import SCHEMAS, check_schema
 
-_MEMORY = "optimizer/"  # before the names of the algorithm's arrays; as in older checkpoints
+_MEMORY = "optimizer/"  # before the names of the algorithm's arrays
 _CLIENT_MEMORY = "clients/"  # before those of its arrays of all clients
 _AVERAGE = "average/"  # before those of the average of the global models
 _VERSION = "version/"  # before the number and the names of an older global model
+FILE = "model.safetensors"
 _CONTENT, _DIGEST, _SCHEMA = "content", "digest", "schema"  # keys of the metadata
 
 
@@ -38,8 +39,8 @@ class _Content(BaseModel):
     withdrawn: list[int]
     heads: dict[int, str]
     rounds_digest: str
-    releases_digest: str = ""
-    best: tuple[float, int] | None = None
+    releases_digest: str
+    best: tuple[float, int] | None
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ class RunCheckpoint:
             for name, value in {**arrays, **memory, **rows, **average, **versions}.items()
         }
         metadata = {
-            _SCHEMA: str(CHECKPOINT_SCHEMA),
+            _SCHEMA: str(SCHEMAS[FILE]),
             _CONTENT: content,
             _DIGEST: _digest(content, tensors),
         }
@@ -96,18 +97,19 @@ class RunCheckpoint:
 
     @classmethod
     def read(cls, path: Path) -> "RunCheckpoint":
-        """Read the checkpoint of this schema that `to_bytes` wrote.
+        """Read the checkpoint that `to_bytes` wrote.
 
         Args:
             path: the file.
 
         Raises:
+            SchemaError: the checkpoint has another schema.
             DamagedRunError: the file differs from the digest in it, or is no checkpoint.
         """
         data = read_bytes(path)
+        metadata = _read_metadata(path, data)
         try:
             tensors = load(data)
-            metadata = _metadata(data)
             if metadata.get(_DIGEST) != _digest(metadata[_CONTENT], tensors):
                 raise ValueError("it differs from the digest in it")
             content = _Content.model_validate_json(metadata[_CONTENT])
@@ -128,18 +130,6 @@ class RunCheckpoint:
         return cls(state, content.heads, content.rounds_digest, content.releases_digest)
 
 
-def checkpoint_schema(path: Path) -> int:
-    """Return the schema number of a checkpoint; one without a number is of fedsim 0.1.0.
-
-    Raises:
-        DamagedRunError: the file is no checkpoint.
-    """
-    try:
-        return int(_metadata(read_bytes(path)).get(_SCHEMA, 1))
-    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
-        raise DamagedRunError.of(path, f"the checkpoint is damaged: {error}") from error
-
-
 def _below(prefix: str, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return the arrays with a prefix, without it, by name: a file of tensors keeps no order."""
     named = sorted(name for name in tensors if name.startswith(prefix))
@@ -155,10 +145,21 @@ def _versions(names: Sequence[str], tensors: Mapping[str, np.ndarray]) -> dict[i
     }
 
 
-def _metadata(data: bytes) -> dict[str, str]:
-    """Return the metadata of a safetensors file: JSON after its length in eight bytes."""
-    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")].decode())
-    return header.get("__metadata__", {})
+def _read_metadata(path: Path, data: bytes) -> dict[str, str]:
+    """Return the metadata of a checkpoint: part of the JSON after its length in eight bytes.
+
+    Raises:
+        SchemaError: the checkpoint has another schema.
+        DamagedRunError: the file is no checkpoint.
+    """
+    try:
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")].decode())
+        metadata: dict[str, str] = header["__metadata__"]
+        schema = int(metadata[_SCHEMA]) if _SCHEMA in metadata else None
+    except (KeyError, RecursionError, TypeError, ValueError) as error:
+        raise DamagedRunError.of(path, f"the checkpoint is damaged: {error}") from error
+    check_schema(path, {_SCHEMA: schema})
+    return metadata
 
 
 def _digest(content: str, tensors: Mapping[str, np.ndarray]) -> str:

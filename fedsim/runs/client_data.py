@@ -18,7 +18,7 @@ from fedsim.federation.federation import Federation
 from fedsim.models.metrics import evaluate_with_outputs
 from fedsim.models.scores.predictions import ClassPredictions, predictions_of
 from fedsim.models.scores.summary import class_names
-from fedsim.runs.schema import CLIENT_DATA_SCHEMA
+from fedsim.runs.schema import SCHEMAS
 from fedsim.server.errors import FederationError
 
 FILE = "client_data.json"
@@ -55,7 +55,7 @@ def client_data(federation: Federation, arrays: ArrayRecord | None) -> dict[str,
         for row, scores in zip(clients, _held_out(federation, arrays, count), strict=False):
             row.update(scores)
     return {
-        "schema": CLIENT_DATA_SCHEMA,
+        "schema": SCHEMAS[FILE],
         "figures_of": "private data",
         "note": NOTE,
         "classes": class_names(count, data.class_names),

@@ -15,7 +15,8 @@ from safetensors.numpy import save
 
 from fedsim.core.csv_text import csv_text
 from fedsim.experiment import Experiment, ExperimentError, load_experiment
-from fedsim.runs.checkpoint import RunCheckpoint, checkpoint_schema
+from fedsim.runs.checkpoint import FILE as CHECKPOINT
+from fedsim.runs.checkpoint import RunCheckpoint
 from fedsim.runs.files import (
     DamagedRunError,
     read_bytes,
@@ -28,13 +29,7 @@ from fedsim.runs.files import (
 from fedsim.runs.files import RunDirectoryError as RunDirectoryError
 from fedsim.runs.rounds_file import read_rounds
 from fedsim.runs.run_lock import RunLock, refuse_in_use
-from fedsim.runs.schema import (
-    CHECKPOINT_SCHEMA,
-    RUN_SCHEMA,
-    Origin,
-    refuse_newer_schema,
-    refuse_other_version,
-)
+from fedsim.runs.schema import SCHEMAS, check_schema, check_version
 from fedsim.server.round_report import RoundRow
 from fedsim.server.secure.opened_sums import OpenedSum
 
@@ -63,8 +58,9 @@ _RESUME_OR_START_ANEW = "resume it with fedsim {version}, or start a new run wit
 KEPT = "checkpoint/"
 """The part of a run directory that stays with its owner: only resuming and comparing need it."""
 
-_CHECKPOINT = "checkpoint/model.safetensors"
+_CHECKPOINT = f"checkpoint/{CHECKPOINT}"
 _ENVIRONMENT = "environment.json"
+_SELECTION = "selection.json"  # in its place where a search handed on the model alone
 _INPUTS = "checkpoint/inputs.json"
 _OPENING = "checkpoint/opening.json"
 
@@ -187,24 +183,31 @@ class RunDirectory:
 
         Raises:
             RunDirectoryError: it holds no run.
-            SchemaError: a newer fedsim wrote it.
+            DamagedRunError: `environment.json` is missing or damaged.
+            SchemaError: it has another schema.
         """
         if not any((path / name).is_file() for name in ("experiment.yaml", "manifest.json")):
             raise RunDirectoryError(f"{path} is not a run directory: it has no experiment.yaml")
         directory = cls(path)
-        refuse_newer_schema(path, directory.origin, kind="run", newest=RUN_SCHEMA)
+        directory.read_version()
         return directory
 
-    @property
-    def origin(self) -> Origin:
-        """Version and schema of the fedsim that began the run.
+    def read_version(self) -> str:
+        """Return the version of the fedsim that began the run, or the search of a selected model.
 
         Raises:
-            RunDirectoryError: `environment.json` is damaged.
-            SchemaError: `environment.json` names no version.
+            DamagedRunError: `environment.json` is missing or damaged.
+            SchemaError: the run has another schema.
         """
-        has_one = (self.path / _ENVIRONMENT).is_file()
-        return Origin.from_json(self.read_json(_ENVIRONMENT) if has_one else {})
+        path, selection = self.path / _ENVIRONMENT, self.path / _SELECTION
+        if not path.exists() and selection.is_file():
+            path = selection
+        content = read_object(path)
+        check_schema(path, content)
+        version = content.get("fedsim")
+        if not isinstance(version, str):
+            raise DamagedRunError.of(path, f"fedsim = {version!r:.40} names no version")
+        return version
 
     def refuse_other_version(self) -> None:
         """Check that this version of fedsim began the run and can therefore resume it.
@@ -212,9 +215,7 @@ class RunDirectory:
         Raises:
             SchemaError: another version did; the message names the way out.
         """
-        refuse_other_version(
-            self.path, self.origin, kind="run", schema=RUN_SCHEMA, way_out=_RESUME_OR_START_ANEW
-        )
+        check_version(self.path, self.read_version(), _RESUME_OR_START_ANEW)
 
     @property
     def ledger(self) -> Path:
@@ -267,13 +268,17 @@ class RunDirectory:
 
         Raises:
             RunDirectoryError: the file is missing, or is no JSON object.
+            SchemaError: the file has another schema.
         """
         if not (self.path / name).exists():
             raise RunDirectoryError(
                 f"{self.path} has no {name}: the run is still running, or was killed before its "
                 f"end; finish it with fedsim run FILE --out {self.path} --resume"
             )
-        return read_object(self.path / name)
+        found = read_object(self.path / name)
+        if name in SCHEMAS:
+            check_schema(self.path / name, found)
+        return found
 
     def read_rounds(self) -> list[RoundRow]:
         """Return the finished rounds, without a line that a crash cut short.
@@ -340,18 +345,7 @@ class RunDirectory:
             DamagedRunError: the checkpoint is damaged.
         """
         path = self.path / _CHECKPOINT
-        if not path.exists():
-            return None
-        schema = checkpoint_schema(path)
-        if schema != CHECKPOINT_SCHEMA:
-            refuse_other_version(
-                path,
-                Origin(self.origin.version, schema),
-                kind="checkpoint",
-                schema=CHECKPOINT_SCHEMA,
-                way_out=_RESUME_OR_START_ANEW,
-            )
-        return RunCheckpoint.read(path)
+        return RunCheckpoint.read(path) if path.exists() else None
 
     def write_opening(self, opening: OpenedSum) -> None:
         """Record the client set of the next sum; it replaces the previous record."""
@@ -397,17 +391,9 @@ def client_columns(
     return columns
 
 
-def clients_table(
-    rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = CLIENT_COLUMNS
-) -> str:
-    """Return the text of `clients.csv`.
-
-    Args:
-        rows: `clients` of `privacy.json`.
-        columns: keys of the rows, in the order of the table; older versions have fewer. `name`
-            follows the first one where clients have names.
-    """
-    columns = client_columns(rows, columns)
+def clients_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the text of `clients.csv` from `clients` of `privacy.json`."""
+    columns = client_columns(rows)
     return csv_text(columns, ([row.get(column) for column in columns] for row in rows))
 
 

@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import fedsim
-from fedsim.runs.schema import RUN_SCHEMA
+from fedsim.runs.schema import SCHEMAS
 
 _PACKAGES = ("torch", "flwr", "numpy", "scipy", "pydantic", "scikit-learn", "safetensors", "ray")
 
@@ -15,7 +15,7 @@ def describe_environment(*, seed: int) -> dict[str, object]:
     """Return the content of `environment.json`."""
     return {
         "fedsim": fedsim.__version__,
-        "schema": RUN_SCHEMA,
+        "schema": SCHEMAS["environment.json"],
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": {name: found for name in _PACKAGES if (found := _version(name))},

@@ -6,7 +6,7 @@ Every figure is of public examples, so nothing of it is charged.
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from fedsim.runs.schema import SCORES_SCHEMA
+from fedsim.runs.schema import SCHEMAS
 
 FILE = "scores.json"
 _SAME = 1e-9  # relative: a ratio, computed again
@@ -14,7 +14,7 @@ _SAME = 1e-9  # relative: a ratio, computed again
 
 def scores_content(found: Mapping[str, Any]) -> dict[str, Any]:
     """Return the content of the file from the scores of the final model."""
-    return {"schema": SCORES_SCHEMA, **found}
+    return {"schema": SCHEMAS[FILE], **found}
 
 
 def public_metrics(row: Mapping[str, Any]) -> dict[str, Any]:

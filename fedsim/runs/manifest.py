@@ -20,7 +20,7 @@ from typing import Any
 from fedsim.runs.directory import RunDirectory, RunDirectoryError
 from fedsim.runs.files import DamagedRunError
 from fedsim.runs.run_lock import LOCK
-from fedsim.runs.schema import MANIFEST_SCHEMA
+from fedsim.runs.schema import SCHEMAS, SchemaError, check_schema
 from fedsim.simulation.catalog import TRACKERS
 
 FILE = "manifest.json"
@@ -55,14 +55,14 @@ class Manifest:
     @property
     def root(self) -> str:
         """SHA-256 of `schema` and `records` as JSON with sorted keys and no spaces."""
-        content = {"records": dict(self.records), "schema": MANIFEST_SCHEMA}
+        content = {"records": dict(self.records), "schema": SCHEMAS[FILE]}
         text = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
     def to_text(self) -> str:
         """Return the only text of this content: another text is no manifest."""
         content = {
-            "schema": MANIFEST_SCHEMA,
+            "schema": SCHEMAS[FILE],
             "records": dict(sorted(self.records.items())),
             "root": self.root,
             "pages": dict(sorted(self.pages.items())),
@@ -88,7 +88,7 @@ def write_manifest(directory: RunDirectory) -> None:
 def list_again(directory: RunDirectory, path: str) -> None:
     """Put the digest of one rewritten file into the manifest; all others keep theirs.
 
-    A run without a manifest, of an older version, stays without one.
+    A run that was killed before its end has no manifest, and gets none.
 
     Args:
         directory: the run directory.
@@ -114,7 +114,7 @@ def read_manifest(directory: RunDirectory) -> Manifest:
     """Return the manifest of a run.
 
     Raises:
-        ManifestError: it is missing, or a byte of it was changed.
+        ManifestError: it is missing, has another schema, or a byte of it was changed.
     """
     if (directory.path / FILE).is_symlink():
         raise ManifestError(f"{FILE} is a link, and fedsim wrote a file")
@@ -126,12 +126,13 @@ def read_manifest(directory: RunDirectory) -> Manifest:
         raise ManifestError(f"{FILE} cannot be read: {error.strerror}") from error
     try:
         content: dict[str, Any] = json.loads(data)
-        schema, manifest = content["schema"], Manifest(content["records"], content["pages"])
-        same = schema == MANIFEST_SCHEMA and manifest.to_text().encode() == data
+        check_schema(directory.path / FILE, content)
+        manifest = Manifest(content["records"], content["pages"])
+        same = manifest.to_text().encode() == data
+    except SchemaError as error:
+        raise ManifestError(str(error)) from error
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise ManifestError(f"{FILE} was changed: it is no manifest ({error!r:.80})") from error
-    if isinstance(schema, int) and schema > MANIFEST_SCHEMA:
-        raise ManifestError(f"{FILE} has schema {schema}, and this fedsim reads {MANIFEST_SCHEMA}")
     if not same:
         raise ManifestError(f"{FILE} was changed: it is not the text that fedsim wrote")
     return manifest

@@ -5,7 +5,7 @@ It is in the header of `model.safetensors`, so that a model keeps it when the fi
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Self
 
 from fedsim.core.text_formats import parse_json
@@ -20,8 +20,8 @@ class ModelCard:
     Attributes:
         input_shape: shape of one example as the model gets it, after `model.features`.
         num_outputs: outputs per example.
-        raw_input_shape: shape of one example in the dataset; None in files of older versions.
-        task: `classification`, `labels` or `regression`; None in files of older versions.
+        raw_input_shape: shape of one example in the dataset.
+        task: `classification`, `labels` or `regression`.
         class_names: name of each class; None where the data do not name them.
         columns: the columns of a table that are features, in the order of the inputs; None where
             the data are no table.
@@ -36,15 +36,15 @@ class ModelCard:
 
     input_shape: tuple[int, ...]
     num_outputs: int
-    raw_input_shape: tuple[int, ...] | None = None
-    task: str | None = None
-    class_names: tuple[str, ...] | None = None
-    columns: tuple[str, ...] | None = None
-    experiment: str | None = None
-    rounds: int | None = None
-    metrics: Mapping[str, Any] = field(default_factory=dict)
-    statement: str | None = None
-    fedsim: str | None = None
+    raw_input_shape: tuple[int, ...]
+    task: str
+    class_names: tuple[str, ...] | None
+    columns: tuple[str, ...] | None
+    experiment: str
+    rounds: int
+    metrics: Mapping[str, Any]
+    statement: str
+    fedsim: str
     values: str | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -52,7 +52,7 @@ class ModelCard:
         return {
             "input_shape": list(self.input_shape),
             "num_outputs": self.num_outputs,
-            "raw_input_shape": _list(self.raw_input_shape),
+            "raw_input_shape": list(self.raw_input_shape),
             "task": self.task,
             "class_names": _list(self.class_names),
             "columns": _list(self.columns),
@@ -77,21 +77,19 @@ class ModelCard:
         """
         try:
             card = parse_json(metadata[_KEY])
-            raw, names, columns = (
-                card.get(key) for key in ("raw_input_shape", "class_names", "columns")
-            )
+            names, columns = card["class_names"], card["columns"]
             return cls(
                 input_shape=tuple(map(int, card["input_shape"])),
                 num_outputs=int(card["num_outputs"]),
-                raw_input_shape=None if raw is None else tuple(map(int, raw)),
-                task=card.get("task"),
+                raw_input_shape=tuple(map(int, card["raw_input_shape"])),
+                task=card["task"],
                 class_names=None if names is None else tuple(map(str, names)),
                 columns=None if columns is None else tuple(map(str, columns)),
-                experiment=card.get("experiment"),
-                rounds=card.get("rounds"),
-                metrics=dict(card.get("metrics") or {}),
-                statement=card.get("statement"),
-                fedsim=card.get("fedsim"),
+                experiment=card["experiment"],
+                rounds=card["rounds"],
+                metrics=dict(card["metrics"]),
+                statement=card["statement"],
+                fedsim=card["fedsim"],
                 values=card.get("values"),
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:

@@ -9,7 +9,7 @@ from fedsim.core.json_numbers import finite_or_none
 from fedsim.federation.federation import Federation
 from fedsim.personalization.scores import ClientScores, ScoredModel, Scores, pooled, score_clients
 from fedsim.personalization.settings import PersonalizationSettings
-from fedsim.runs.schema import PERSONALIZATION_SCHEMA
+from fedsim.runs.schema import SCHEMAS
 
 FILE = "personalization.json"
 FIGURES_OF = "public data"
@@ -38,7 +38,7 @@ def score_personal_models(federation: Federation, arrays: ArrayRecord) -> dict[s
     seed = federation.experiment.seed
     found = list(score_clients(settings, scored, federation.data, seed=seed))
     return {
-        "schema": PERSONALIZATION_SCHEMA,
+        "schema": SCHEMAS[FILE],
         "figures_of": FIGURES_OF,
         "note": NOTE,
         "settings": settings.model_dump(mode="json"),

@@ -22,7 +22,6 @@ from fedsim.models.scores.predictions import ClassPredictions, LabelPredictions,
 from fedsim.models.scores.summary import class_names, summarise_scores
 from fedsim.models.tasks import Targets, task_for
 from fedsim.runs.directory import RunDirectory
-from fedsim.runs.files import RunDirectoryError
 from fedsim.runs.model_card import ModelCard
 from fedsim.runs.saved_model import load_model, read_model_card
 
@@ -93,11 +92,6 @@ def predict(
     card = read_model_card(run)
     model = load_model(run, base=base)
     experiment = read_settings(RunDirectory.open(Path(run)).path / "experiment.yaml")
-    if card.task is None:
-        raise RunDirectoryError(
-            f"{run}: an older version trained this model and did not record its task: use "
-            "fedsim.load_model, and read the outputs yourself"
-        )
     if isinstance(inputs, str | Path):
         _check_file(Path(inputs))
         found = read_inputs(
@@ -118,7 +112,7 @@ def predict(
 def _predictions(card: ModelCard, outputs: torch.Tensor, inputs: Inputs) -> Predictions:
     width, given = card.num_outputs, inputs.targets
     targets = _no_targets(card, len(outputs)) if given is None else given
-    task = task_for(_LOSS_OF_TASK[str(card.task)], targets, num_classes=width)
+    task = task_for(_LOSS_OF_TASK[card.task], targets, num_classes=width)
     found = predictions_of(task, outputs, torch.from_numpy(targets))
     scores = None
     if given is not None:
@@ -170,7 +164,7 @@ def _check_shape(features: NDArray[Any], card: ModelCard, where: str | Path) -> 
     expected = card.raw_input_shape
     if len(features) == 0:
         raise ModelError(f"{where}: no examples to predict")
-    if expected is not None and features.shape[1:] != expected:
+    if features.shape[1:] != expected:
         raise ModelError(
             f"{where}: an example has shape {features.shape[1:]}, and the model takes {expected}; "
             "give the features of the run's data, in their order"

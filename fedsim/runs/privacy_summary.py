@@ -20,7 +20,7 @@ from fedsim.federation.federation import Federation
 from fedsim.federation.recorded_spend import RecordedSpend
 from fedsim.protocol.client_spend import ClientSpend
 from fedsim.protocol.clip_bound import LearntBound, whole_bound
-from fedsim.runs.schema import PRIVACY_SCHEMA
+from fedsim.runs.schema import SCHEMAS
 from fedsim.runs.trust_terms import server_ledger, trust_terms
 from fedsim.server.client_ledgers import ClientLedgers
 from fedsim.statement import read_facts, to_json
@@ -133,7 +133,7 @@ class PrivacySummary:
         clients = [_client_json(spend, self.trust, self.unit) for spend in self.clients]
         return _with_statement(
             {
-                "schema": PRIVACY_SCHEMA,
+                "schema": SCHEMAS["privacy.json"],
                 "version": fedsim.__version__,
                 "private": math.isfinite(self.system_epsilon),
                 "trust": self.trust,
@@ -171,7 +171,7 @@ def not_private(
     """
     return _with_statement(
         {
-            "schema": PRIVACY_SCHEMA,
+            "schema": SCHEMAS["privacy.json"],
             "version": fedsim.__version__,
             "private": False,
             "trust": "local",

@@ -1,117 +1,75 @@
-"""Schema numbers of fedsim's files, and the refusal of files that this version cannot use.
+"""Schema numbers of fedsim's files, and the one check of them.
 
-| number | stands in | goes up when |
-|---|---|---|
-| RUN_SCHEMA | `environment.json` | any file of a run directory changes its meaning |
-| CHECKPOINT_SCHEMA | metadata of `checkpoint/model.safetensors` | `--resume` needs other content |
-| PRIVACY_SCHEMA | `privacy.json` | an older reader would misread it |
-| MANIFEST_SCHEMA | `manifest.json` | an older reader would misread it |
-| NODE_STATE_SCHEMA | `experiment.json` of a node's client | the state of a SuperNode changes |
-| COMPARISON_SCHEMA | the JSON files that a comparison adds | an older reader would misread them |
-
-Older runs and comparisons stay readable. Only the version that began a run or a node can resume
-it: another version may draw or charge differently.
+This version reads the schemas that it writes and no other. Any change of what a file means, of its
+keys, of its words or of how its figures are computed raises its number. A run directory, the state
+of a node and a checkpoint also name their version: another version may draw or charge differently,
+so only the version that began a run or a node can resume it.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import fedsim
 from fedsim.core.errors import InputError
 
-RUN_SCHEMA = 5
-CHECKPOINT_SCHEMA = 4
-PRIVACY_SCHEMA = 2
-MANIFEST_SCHEMA = 1
-NODE_STATE_SCHEMA = 3
-COMPARISON_SCHEMA = 1
-PERSONALIZATION_SCHEMA = 1
-SCORES_SCHEMA = 1
-ANSWERS_SCHEMA = 1
-CLIENT_DATA_SCHEMA = 1
-
-MANIFEST_SINCE = 4  # the first run schema with a manifest
-TRUST_SINCE = 5  # the first run schema with a trust model and certificates
-CHECKPOINT_SINCE_MANIFEST = 4  # the checkpoint schema of those runs
-
-_FIRST = {"fedsim": "0.1.0", "schema": 1}  # wrote no number for runs, checkpoints and nodes
+SCHEMAS: Mapping[str, int] = {
+    "environment.json": 5,  # of the whole run directory
+    "model.safetensors": 4,  # of the checkpoint, in its metadata
+    "privacy.json": 2,
+    "manifest.json": 1,
+    "scores.json": 1,
+    "answers.json": 1,
+    "personalization.json": 1,
+    "client_data.json": 1,
+    "client_metrics.json": 1,
+    "comparison.json": 1,
+    "comparison_run.json": 1,
+    "search.jsonl": 1,  # in each record of a draw
+    "selection.json": 1,  # of the folder of a selected model
+    "experiment.json": 3,  # of the state of a node's client
+}
+"""The schema number of each file that has one."""
 
 
 class SchemaError(InputError):
     """Files that this version of fedsim cannot use; the message names the way out."""
 
 
-@dataclass(frozen=True)
-class Origin:
-    """The fedsim that wrote a file.
-
-    Attributes:
-        version: the version of fedsim.
-        schema: the schema number of the file.
-    """
-
-    version: str
-    schema: int
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> "Origin":
-        """Read `fedsim` and `schema`; a file without a schema number is of fedsim 0.1.0.
-
-        Raises:
-            SchemaError: a value is of the wrong type.
-        """
-        version = content.get("fedsim", _FIRST["fedsim"])
-        schema = content.get("schema", _FIRST["schema"])
-        if not isinstance(version, str) or not isinstance(schema, int):
-            raise SchemaError(f"fedsim = {version!r} and schema = {schema!r} name no version")
-        return cls(version, schema)
-
-    @property
-    def is_this_version(self) -> bool:
-        """Whether this version of fedsim wrote the file."""
-        return self.version == fedsim.__version__
-
-
-def refuse_newer_schema(path: Path, origin: Origin, *, kind: str, newest: int) -> None:
-    """Check that this version can read a file or directory.
+def check_schema(path: Path, content: Mapping[str, Any]) -> None:
+    """Check that a file has the schema that this version reads.
 
     Args:
-        path: the file or directory.
-        origin: its writer.
-        kind: the word before "schema" in the message, such as "run".
-        newest: the highest number that this version reads.
+        path: the file, whose name is one of `SCHEMAS`.
+        content: its content; `schema` is its number, and `fedsim` the version that wrote it.
 
     Raises:
-        SchemaError: the schema number is higher.
+        SchemaError: the number is another one, or is missing.
     """
-    if origin.schema > newest:
-        raise SchemaError(
-            f"{path} was written by fedsim {origin.version} ({kind} schema {origin.schema}); this "
-            f"is fedsim {fedsim.__version__}, which reads schemas up to {newest}: "
-            "use a newer fedsim"
-        )
+    found, schema = content.get("schema"), SCHEMAS[path.name]
+    if type(found) is int and found == schema:
+        return
+    writer = f" of fedsim {content['fedsim']!s:.40}" if "fedsim" in content else ""
+    what = "no schema" if found is None else f"schema {found!r:.40}"
+    raise SchemaError(
+        f"{path}{writer} has {what}, and fedsim {fedsim.__version__} reads schema {schema}: run "
+        "again with this version, or install the version that wrote the file"
+    )
 
 
-def refuse_other_version(
-    path: Path, origin: Origin, *, kind: str, schema: int, way_out: str
-) -> None:
+def check_version(path: Path, version: str, way_out: str) -> None:
     """Check that this version of fedsim wrote the run or node that it will resume.
 
     Args:
-        path: the file or directory.
-        origin: its writer.
-        kind: the word before "schema" in the message, such as "checkpoint".
-        schema: the number that this version writes.
-        way_out: advice at the end of the message; `{version}` stands for the writer's version.
+        path: the directory.
+        version: the version that wrote it.
+        way_out: advice at the end of the message; `{version}` stands for `version`.
 
     Raises:
-        SchemaError: the version or the schema number differs.
+        SchemaError: another version wrote it.
     """
-    if not origin.is_this_version or origin.schema != schema:
+    if version != fedsim.__version__:
         raise SchemaError(
-            f"{path} was written by fedsim {origin.version} ({kind} schema {origin.schema}); this "
-            f"is fedsim {fedsim.__version__} (schema {schema}): "
-            + way_out.format(version=origin.version)
+            f"{path} was written by fedsim {version}; this is fedsim {fedsim.__version__}: "
+            + way_out.format(version=version)
         )

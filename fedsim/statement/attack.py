@@ -75,7 +75,6 @@ def attack_bound(
     *,
     accountant: AccountantChoice,
     adjacency: Adjacency,
-    with_slack: bool = True,
 ) -> AttackBound | None:
     """Return the bound on every attack on any client; None where a ledger proves nothing.
 
@@ -86,7 +85,6 @@ def attack_bound(
         rows: `clients` of `privacy.json`.
         accountant: the method that computes δ(ε).
         adjacency: the adjacency of the ledgers' events.
-        with_slack: see `profile_of`.
     """
     distinct: dict[str, Mapping[str, Any]] = {}
     for row in rows:
@@ -107,7 +105,6 @@ def attack_bound(
                 delta=row["delta"],
                 accountant=accountant,
                 adjacency=adjacency,
-                with_slack=with_slack,
             )
         except ValueError:  # this accountant cannot read the ledger
             return None

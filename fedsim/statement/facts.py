@@ -260,6 +260,8 @@ def _objections(facts: Facts) -> Iterator[str]:
         yield f"its accountant {mechanism.accountant!r} has no orders"
     if mechanism.noise not in NOISES:
         yield "the source of its noise is not recorded"
+    if mechanism.slack is None and math.isfinite(facts.epsilon):
+        yield "the slack of its sampler of noise is not recorded"
     if mechanism.clipping is not None and mechanism.clipping not in CLIPPINGS:
         yield f"its clipping {mechanism.clipping!r} is not known"
     yield from trust_objections(

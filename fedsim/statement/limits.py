@@ -89,11 +89,8 @@ class FloatingPointSentence(Sentence):
         """The sentence in words."""
         mechanism = self.facts.mechanism
         slack = None if mechanism is None else mechanism.slack
-        if mechanism is None or slack is None:  # of a version that released floating-point sums
-            return (
-                "The proof assumes exact Gaussian noise; a computer rounds it (Mironov 2012). "
-                "Timing is not hidden."
-            )
+        if mechanism is None or slack is None:
+            return ""
         sums, examples = "", ""
         if self.facts.trust.trust == "distributed":
             sums = (

@@ -1,7 +1,4 @@
-"""The content of `privacy.json` as types: for the code that writes it and the code that reads it.
-
-Files of older runs may lack keys that came later, so readers use `get` for them.
-"""
+"""The content of `privacy.json` as types, for its writer and its readers."""
 
 from collections.abc import Mapping
 from typing import Any, NotRequired, TypedDict
@@ -69,13 +66,8 @@ class Certificate(TypedDict):
 
 
 class PrivacyFile(TypedDict):
-    """The whole file; names are null in a federation without differential privacy.
+    """The whole file; names are null in a federation without differential privacy."""
 
-    A file without `trust` and `certificates` is of local trust and the example unit.
-    """
-
-    trust: NotRequired[str]
-    certificates: NotRequired[list[Certificate]]
     sums: NotRequired[Mapping[str, Any]]
     participation: NotRequired[Mapping[str, Any]]
     weighting: NotRequired[str]
@@ -87,7 +79,9 @@ class PrivacyFile(TypedDict):
     schema: int
     version: str
     private: bool
+    trust: str
     unit: str
+    certificates: list[Certificate]
     adjacency: Adjacency | None
     accountant: AccountantName | None
     sampling: str | None

@@ -88,7 +88,6 @@ def profile_of(
     delta: float,
     accountant: AccountantChoice,
     adjacency: Adjacency,
-    with_slack: bool = True,
 ) -> Profile | None:
     """Return the privacy profile of a ledger; None where its ε is infinite.
 
@@ -100,28 +99,26 @@ def profile_of(
         delta: δ of the client's guarantee.
         accountant: the method that computes δ(ε).
         adjacency: the adjacency of the ledger's events.
-        with_slack: whether noise came from the sampler; earlier versions had floating-point noise.
 
     Raises:
         ValueError: the ledger cannot be read, or the accountant has no rule for it.
     """
-    found = _profile_of_text(json.dumps(ledger), delta, accountant, adjacency, with_slack)
+    found = _profile_of_text(json.dumps(ledger), delta, accountant, adjacency)
     return None if found is None else replace(found, client=client)
 
 
 @lru_cache(maxsize=64)  # a run's ledgers are read for its files, its statement and its report
 def _profile_of_text(
-    ledger: str, delta: float, accountant: AccountantChoice, adjacency: Adjacency, with_slack: bool
+    ledger: str, delta: float, accountant: AccountantChoice, adjacency: Adjacency
 ) -> Profile | None:
     account = make_accountant(accountant, adjacency=adjacency)
     PrivacyLedger.from_list(json.loads(ledger)).compose_into(account)
     slack, exact = _SLACK_PER_DELTA * delta, account.get_epsilon
-    epsilon = epsilon_with_slack(exact, delta) if with_slack else exact(delta)
-    end = epsilon_with_slack(exact, slack) if with_slack else exact(slack)
+    epsilon, end = epsilon_with_slack(exact, delta), epsilon_with_slack(exact, slack)
     if not math.isfinite(epsilon) or not end <= _MAX_EPSILON:
         return None if math.isinf(epsilon) else Profile(0, delta, epsilon, (), None, 0.0)
     exact_delta = cache(account.get_delta)
-    curve = _curve(partial(delta_with_slack, exact_delta) if with_slack else exact_delta, end)
+    curve = _curve(partial(delta_with_slack, exact_delta), end)
     slack = max(slack, curve[-1][1])  # the accountant's own rounding
     return Profile(0, delta, epsilon, curve, smallest_mu(curve, slack), slack)
 

@@ -1,4 +1,4 @@
-"""Facts from `privacy.json`; what an older run did not record stays unknown."""
+"""Facts from `privacy.json`."""
 
 import hashlib
 import json
@@ -30,23 +30,25 @@ def read_facts(privacy: Mapping[str, Any], *, run: RunFacts | None = None) -> Fa
     """Return the facts in the content of `privacy.json`.
 
     The ε of the federation is taken from the clients, not from `system_epsilon`, and the profile
-    is computed anew from the ledger of the client with the largest ε. `attack` is read; it is
-    computed from all ledgers if it is absent, as in a file of an older version. A file without
-    `trust` and `unit` is of local trust and the example unit.
+    is computed anew from the ledger of the client with the largest ε. `attack` is read; where it is
+    absent, as before the file is written, it is computed from all ledgers.
 
     Args:
         privacy: the content of `privacy.json`; the other keys of the statement are ignored.
         run: facts from the run's other files.
+
+    Raises:
+        KeyError: a key is missing.
     """
     mechanism = None
     if privacy["accountant"] is not None:
         mechanism = MechanismFacts(
             adjacency=privacy["adjacency"],
             accountant=privacy["accountant"],
-            noise=privacy.get("noise"),
+            noise=privacy["noise"],
             slack=_slack(privacy),
-            sampling=privacy.get("sampling"),
-            clipping=privacy.get("clipping"),
+            sampling=privacy["sampling"],
+            clipping=privacy["clipping"],
             orders=None if (orders := privacy.get("orders")) is None else tuple(orders),
             noise_correlation=privacy.get("noise_correlation"),
             perturbation=privacy.get("perturbation"),
@@ -61,10 +63,10 @@ def read_facts(privacy: Mapping[str, Any], *, run: RunFacts | None = None) -> Fa
         profile=None if mechanism is None else _profile(privacy, rows, mechanism),
         attack=None if mechanism is None else _attack(privacy, rows, mechanism),
         digest=None if mechanism is None else ledger_digest(rows),
-        version=privacy.get("version"),
-        secure_aggregation=privacy.get("secure_aggregation"),
+        version=privacy["version"],
+        secure_aggregation=privacy["secure_aggregation"],
         tuning=privacy.get("tuning"),
-        personal_models=privacy.get("personal_models"),
+        personal_models=privacy["personal_models"],
         public_parts=privacy.get("public_parts"),
         run=run,
     )
@@ -72,10 +74,10 @@ def read_facts(privacy: Mapping[str, Any], *, run: RunFacts | None = None) -> Fa
 
 def _trust(privacy: Mapping[str, Any]) -> TrustFacts:
     sums, drawn = privacy.get("sums") or {}, privacy.get("participation") or {}
-    parties = (privacy.get("secure_aggregation") or {}).get("parties") or {}
+    parties = (privacy["secure_aggregation"] or {}).get("parties") or {}
     trust = TrustFacts(
-        trust=privacy.get("trust", "local"),
-        unit=privacy.get("unit", "example"),
+        trust=privacy["trust"],
+        unit=privacy["unit"],
         min_clients=sums.get("min_clients"),
         colluding_clients=sums.get("colluding_clients"),
         local_steps=sums.get("local_steps"),
@@ -175,8 +177,8 @@ def _is_joint(event: Mapping[str, Any]) -> bool:
 
 
 def _slack(privacy: Mapping[str, Any]) -> Slack | None:
-    """Return the slack of the sampler; None where nothing is proven, or by an earlier version."""
-    slack = privacy.get("slack")
+    """Return the slack of the sampler; None where nothing is proven."""
+    slack = privacy["slack"]
     return None if slack is None else Slack(slack["epsilon"], slack["delta"])
 
 
@@ -201,8 +203,7 @@ def _attack(
         return None
     if "attack" in privacy:
         return AttackBound.from_json(privacy["attack"])
-    with_slack = "slack" in privacy
-    return attack_bound(rows, accountant=method[0], adjacency=method[1], with_slack=with_slack)
+    return attack_bound(rows, accountant=method[0], adjacency=method[1])
 
 
 def _profile(
@@ -220,7 +221,6 @@ def _profile(
             delta=worst["delta"],
             accountant=method[0],
             adjacency=method[1],
-            with_slack="slack" in privacy,
         )
     except ValueError:  # this accountant cannot read the ledger: it proves nothing
         return None

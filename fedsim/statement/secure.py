@@ -130,28 +130,6 @@ class UnseenUpdatesSentence(Sentence):
         )
 
 
-class RealisedNoiseSentence(Sentence):
-    """An earlier version recorded the noise that happened to be in the sums; no claim follows."""
-
-    point, kind, title = "limit", "limit", "The noise that happened to be in the sums"
-
-    @classmethod
-    def holds(cls, facts: Facts) -> bool:
-        """Whether a version before trust models recorded an ε of the sums."""
-        view = (facts.secure_aggregation or {}).get("aggregate_view")
-        epsilon = view.get("epsilon") if isinstance(view, Mapping) else None
-        return facts.is_private and isinstance(epsilon, int | float)
-
-    @property
-    def text(self) -> str:
-        """The sentence in words."""
-        return (
-            "An earlier version recorded an ε against an observer of sums, from the clients that "
-            "happened to be in them (`aggregate_view`). It is no guarantee and is not repeated: no "
-            "charge was made for that view before the uploads. Use privacy.trust: distributed."
-        )
-
-
 def _sums(recorded: Mapping[str, Any]) -> str:
     sums = [f"the {one}" for one in recorded.get("server_view", ()) if one.startswith("sum of ")]
     return ", ".join(sums) or "sums only"
@@ -197,8 +175,4 @@ def _exactness(recorded: Mapping[str, Any]) -> list[str]:
 
 
 FACTS: tuple[type[Sentence], ...] = (SecureAggregationSentence, NothingHiddenSentence)
-LIMITS: tuple[type[Sentence], ...] = (
-    PartiesOnOneHostSentence,
-    UnseenUpdatesSentence,
-    RealisedNoiseSentence,
-)
+LIMITS: tuple[type[Sentence], ...] = (PartiesOnOneHostSentence, UnseenUpdatesSentence)

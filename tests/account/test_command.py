@@ -12,6 +12,7 @@ from click.testing import CliRunner
 import fedsim
 from fedsim.account.sources import SourceError
 from fedsim.cli.main import cli
+from fedsim.experiment import ExperimentError
 
 EXPERIMENT: dict[str, Any] = {
     "name": "Trial.A",
@@ -106,27 +107,14 @@ def test_a_run_without_privacy_has_no_total(runs: Path, tmp_path: Path) -> None:
         account(tmp_path / "open")
 
 
-OLD = Path(__file__).parent.parent / "runs" / "frozen" / "0.1.0" / "run"
-
-
-@pytest.mark.skipif(not OLD.exists(), reason="reads a run of a checkout")
-def test_a_run_of_an_old_version_is_counted_whatever_its_settings_name() -> None:
-    """Its settings are of an older schema: only those that the account needs are read."""
-    found = json.loads(account(OLD, "--json"))
-    privacy = json.loads((OLD / "privacy.json").read_text())
-    for row, old in zip(found["clients"], privacy["clients"], strict=True):
-        # ε of 0.1.0 had no slack of the sampler.
-        assert old["epsilon"] <= row["epsilon"] * (1 + 1e-9)
-        assert row["epsilon"] == pytest.approx(old["epsilon"], rel=2e-3)
-
-
 def test_settings_that_no_run_wrote_are_refused(runs: Path, tmp_path: Path) -> None:
+    shutil.copy(runs / "run0" / "environment.json", tmp_path / "environment.json")
     for text in ("name: x", "a: [", "privacy: {delta: 1}\nname: x\nseed: 0"):
         (tmp_path / "experiment.yaml").write_text(text)
-        with pytest.raises(SourceError, match=r"its experiment\.yaml"):
+        with pytest.raises(ExperimentError, match=r"experiment\.yaml"):
             account(tmp_path)
-    for name in ("experiment.yaml", "environment.json"):
-        shutil.copy(runs / "run0" / name, tmp_path / name)
+    shutil.copy(runs / "run0" / "experiment.yaml", tmp_path / "experiment.yaml")
+    (tmp_path / "releases.jsonl").touch()
     with pytest.raises(SourceError, match="no client of the run has spent anything"):
         account(tmp_path)
 

@@ -33,6 +33,7 @@ from fedsim.comparison.search.records import (
 from fedsim.comparison.search.verify import verify_search
 from fedsim.runs.directory import RunDirectory, RunDirectoryError
 from fedsim.runs.manifest import write_manifest
+from fedsim.runs.schema import SchemaError
 
 EVENT, DELTA, MEAN = Gaussian(4.0), 1e-5, 3.0
 FILE = """\
@@ -526,15 +527,29 @@ def test_verify_recomputes_both_figures(file: Path, drawn: Callable[[list[int]],
         path.write_text(json.dumps(content))
 
 
-def test_the_wording_of_another_version_is_not_compared(
-    file: Path, drawn: Callable[[list[int]], None], monkeypatch: pytest.MonkeyPatch
+def test_the_words_are_compared_whatever_version_the_account_names(
+    file: Path, drawn: Callable[[list[int]], None]
 ) -> None:
     drawn([0])
     out = perform_search(file).path
-    monkeypatch.setattr("fedsim.__version__", "9.9.9")
-    monkeypatch.setattr("fedsim.comparison.search.statement._CONDITIONS", "Other words.")
-    monkeypatch.setattr("fedsim.comparison.search.outputs.OBSERVER_OF_RUNS", "other words")
-    assert verify_search(out).problems == ()
+    path = out / "account" / "comparison.json"
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, "fedsim": "9.9.9", "statement": ["No one saw it."]}))
+    assert [one.rpartition(": ")[2] for one in verify_search(out).problems] == [
+        "fedsim differs from the ledger",
+        "statement differs from the ledger",
+    ]
+
+
+def test_a_ledger_of_another_schema_is_refused(
+    file: Path, drawn: Callable[[list[int]], None]
+) -> None:
+    drawn([0])
+    out = perform_search(file).path
+    text = (out / PATH).read_text()
+    (out / PATH).write_text(text.replace('"schema":1', '"schema":2'))
+    with pytest.raises(SchemaError, match=r"search\.jsonl of fedsim .* has schema 2, and .* reads"):
+        verify_search(out)
 
 
 def candidate(name: str, ledger: PrivacyLedger, *, delta: float = DELTA) -> Any:

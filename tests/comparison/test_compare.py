@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from fedsim.comparison.execution.jobs import plan_jobs
 from fedsim.comparison.file.load import load_comparison
 from fedsim.runs.directory import RunDirectory, RunDirectoryError
 from fedsim.runs.runner import run_experiment
+from fedsim.runs.schema import SchemaError
 from fedsim.runs.verification import verify_run
 
 LONG = 60  # rounds
@@ -169,6 +171,19 @@ def test_only_what_changed_is_to_be_run_again(
     # Nothing is overwritten: what the former runs spent is still on record.
     assert (copy / "superseded" / "dp" / "seed-0-1" / "ledger.jsonl").is_file()
     assert not (copy / "runs" / "dp" / "seed-0").exists()
+
+
+@pytest.mark.parametrize("folder", ["runs", "superseded"])
+@pytest.mark.parametrize("name", ["comparison_run.json", "environment.json"])
+def test_a_comparison_with_a_run_of_another_schema_is_refused(
+    compared: ComparisonResult, directory: Path, name: str, folder: str
+) -> None:
+    copy = Path(shutil.copytree(compared.path, directory / "copy"))
+    (copy / "runs").rename(copy / folder)
+    path = copy / folder / "dp" / "seed-0" / name
+    path.write_text(json.dumps({**json.loads(path.read_text()), "schema": 9}))
+    with pytest.raises(SchemaError, match=rf"dp/seed-0/{name} .*has schema 9, and fedsim"):
+        fedsim.compare(directory / "compare.yaml", out=copy)
 
 
 FAILING = """\

@@ -90,12 +90,3 @@ def test_secret_draws_of_clients_are_not_on_record() -> None:
     hidden = replace(federation, participation=nobody)
     assert pair_digests(federation)["participants"] == pair_digests(hidden)["participants"]
     assert pair_digests(federation)["participants"] == _digest(np.array(()) for _ in range(3))
-
-
-def test_a_part_that_an_old_run_did_not_record_is_not_called_shared() -> None:
-    old = {"participants": "c"}
-    found = check_pairs({"base": {0: SAME}, "dp": {0: old}}, PAIRS)
-    assert not found.is_paired
-    assert found.unknown == ("data", "initial_model")
-    assert "nothing shows that they are shared" in found.statement
-    assert "Checked" not in found.statement

@@ -26,7 +26,7 @@ STRONG, WEAK = PoissonSampled(0.1, Gaussian(2.0)), PoissonSampled(0.1, Gaussian(
 
 def write_run(path: Path, *clients: tuple[PoissonSampled, int], private: bool = True) -> None:
     path.mkdir(parents=True)
-    privacy = "{adjacency: zero_out}" if private else "null"
+    privacy = "{adjacency: zero_out, unit: example, trust: local}" if private else "null"
     (path / "experiment.yaml").write_text(f"privacy: {privacy}\n")
     (path / "ledger.jsonl").touch()
     for client, (event, count) in enumerate(clients):
@@ -105,7 +105,7 @@ def test_runs_of_two_units_have_no_common_epsilon(out: Path) -> None:
 def test_a_composition_names_the_observer_whom_all_claims_cover(out: Path) -> None:
     for seed in (0, 1):
         path = out / "runs" / "b" / f"seed-{seed}" / "experiment.yaml"
-        path.write_text("privacy: {adjacency: zero_out, trust: distributed}\n")
+        path.write_text("privacy: {adjacency: zero_out, unit: example, trust: distributed}\n")
     found = cost(out, None)
     assert found.everything.against == "sums"
     assert "for an observer of sums (Rényi composition" in found.statement

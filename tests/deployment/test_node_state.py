@@ -1,5 +1,6 @@
 """What a node keeps is for its user alone, and belongs to one experiment."""
 
+import json
 import os
 import stat
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from fedsim.deployment.errors import DeploymentError
 from fedsim.deployment.node_state import claim_seed, client_ledger, state_directory
 from fedsim.experiment import Experiment, load_experiment
+from fedsim.runs.schema import SchemaError
 
 EXPERIMENT: dict[str, Any] = {
     "name": "e",
@@ -67,6 +69,24 @@ def test_what_others_can_open_is_refused(
     (tmp_path / opened).chmod(permissions)
     with pytest.raises(DeploymentError, match=rf"other users \(mode {permissions:o}\): {fix} "):
         claimed(tmp_path / "state", experiment(), 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"fedsim": "0.1.9"}, "was written by fedsim 0.1.9; .*continue with fedsim 0.1.9 on every"),
+        ({"schema": 2}, r"experiment\.json of fedsim .* has schema 2, and .* reads schema 3"),
+    ],
+)
+def test_the_state_of_another_version_or_schema_is_refused(
+    tmp_path: Path, change: dict[str, object], said: str
+) -> None:
+    """Another version may draw other noise; another seed is another stream."""
+    path = claimed(tmp_path / "state", experiment(), 1).with_name("experiment.json")
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(SchemaError, match=said):
+        claimed(tmp_path / "state", experiment(), 1)
+    assert claimed(tmp_path / "state", experiment(seed=1), 1).is_file()
 
 
 @pytest.mark.parametrize("change", [{"local.steps": 2}, {"privacy.noise_multiplier": 2.0}])

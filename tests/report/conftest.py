@@ -15,8 +15,10 @@ from scipy.optimize import root_scalar
 
 import fedsim
 from fedsim.accountant.gaussian import gaussian_epsilon
+from fedsim.accountant.sampler_slack import target_without_slack
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.rounds_file import RoundsFile
+from fedsim.runs.schema import SCHEMAS
 from fedsim.server.round_report import RoundRow
 from fedsim.statement import read_facts, to_json
 from fedsim.statement.recorded_facts import ledger_digest
@@ -98,7 +100,8 @@ def private_client(
 def round_noise(epsilon: float, steps: int) -> float:
     """Return the noise with which `steps` full batches spend `epsilon`, and never more."""
     bracket = (1e-6, 1e4)
-    found = root_scalar(lambda mu: gaussian_epsilon(mu, DELTA) - epsilon, bracket=bracket)
+    exact, delta = target_without_slack(epsilon, DELTA)
+    found = root_scalar(lambda mu: gaussian_epsilon(mu, delta) - exact, bracket=bracket)
     return math.sqrt(steps) / float(found.root) * (1 + 1e-9)
 
 
@@ -211,9 +214,10 @@ def _privacy(clients: Clients, *, private: bool) -> dict[str, Any]:
     epsilons = [spend["epsilon"] for spend in clients]
     largest = None if None in epsilons else max(epsilons)
     content = {
-        "schema": 1,
+        "schema": SCHEMAS["privacy.json"],
         "version": fedsim.__version__,
         "private": largest is not None,
+        "trust": "local",
         "unit": "example",
         "adjacency": "zero_out" if private else None,
         "accountant": "pld" if private else None,
@@ -221,7 +225,10 @@ def _privacy(clients: Clients, *, private: bool) -> dict[str, Any]:
         "clipping": "flat" if private else None,
         "noise": "seeded" if private else None,
         "system_epsilon": largest,
+        "slack": None if largest is None else {"epsilon": 1e-5, "delta": 1e-9},
         "ledger_digest": ledger_digest(clients) if private else None,
+        "secure_aggregation": None,
+        "personal_models": None,
         "clients": clients,
     }
     return {**content, **to_json(read_facts(content))}
@@ -252,7 +259,8 @@ def _summary(name: str, status: str, rows: Clients, privacy: dict[str, Any]) -> 
 
 def _environment() -> dict[str, Any]:
     return {
-        "fedsim": "0.1.0",
+        "fedsim": fedsim.__version__,
+        "schema": SCHEMAS["environment.json"],
         "python": "3.12.3",
         "platform": "Linux-6.8.0-x86_64-with-glibc2.39",
         "packages": {"torch": "2.9.0", "flwr": "1.41.0", "numpy": "2.3.5", "scipy": "1.16.3"},

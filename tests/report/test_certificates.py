@@ -33,7 +33,7 @@ def share(row: dict[str, Any]) -> None:
     for entry in own:
         entry["event"]["event"]["noise_multiplier"] /= math.sqrt(MIN_CLIENTS - COLLUDING)
     row["ledger_against_server"] = own
-    epsilon = PrivacyLedger.from_list(own).epsilon(DELTA)
+    epsilon = PrivacyLedger.from_list(own).epsilon_with_slack(DELTA)
     row |= {"epsilon_against_server": epsilon, "against": "sums"}
 
 

@@ -5,6 +5,7 @@ import math
 import pytest
 from hypothesis import strategies as st
 
+from fedsim.accountant.sampler_slack import Slack
 from fedsim.clients.sampling.schemes import SAMPLING_SCHEMES
 from fedsim.statement import AttackBound, ClientFacts, Facts, MechanismFacts, Profile, RunFacts
 
@@ -49,6 +50,7 @@ def any_facts(draw) -> Facts:
         noise=draw(st.sampled_from(["seeded", "secure", None, "weak"])),
         sampling=sampling,
         clipping=draw(st.sampled_from(["flat", "per_layer", "adaptive", "own", None])),
+        slack=draw(st.sampled_from([Slack(1e-5, 1e-9), Slack(1e-5, 1e-9), None])),
     )
     some = tuple(draw(clients(sampling, number)) for number in range(draw(st.integers(0, 4))))
     worst = max(some, key=lambda client: client.epsilon, default=None)
@@ -74,7 +76,7 @@ def any_facts(draw) -> Facts:
         profile=profile,
         attack=draw(st.sampled_from([None, AttackBound.over([profile])])) if profile else None,
         digest=draw(st.sampled_from([None, "f" * 64])),
-        version=draw(st.sampled_from([None, "0.1.0"])),
+        version=draw(st.sampled_from([None, "0.2.0"])),
         secure_aggregation=draw(st.sampled_from([None, {"protocol": "additive"}])),
         tuning=draw(st.sampled_from([None, {"runs": 12}])),
         run=draw(st.sampled_from([run, None])),
@@ -115,10 +117,11 @@ def honest() -> Facts:
             noise="secure",
             sampling="poisson",
             clipping="flat",
+            slack=Slack(1e-5, 1e-9),
         ),
         profile=profile,
         attack=AttackBound.over([profile]),
         digest="f" * 64,
-        version="0.1.0",
+        version="0.2.0",
         run=RunFacts(status="completed", rounds=10, planned_rounds=10),
     )

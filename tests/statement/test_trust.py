@@ -61,6 +61,7 @@ def privacy(
 ) -> dict[str, Any]:
     row = client(trust, unit, rate=drawn)
     content: dict[str, Any] = {
+        "version": "0.2.0",
         "trust": trust,
         "unit": unit,
         "adjacency": "zero_out",
@@ -70,6 +71,7 @@ def privacy(
         "noise": "secure",
         "slack": {"epsilon": 1e-5, "delta": 1e-9},
         "secure_aggregation": SECURE if trust == "distributed" else None,
+        "personal_models": None,
         "clients": [{**row, "client": number} for number in range(MIN_CLIENTS)],
         **({"weighting": "uniform"} if unit == "client" else {}),
         **({"participation": {"scheme": "poisson", "rate": drawn}} if drawn else {}),
@@ -300,15 +302,3 @@ def test_seeded_noise_is_said_to_be_simulated(trust: str, unit: str) -> None:
     assert "no protection against anyone who knows the seed" in words["seeded_noise"]
     if trust == "distributed":
         assert words["against_server"].startswith("In the mechanism that this run simulates")
-
-
-def test_a_file_of_an_older_version_is_of_local_trust() -> None:
-    content = privacy("local", "example")
-    del content["trust"]
-    content["secure_aggregation"] = {**SECURE, "aggregate_view": {"epsilon": 0.1, "theorem": "B"}}
-    words = said(content)
-    assert list(certificates(content)) == ["server"]
-    assert "It is no guarantee and is not repeated" in words["realised_noise"]
-    assert "0.1" not in words["realised_noise"]
-    content["secure_aggregation"] = {**SECURE, "aggregate_view": {"epsilon": "not_claimed"}}
-    assert "realised_noise" not in said(content)

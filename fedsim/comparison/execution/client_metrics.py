@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from fedsim.models.metrics import evaluate
 from fedsim.runs.manifest import list_again
 from fedsim.runs.saved_model import load_core
-from fedsim.runs.schema import COMPARISON_SCHEMA
+from fedsim.runs.schema import SCHEMAS
 
 if TYPE_CHECKING:
     from fedsim.federation.federation import Federation
@@ -44,7 +44,7 @@ def write_client_metrics(federation: "Federation", directory: "RunDirectory") ->
         )
         figures = {f"client_{name}": _finite(value) for name, value in found.items()}
         rows.append({"client": client, "examples": len(examples), **figures})
-    content = {"schema": COMPARISON_SCHEMA, "private": True, "warning": WARNING, "clients": rows}
+    content = {"schema": SCHEMAS[FILE], "private": True, "warning": WARNING, "clients": rows}
     directory.write_json(FILE, content)
     list_again(directory, FILE)
 

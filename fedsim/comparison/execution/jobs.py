@@ -13,8 +13,7 @@ from fedsim.comparison.execution.worker import RECORD
 from fedsim.comparison.file.load import LoadedComparison
 from fedsim.core.text_formats import parse_json
 from fedsim.experiment import LoadedExperiment
-from fedsim.runs.directory import RunDirectoryError
-from fedsim.runs.schema import COMPARISON_SCHEMA, RUN_SCHEMA, Origin, refuse_newer_schema
+from fedsim.runs.directory import RunDirectory, RunDirectoryError
 
 Action = Literal["reuse", "run", "resume"]
 
@@ -68,11 +67,9 @@ class Job:
 def check_directory(out: Path) -> None:
     """Check that a directory is new, empty, or one of a comparison.
 
-    Runs of an older fedsim are set aside by their fingerprint, which covers the version.
-
     Raises:
-        RunDirectoryError: it is none of these.
-        SchemaError: a newer fedsim wrote it.
+        RunDirectoryError: it is none of these, or a file of a run is damaged.
+        SchemaError: a run has another schema.
     """
     if out.exists() and not out.is_dir():
         raise RunDirectoryError(f"{out} is a file; choose another --out")
@@ -80,11 +77,8 @@ def check_directory(out: Path) -> None:
         raise RunDirectoryError(f"{out} is not empty and holds no comparison; choose another --out")
     if (out / MARKER).is_file() and "\nruns:" in (out / MARKER).read_text(encoding="utf-8"):
         raise RunDirectoryError(f"{out} holds a comparison of given runs; choose another --out")
-    for record in sorted(out.glob(f"runs/*/*/{RECORD}")):
-        run = Origin.from_json(_json(record.parent / "environment.json"))
-        comparison = Origin.from_json({"fedsim": run.version, **_json(record)})
-        refuse_newer_schema(record.parent, run, kind="run", newest=RUN_SCHEMA)
-        refuse_newer_schema(record, comparison, kind="comparison", newest=COMPARISON_SCHEMA)
+    for record in sorted(out.glob(f"*/*/*/{RECORD}")):  # superseded runs are counted, too
+        RunDirectory.open(record.parent).read_json(RECORD)
 
 
 @contextmanager

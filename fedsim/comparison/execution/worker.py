@@ -100,11 +100,11 @@ class _RunReporter:
         """Write `comparison_run.json`, which names the variant, seed and fingerprint of the run."""
         from fedsim.comparison.pairs import pair_digests
         from fedsim.runs.directory import RunDirectory
-        from fedsim.runs.schema import COMPARISON_SCHEMA
+        from fedsim.runs.schema import SCHEMAS
 
         self.federation = federation
         content = {
-            "schema": COMPARISON_SCHEMA,
+            "schema": SCHEMAS[RECORD],
             **self._record,
             "pairing": pair_digests(federation),
         }

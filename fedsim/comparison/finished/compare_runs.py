@@ -82,7 +82,7 @@ def compare_runs(
         variants=variants,
     )
     results = summarise(comparison, list(_outcomes(variants, directory)))
-    results = replace(results, remarks=(*left_out, *repeated, *_remarks(comparison)))
+    results = replace(results, remarks=(*left_out, *repeated))
     paths = [run.path for one in variants for run in one.runs]
     result = ComparisonResult(directory, results, tuning_of_runs(results, paths), False)
     directory.mkdir(parents=True, exist_ok=True)
@@ -133,27 +133,6 @@ def _baseline(variants: Sequence[GivenVariant], asked: str | None) -> Baseline:
             f"each unit apart ({problems[0]})"
         )
     return baseline
-
-
-def _remarks(comparison: GivenComparison) -> list[str]:
-    """Return what was not recorded by old runs."""
-    old = [
-        str(run.path)
-        for one in comparison.variants
-        for run in one.runs
-        if not {"data", "test"} <= run.inputs.keys()
-    ]
-    if not old:
-        return []
-    return [
-        f"{_listed(old)}: written by a fedsim that recorded no digest of the test set, so equal "
-        "settings alone show that the test sets are the same."
-    ]
-
-
-def _listed(paths: Sequence[str]) -> str:
-    shown = ", ".join(paths[:_NAMED])
-    return shown if len(paths) <= _NAMED else f"{shown} and {len(paths) - _NAMED} more"
 
 
 def _directory_name(names: Sequence[str]) -> str:

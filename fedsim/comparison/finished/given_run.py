@@ -3,18 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from pydantic import ValidationError
 
 from fedsim.comparison.differences import flat_settings
 from fedsim.comparison.execution.jobs import FINISHED, MARKER
 from fedsim.comparison.results import ComparisonError
-from fedsim.experiment import Experiment, ExperimentError, read_settings
-from fedsim.experiment.text import KeyPath
+from fedsim.experiment import Experiment, read_settings
 from fedsim.runs.directory import RunDirectory, RunDirectoryError
 from fedsim.runs.files import read_yaml_object
-from fedsim.runs.schema import MANIFEST_SINCE
 from fedsim.runs.verification import verify_run
 
 _MAX_UNSOUND = 10  # runs that are named
@@ -92,7 +87,7 @@ def read_given(paths: Sequence[Path]) -> tuple[list[GivenRun], list[str]]:
         RunDirectoryError: a directory holds no run.
         ComparisonError: runs are not sound; it names the first ones.
         ExperimentError: `experiment.yaml` of a run is not what this version writes.
-        SchemaError: a newer fedsim wrote a run.
+        SchemaError: a run has another schema.
     """
     runs: list[GivenRun] = []
     left_out: list[str] = []
@@ -125,47 +120,8 @@ def _status(directory: RunDirectory) -> str:
 
 
 def _read(path: Path, directory: RunDirectory) -> GivenRun:
-    experiment, former = _experiment(directory)
-    inputs = _inputs(directory)
-    settings = {**flat_settings(experiment), **former}
-    settings["fedsim"] = directory.origin.version
+    experiment = read_settings(directory.path / "experiment.yaml")
+    inputs = directory.read_inputs()
     plugins = {name: digest[:12] for name, digest in inputs.items() if name not in _NO_PLUGIN}
-    return GivenRun(path, directory, experiment, {**settings, **plugins}, inputs)
-
-
-def _experiment(directory: RunDirectory) -> tuple[Experiment, dict[str, object]]:
-    """Return the settings of a run, and former keys of an older version with their values.
-
-    Raises:
-        ExperimentError: the file is not what a run writes.
-    """
-    path = directory.path / "experiment.yaml"
-    try:
-        return read_settings(path), {}
-    except ExperimentError as error:
-        if directory.origin.is_this_version:
-            raise
-        content = read_yaml_object(path)
-        former = {
-            ".".join(map(str, problem.path)): _removed(content, problem.path)
-            for problem in error.problems
-        }
-    try:
-        return Experiment.model_validate(content), former
-    except ValidationError:
-        raise RunDirectoryError(
-            f"{path}: fedsim {directory.origin.version} wrote settings that this version cannot "
-            "read; leave the run out"
-        ) from None
-
-
-def _removed(content: Any, path: KeyPath) -> object:
-    """Remove the key at a path from nested mappings and return its value; None if it is absent."""
-    for key in path[:-1]:
-        content = content.get(key, {}) if isinstance(content, dict) else {}
-    return content.pop(path[-1], None) if isinstance(content, dict) and path else None
-
-
-def _inputs(directory: RunDirectory) -> dict[str, str]:
-    """Return the digests of a run's inputs; none of a run that is too old to have sealed them."""
-    return directory.read_inputs() if directory.origin.schema >= MANIFEST_SINCE else {}
+    settings = {**flat_settings(experiment), "fedsim": directory.read_version(), **plugins}
+    return GivenRun(path, directory, experiment, settings, inputs)

@@ -14,19 +14,18 @@ _TEST_SETTINGS = ("data.dataset", "data.test_fraction")
 
 
 def shared_digests(run: GivenRun) -> dict[str, str]:
-    """Return digests of the parts that paired runs share, as recorded when the run began.
-
-    A part that an old run did not record is left out.
-    """
-    found = {"data": run.inputs.get("data"), "initial_model": run.inputs.get("model")}
+    """Return digests of the parts that paired runs share, as recorded when the run began."""
     schedule = participation_of(
         run.experiment, num_clients=len(run.directory.read_json("privacy.json")["clients"])
     )
     state = hashlib.sha256()
     for number in range(1, run.experiment.federation.rounds + 1):
         state.update(np.array([-1, *schedule.on_record(number)], dtype=np.int64).tobytes())
-    found["participants"] = state.hexdigest()
-    return {name: digest for name, digest in found.items() if digest is not None}
+    return {
+        "data": run.inputs["data"],
+        "initial_model": run.inputs["model"],
+        "participants": state.hexdigest(),
+    }
 
 
 def test_set_problems(variants: Sequence[GivenVariant]) -> Iterator[str]:
@@ -48,10 +47,9 @@ def test_set_problems(variants: Sequence[GivenVariant]) -> Iterator[str]:
 def _problem(first: GivenVariant, other: GivenVariant) -> str | None:
     pairs = [(a, b) for a in first.runs for b in other.runs if a.seed == b.seed]
     for a, b in pairs:
-        digests = a.inputs.get("test"), b.inputs.get("test")
-        if None not in digests and digests[0] != digests[1]:
+        if a.inputs["test"] != b.inputs["test"]:
             return f"have different test sets ({a.path} and {b.path}){_differing(first, other)}"
-    if pairs and all("test" in run.inputs for pair in pairs for run in pair):
+    if pairs:
         return None
     differing = _differing(first, other)
     return f"have different test sets{differing}" if differing else None

@@ -13,11 +13,19 @@ from typing import Any
 from pydantic import ValidationError
 
 from fedsim.accountant.ledger.journal import GENESIS
-from fedsim.comparison.search.records import RECORDS, Record, Search, SearchLedgerError, replay
+from fedsim.comparison.search.records import (
+    FILE,
+    RECORDS,
+    Record,
+    Search,
+    SearchLedgerError,
+    replay,
+)
 from fedsim.core.file_errors import name_file
 from fedsim.runs.files import sync_directory
+from fedsim.runs.schema import SchemaError, check_schema
 
-PATH = "account/search.jsonl"
+PATH = f"account/{FILE}"
 
 
 class SearchLedger:
@@ -31,6 +39,7 @@ class SearchLedger:
 
     Raises:
         SearchLedgerError: a record was changed, does not continue the chain, or contradicts others.
+        SchemaError: a record has another schema.
     """
 
     def __init__(self, out: Path) -> None:
@@ -75,7 +84,8 @@ class SearchLedger:
         *lines, _unfinished = self._path.read_bytes().split(b"\n")
         for number, line in enumerate(lines, start=1):
             where = f"{self._path}, line {number}"
-            record, digest = _record_of(line.decode(errors="replace") + "\n", self._head, where)
+            text = line.decode(errors="replace") + "\n"
+            record, digest = _record_of(text, self._head, where, self._path)
             self._records.append(record)
             self._head, self._size = digest, self._size + len(line) + 1
         try:
@@ -96,14 +106,18 @@ def line_of(record: Record, previous: str) -> tuple[str, str]:
     return _text({**content, "hash": digest}) + "\n", digest
 
 
-def _record_of(line: str, head: str, where: str) -> tuple[Record, str]:
+def _record_of(line: str, head: str, where: str, path: Path) -> tuple[Record, str]:
     try:
         content: dict[str, Any] = json.loads(line)
+        if content["record"] == "drawn":
+            check_schema(path, content)
         _digest, previous = content.pop("hash"), content.pop("previous")
         record = RECORDS.validate_python(content)
         if record.record == "drawn":
             for charge in record.clients:
                 _ = charge.events
+    except SchemaError:
+        raise
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         first = str(error).splitlines()[0]
         what = "not a record" if isinstance(error, ValidationError) else f"not a record: {first}"

@@ -12,7 +12,6 @@ from typing import Any
 
 import jinja2
 
-import fedsim
 from fedsim.comparison.search.figures import figures_of
 from fedsim.comparison.search.layout import ACCOUNT, public_folder
 from fedsim.comparison.search.records import Search, Selected, Withdrawn
@@ -25,6 +24,7 @@ from fedsim.comparison.search.statement import (
 from fedsim.core.formatting import delta_text, epsilon_text
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.files import sync_directory
+from fedsim.runs.schema import SCHEMAS
 
 MODEL = ("model.safetensors", "experiment.yaml")
 SELECTION = "selection.json"
@@ -65,7 +65,7 @@ def selection_json(searches: Sequence[Search], *, score: float | None) -> dict[s
     last, figures = searches[-1], figures_of(searches)
     drawn, end = last.drawn, last.end
     return {
-        "schema": drawn.schema_number,
+        "schema": SCHEMAS[SELECTION],
         "fedsim": drawn.fedsim,
         "search": drawn.search,
         "candidates": drawn.candidates,
@@ -100,8 +100,8 @@ def account_json(searches: Sequence[Search], *, name: str, head: str) -> dict[st
     """
     figures = figures_of(searches)
     return {
-        "schema": searches[-1].drawn.schema_number,
-        "fedsim": fedsim.__version__,
+        "schema": SCHEMAS["comparison.json"],
+        "fedsim": searches[-1].drawn.fedsim,
         "name": name,
         "for": OBSERVER_OF_RUNS,
         "searches": [_search_json(search) for search in searches],
@@ -149,7 +149,7 @@ def account_page(content: Mapping[str, Any]) -> str:
         )
     ]
     page = environment.get_template("search.html.jinja").render(
-        **content, figures=cards, version=fedsim.__version__
+        **content, figures=cards, version=content["fedsim"]
     )
     return page.encode(errors="replace").decode()
 

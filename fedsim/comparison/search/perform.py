@@ -188,7 +188,6 @@ class _SearchRun:
         names = [one.name for one in self._comparison.candidates]
         runs = RunLaw(self._settings.mean, self._settings.eta).draw()
         drawn = Drawn(
-            schema=1,
             search=number,
             fedsim=fedsim.__version__,
             digest=plan.digest,

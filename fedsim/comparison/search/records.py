@@ -16,8 +16,9 @@ from fedsim.accountant.rdp.run_law import RunLaw
 from fedsim.core.errors import ExitCode, FedsimError
 from fedsim.core.settings import Probability, Settings
 from fedsim.runs.private_digest import PATTERN
+from fedsim.runs.schema import SCHEMAS
 
-SEARCH_SCHEMA = 1
+FILE = "search.jsonl"
 
 _Hash = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
@@ -67,7 +68,7 @@ class Drawn(Settings):
     """
 
     record: Literal["drawn"] = "drawn"
-    schema_number: Literal[1] = Field(default=SEARCH_SCHEMA, alias="schema")
+    schema_number: int = Field(default=SCHEMAS[FILE], alias="schema")
     search: int = Field(ge=1)
     fedsim: str
     digest: _Hash

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import fedsim
 from fedsim.comparison.search.layout import ACCOUNT, MARKER, PUBLIC, WORK, public_folder
 from fedsim.comparison.search.ledger import PATH, SearchLedger
 from fedsim.comparison.search.outputs import (
@@ -25,7 +24,6 @@ UNCHECKED = (
 )
 _ENTRIES = {".lock", MARKER, ACCOUNT, PUBLIC}
 _RELATIVE = 1e-9  # the same figure on another machine
-_WORDING = {"fedsim", "for", "observer", "server", "statement"}  # of the version that wrote it
 
 
 @dataclass(frozen=True)
@@ -61,6 +59,9 @@ def verify_search(out: Path, *, root: str | None = None) -> SearchVerification:
     Args:
         out: the directory.
         root: hash of the last record that was kept elsewhere; None: it is not compared.
+
+    Raises:
+        SchemaError: the ledger has another schema.
     """
     try:
         ledger = SearchLedger(out)
@@ -119,7 +120,7 @@ def _account_problems(out: Path, ledger: SearchLedger) -> Iterator[str]:
     expected = account_json(ledger.searches, name=content.get("name", ""), head=ledger.head)
     found = _differing(content, expected)
     yield from (f"{ACCOUNT}/comparison.json: {key} differs from the ledger" for key in found)
-    if found or content["fedsim"] != fedsim.__version__:
+    if found:
         return
     page = path.with_suffix(".html")
     if not page.is_file() or page.read_text(encoding="utf-8") != account_page(content):
@@ -135,26 +136,16 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _differing(content: Any, expected: Any) -> list[str]:
-    """Return the keys in which a file differs from what the ledger gives.
-
-    The wording of another version is not compared.
-    """
-    own = content.get("fedsim", fedsim.__version__) == fedsim.__version__
-    keys = [*expected, *(key for key in content if key not in expected)]
-    return [
-        key
-        for key in keys
-        if (own or key not in _WORDING) and not _same(content.get(key), expected.get(key), own)
-    ]
+    """Return the keys in which a file differs from what the ledger gives."""
+    keys = dict.fromkeys([*expected, *content])
+    return [key for key in keys if not _same(content.get(key), expected.get(key))]
 
 
-def _same(one: Any, other: Any, wording: bool) -> bool:
+def _same(one: Any, other: Any) -> bool:
     if isinstance(one, dict) and isinstance(other, dict):
-        keys = {key for key in (*one, *other) if wording or key not in _WORDING}
-        return all(_same(one.get(key), other.get(key), wording) for key in keys)
+        return all(_same(one.get(key), other.get(key)) for key in {*one, *other})
     if isinstance(one, list) and isinstance(other, list):
-        pairs = zip(one, other, strict=False)
-        return len(one) == len(other) and all(_same(*pair, wording) for pair in pairs)
+        return len(one) == len(other) and all(map(_same, one, other))
     if isinstance(one, float) and isinstance(other, float):
         return abs(one - other) <= _RELATIVE * max(abs(one), abs(other))
     return one == other

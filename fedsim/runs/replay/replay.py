@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from safetensors.numpy import load_file
 
+import fedsim
 from fedsim.accountant.ledger.journal import Charge
 from fedsim.algorithms.state import ServerState
 from fedsim.core.errors import FedsimError, InputError
@@ -81,11 +82,11 @@ def replay_run(
 
 
 def _federation(directory: RunDirectory, base: Path | None, phases: Phases) -> Federation:
-    origin = directory.origin
-    if not origin.is_this_version or not directory.releases.is_file():
+    version = directory.read_version()
+    if version != fedsim.__version__:
         raise ReplayImpossibleError(
-            f"a run of fedsim {origin.version} cannot be replayed by this one, which may draw "
-            "other numbers or finds no releases.jsonl; replay it with the version that wrote it"
+            f"a run of fedsim {version} cannot be replayed by this one, which may draw other "
+            "numbers; replay it with the version that wrote it"
         )
     path = directory.path / "experiment.yaml"
     try:

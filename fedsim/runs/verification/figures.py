@@ -5,20 +5,18 @@ import statistics
 from collections.abc import Iterator
 from typing import Any, cast
 
-import fedsim
 from fedsim.clients.settings import recorded_correlation, recorded_perturbation
 from fedsim.protocol.arrays import to_numpy
 from fedsim.runs.answers import COUNTS, answer_problems
 from fedsim.runs.answers import FILE as ANSWERS
 from fedsim.runs.client_data import FILE as CLIENT_DATA
 from fedsim.runs.client_data import client_data_problems
-from fedsim.runs.directory import CLIENT_COLUMNS, clients_table
+from fedsim.runs.directory import clients_table
 from fedsim.runs.final_scores import FILE as SCORES
 from fedsim.runs.final_scores import public_metrics, score_contradictions
 from fedsim.runs.personal_scores import FILE as PERSONALIZATION
 from fedsim.runs.personal_scores import contradictions
 from fedsim.runs.saved_model import read_model_card
-from fedsim.runs.schema import TRUST_SINCE
 from fedsim.runs.trust_terms import TRUST_TERMS, trust_terms
 from fedsim.runs.verification.run_files import RunFiles
 from fedsim.runs.verification.spend import number, same_number
@@ -53,9 +51,7 @@ def spend_figure_problems(files: RunFiles) -> Iterator[str]:
     elif privacy["system_epsilon"] is not None or files.summary["epsilon"] is not None:
         yield "a federation without privacy names an ε"
     table = (files.directory.path / "clients.csv").read_text(encoding="utf-8")
-    columns = table.split("\n", 1)[0].split(",")
-    is_new = files.directory.origin.schema >= TRUST_SINCE
-    if table != clients_table(rows, CLIENT_COLUMNS if is_new else columns):
+    if table != clients_table(rows):
         yield "clients.csv and privacy.json disagree"
 
 
@@ -65,8 +61,6 @@ def statement_problems(files: RunFiles) -> Iterator[str]:
     is_private = privacy["accountant"] is not None
     if is_private and privacy.get("ledger_digest") != ledger_digest(privacy["clients"]):
         yield "ledger_digest is not that of the clients' ledgers"
-    if privacy.get("version") != fedsim.__version__:
-        return  # another version may word the same facts differently
     finite = is_private and all(row["epsilon"] is not None for row in privacy["clients"])
     if privacy["private"] is not finite:
         yield f"privacy.json says private: {privacy['private']}, and its clients say {finite}"
@@ -125,9 +119,8 @@ def _trust_problems(files: RunFiles) -> Iterator[str]:
     planned: dict[str, Any] = {"trust": "local", "unit": "example"}
     if settings is not None:
         planned = {"trust": settings.trust, "unit": settings.unit, **trust_terms(files.experiment)}
-    old = {} if files.directory.origin.schema >= TRUST_SINCE else {"trust": "local"}
     for name in ("trust", "unit", *TRUST_TERMS):
-        found = privacy.get(name, old.get(name))
+        found = privacy.get(name)
         if found != planned.get(name):
             yield f"{name} is {found} in privacy.json and {planned.get(name)} in experiment.yaml"
 
@@ -166,14 +159,17 @@ def vote_problems(files: RunFiles) -> Iterator[str]:
 
 def score_problems(files: RunFiles) -> Iterator[str]:
     """Yield what `scores.json` says and does not agree with the last round or with itself."""
-    directory = files.directory
-    if not files.rounds or not (directory.path / SCORES).exists():
-        return  # a failed run, or one of an older version
-    row = cast(dict[str, Any], files.rounds[files.summary["rounds"] - 1])
+    directory, summary = files.directory, files.summary
+    is_scored = summary["status"] != "failed" and summary["rounds"] > 0
+    if (directory.path / SCORES).exists() != is_scored:
+        yield f"{SCORES} belongs to runs that did not fail and have a round, and to no other run"
+    if not is_scored:
+        return
+    row = cast(dict[str, Any], files.rounds[summary["rounds"] - 1])
     yield from score_contradictions(directory.read_json(SCORES), row)
     card = read_model_card(directory.path)
     same = (card.experiment, card.rounds, dict(card.metrics), card.statement)
-    summary, statement = files.summary, files.privacy["statement"]
+    statement = files.privacy["statement"]
     if same != (summary["name"], summary["rounds"], public_metrics(row), statement):
         yield "the header of model.safetensors does not say what the other files say"
 

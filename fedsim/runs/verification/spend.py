@@ -16,7 +16,6 @@ from fedsim.accountant.fleet.accountant import Client
 from fedsim.accountant.ledger.journal import GENESIS, FileJournal, total_against_server, total_of
 from fedsim.accountant.sampler_slack import SHARE, sampler_slack
 from fedsim.clients.sampling.schemes import SAMPLING_SCHEMES
-from fedsim.core.formatting import clients_text, epsilon_text
 from fedsim.runs.answers import FILE as ANSWERS
 from fedsim.runs.verification.run_files import RunFiles
 from fedsim.statement.privacy_file import PrivateClientRow
@@ -34,14 +33,12 @@ class Checked:
         reported: ε in `privacy.json`.
         recomputed: ε of the ledger by the run's accountant, as this version computes it.
         other: ε of the ledger by the other accountant.
-        is_loose: whether another version reported a larger ε than this one computes.
     """
 
     client: int
     reported: float
     recomputed: float
     other: float
-    is_loose: bool = False
 
 
 @dataclass(frozen=True)
@@ -68,8 +65,7 @@ def check_spend(files: RunFiles, checked: list[Checked]) -> Iterator[str]:
 
     Each client's own accountant recomputes its ε by the run's method, for each observer. The other
     methods compute all clients together. Both are independent of the run: they read the ledgers in
-    the file alone. Another version may have reported a larger ε, from a looser bound of the same
-    releases.
+    the file alone.
 
     Args:
         files: the files of the run.
@@ -91,18 +87,17 @@ def check_spend(files: RunFiles, checked: list[Checked]) -> Iterator[str]:
     if (privacy.get("perturbation") or {}).get("name") == "input":
         by_epoch = True
     by_query = (files.directory.path / ANSWERS).exists()  # `plan_problems` counts them
-    shared = privacy.get("trust") == "distributed"
+    shared = privacy["trust"] == "distributed"
     for row in rows:
         for what in _against_ledger(row, journal, by_epoch=by_epoch or by_query, shared=shared):
             yield f"client {row['client']}: {what}"
     for client in sorted(set(journal.clients()) - {row["client"] for row in rows}):
         yield f"client {client}: in the ledger only"
-    is_other = not files.directory.origin.is_this_version
     views = [_claimed(rows), _against_server(rows)] if shared else [_claimed(rows)]
     for place, reported in enumerate(views):
-        bounds_of_rows = _bounds(reported, accountant, adjacency, with_slack="slack" in privacy)
+        bounds_of_rows = _bounds(reported, accountant, adjacency)
         for one, bounds in zip(reported, bounds_of_rows, strict=True):
-            result, found = _recomputed(one, bounds, accountant, may_be_loose=is_other)
+            result, found = _recomputed(one, bounds, accountant)
             if place == 0:
                 checked.append(result)
             for what in found:
@@ -170,11 +165,7 @@ def _against_ledger(
 
 
 def _bounds(
-    reported: list[_Reported],
-    accountant: AccountantChoice,
-    adjacency: Adjacency,
-    *,
-    with_slack: bool,
+    reported: list[_Reported], accountant: AccountantChoice, adjacency: Adjacency
 ) -> list[dict[AccountantChoice, float]]:
     """Return ε of every row by each method, for one observer.
 
@@ -184,28 +175,25 @@ def _bounds(
         reported: the rows of `privacy.json` for this observer.
         accountant: the run's.
         adjacency: of every ledger.
-        with_slack: whether the run reports the slack of the sampler; earlier versions did not.
     """
-    ledger_epsilon = PrivacyLedger.epsilon_with_slack if with_slack else PrivacyLedger.epsilon
     bounds: list[dict[AccountantChoice, float]] = [{} for _ in reported]
     rows, ledgers = [one.row for one in reported], [one.ledger for one in reported]
     for name in dict.fromkeys(("pld", renyi_choice(accountant), accountant)):
         if name == accountant:
             for found, row, ledger in zip(bounds, rows, ledgers, strict=True):
-                found[name] = ledger_epsilon(ledger, row["delta"], name, adjacency)
+                found[name] = ledger.epsilon_with_slack(row["delta"], name, adjacency)
             continue
         fleet = FleetAccountant(name, adjacency=adjacency)
         for place, ledger in enumerate(ledgers):
             for event, count in ledger.entries:
                 fleet.compose(place, event, count)
-        share = SHARE if with_slack else 0.0
         deltas: dict[Client, float] = {
-            place: row["delta"] * (1.0 - share) for place, row in enumerate(rows)
+            place: row["delta"] * (1.0 - SHARE) for place, row in enumerate(rows)
         }
         together = fleet.get_epsilon(deltas).values()
         for found, row, epsilon in zip(bounds, rows, together, strict=True):
-            added = epsilon > 0.0 and with_slack
-            found[name] = epsilon + (sampler_slack(epsilon, row["delta"])[0] if added else 0.0)
+            added = sampler_slack(epsilon, row["delta"]).epsilon if epsilon > 0.0 else 0.0
+            found[name] = epsilon + added
     return bounds
 
 
@@ -213,23 +201,15 @@ def _recomputed(
     one: _Reported,
     by: dict[AccountantChoice, float],
     accountant: AccountantChoice,
-    *,
-    may_be_loose: bool,
 ) -> tuple[Checked, list[str]]:
     """Compare a reported ε with its recomputed ones by each method."""
     reported: dict[AccountantChoice, float] = {accountant: one.epsilon}
     if one.epsilon_rdp is not None:
         reported[renyi_choice(accountant)] = one.epsilon_rdp
-    differing = [
-        (name, value, by[name])
+    problems = [
+        f"ε{one.observer} by {name} is reported as {value:.6g} and recomputed as {by[name]:.6g}"
         for name, value in reported.items()
         if not same_number(value, by[name])
-    ]
-    is_loose = [may_be_loose and value > found for _, value, found in differing]
-    problems = [
-        f"ε{one.observer} by {name} is reported as {value:.6g} and recomputed as {found:.6g}"
-        for (name, value, found), is_accepted in zip(differing, is_loose, strict=True)
-        if not is_accepted
     ]
     for tight, loose in pairwise(by):
         if by[tight] > by[loose] + _BEYOND:
@@ -238,23 +218,7 @@ def _recomputed(
                 f"({by[loose]:.6g})"
             )
     other: AccountantChoice = "rdp" if accountant == "pld" else "pld"
-    result = Checked(
-        one.row["client"], reported[accountant], by[accountant], by[other], is_loose=any(is_loose)
-    )
-    return result, problems
-
-
-def loose_epsilons(checked: list[Checked]) -> Iterator[str]:
-    """Yield one line on the clients for which another version reported a larger ε."""
-    loose = [client for client in checked if client.is_loose]
-    if loose:
-        most = max(loose, key=lambda client: client.reported - client.recomputed)
-        yield (
-            f"that ε of {clients_text([client.client for client in loose])} is the one that the "
-            "run's version computes: it is larger than today's, as from a looser bound of the "
-            f"same releases (client {most.client}: {epsilon_text(most.reported)}, today "
-            f"{epsilon_text(most.recomputed)})"
-        )
+    return Checked(one.row["client"], reported[accountant], by[accountant], by[other]), problems
 
 
 def number(value: float | None) -> float:

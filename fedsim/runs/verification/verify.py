@@ -1,10 +1,8 @@
 """The check of a whole run: its manifest first, then its files against each other."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-import fedsim
-from fedsim.runs.checkpoint import checkpoint_schema
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.manifest import (
     FILE,
@@ -13,7 +11,6 @@ from fedsim.runs.manifest import (
     read_manifest,
     uncovered_folders,
 )
-from fedsim.runs.schema import CHECKPOINT_SINCE_MANIFEST, MANIFEST_SINCE
 from fedsim.runs.verification.figures import (
     environment_problems,
     personal_problems,
@@ -27,7 +24,7 @@ from fedsim.runs.verification.figures import (
 from fedsim.runs.verification.plans import plan_problems, unread_tables
 from fedsim.runs.verification.rounds import charge_problems, checkpoint_problems, schedule_problems
 from fedsim.runs.verification.run_files import RunFiles, attempt
-from fedsim.runs.verification.spend import Checked, check_spend, loose_epsilons
+from fedsim.runs.verification.spend import Checked, check_spend
 
 Check = Callable[[RunFiles], Iterable[str]]
 
@@ -49,12 +46,10 @@ class Verification:
     root: str | None = None
 
 
-# Checks of the files of all versions, and of those since the manifest, with the files they read.
-_OF_ALL_VERSIONS: tuple[tuple[str, Check], ...] = (
+# The checks, with the names of the files that they read.
+_CHECKS: tuple[tuple[str, Check], ...] = (
     ("privacy.json, summary.json and clients.csv", spend_figure_problems),
     ("privacy.json", statement_problems),
-)
-_SINCE_MANIFEST: tuple[tuple[str, Check], ...] = (
     ("environment.json, experiment.yaml and privacy.json", environment_problems),
     ("rounds.jsonl, checkpoint and ledger.jsonl", schedule_problems),
     ("rounds.jsonl and ledger.jsonl", charge_problems),
@@ -64,8 +59,6 @@ _SINCE_MANIFEST: tuple[tuple[str, Check], ...] = (
     ("answers.json, rounds.jsonl and the checkpoint", vote_problems),
     ("personalization.json, summary.json and experiment.yaml", personal_problems),
     ("client_data.json, privacy.json and experiment.yaml", private_figure_problems),
-)
-_OF_THIS_VERSION: tuple[tuple[str, Check], ...] = (
     ("experiment.yaml, privacy.json and ledger.jsonl", plan_problems),
 )
 
@@ -78,8 +71,7 @@ def verify_run(
     Guarantee: in a sound result every file is the one that `manifest.json` lists, and there is no
     other file outside of trackers' folders. The records of every client form an unbroken chain up
     to the head in `privacy.json`, and the ledgers there are their sums. Two accountants confirm
-    every reported ε: the run's own to equality, the looser one by a larger bound. (Another version
-    may have reported a larger ε, which `unchecked` names, never a smaller one.) Every
+    every reported ε: the run's own to equality, the looser one by a larger bound. Every
     participation in `rounds.jsonl` has its record, and every record has the sampling rate, the
     noise, the δ and the steps that `experiment.yaml` plans for the recorded client sizes.
 
@@ -91,26 +83,25 @@ def verify_run(
         pages: whether pages such as `report.html` are checked.
 
     Raises:
-        SchemaError: `environment.json` names no version, or that of a newer fedsim.
+        DamagedRunError: `environment.json` is missing or damaged.
+        SchemaError: the run has another schema, so none of the checks is about it.
     """
-    files, origin = RunFiles(directory), directory.origin
-    if not (directory.path / "summary.json").is_file() and not _has_manifest(directory):
+    directory.read_version()
+    files = RunFiles(directory)
+    if not any((directory.path / name).exists() for name in ("summary.json", FILE)):
         return Verification((), (_unfinished(directory),))
-    unchecked = list(_unchecked(files))
+    unchecked = [
+        f"{folder}/, the files of a tracker, which {FILE} does not cover"
+        for folder in uncovered_folders(directory)
+    ]
     problems, found_root = _against_manifest(directory, root, pages=pages)
     broken = attempt("ledger.jsonl", lambda: _read_ledger(files))
     if broken:  # nothing else counts before the ledger is whole
         return Verification((), (*problems, *broken), tuple(unchecked), found_root)
     checked: list[Checked] = []
     problems += attempt("privacy.json and ledger.jsonl", lambda: check_spend(files, checked))
-    unchecked += loose_epsilons(checked)
-    checks = _OF_ALL_VERSIONS
-    if origin.schema >= MANIFEST_SINCE:
-        checks += _SINCE_MANIFEST
-        if origin.is_this_version:
-            checks += _OF_THIS_VERSION
-            unchecked += attempt("experiment.yaml", lambda: unread_tables(files))
-    for names, check in checks:
+    unchecked += attempt("experiment.yaml", lambda: unread_tables(files))
+    for names, check in _CHECKS:
         problems += attempt(names, lambda check=check: check(files))
     return Verification(
         tuple(checked), tuple(dict.fromkeys(problems)), tuple(unchecked), found_root
@@ -120,10 +111,6 @@ def verify_run(
 def _read_ledger(files: RunFiles) -> tuple[str, ...]:
     files.journal.clients()
     return ()
-
-
-def _has_manifest(directory: RunDirectory) -> bool:
-    return directory.origin.schema >= MANIFEST_SINCE and (directory.path / FILE).exists()
 
 
 def _unfinished(directory: RunDirectory) -> str:
@@ -137,8 +124,6 @@ def _against_manifest(
     directory: RunDirectory, root: str | None, *, pages: bool
 ) -> tuple[list[str], str | None]:
     """Return the problems of the files against the manifest, and its root."""
-    if directory.origin.schema < MANIFEST_SINCE:
-        return attempt("environment.json", lambda: _older_than_it_says(directory, root)), None
     try:
         manifest = read_manifest(directory)
     except ManifestError as error:
@@ -155,33 +140,3 @@ def _ways_out(directory: RunDirectory) -> str:
         "very end: restore it from a copy, or let fedsim run FILE --out "
         f"{directory.path} --resume write it anew for the files as they are now"
     )
-
-
-def _older_than_it_says(directory: RunDirectory, root: str | None) -> Iterator[str]:
-    """Yield the signs of a run with a manifest under an `environment.json` of a run without."""
-    schema = directory.origin.schema
-    says = f"environment.json is missing, or says run schema {schema}, which has no"
-    if (directory.path / FILE).exists():
-        yield f"{says} {FILE}"
-    checkpoint = directory.path / "checkpoint" / "model.safetensors"
-    if checkpoint.exists() and checkpoint_schema(checkpoint) >= CHECKPOINT_SINCE_MANIFEST:
-        yield f"{says} checkpoint of schema {checkpoint_schema(checkpoint)}"
-    if root is not None:
-        yield f"a root was given, and a run of schema {schema} has no {FILE}"
-
-
-def _unchecked(files: RunFiles) -> Iterator[str]:
-    """Yield what this version cannot check in the run."""
-    directory, origin = files.directory, files.directory.origin
-    writer = f"{origin.version} (run schema {origin.schema}); this is fedsim {fedsim.__version__}"
-    if not origin.is_this_version:
-        yield f"the wording of the privacy statement, which is that of fedsim {writer}"
-    if origin.schema < MANIFEST_SINCE:
-        yield (
-            f"that no file changed, and that rounds, checkpoint and experiment agree with the "
-            f"ledger: run schema {origin.schema} has no {FILE}"
-        )
-    elif not origin.is_this_version:
-        yield f"that noise and sampling follow from experiment.yaml, as planned by fedsim {writer}"
-    for folder in uncovered_folders(directory):
-        yield f"{folder}/, the files of a tracker, which {FILE} does not cover"

@@ -20,8 +20,6 @@ from fedsim.runs.files import write_sealed
 from fedsim.runs.manifest import write_manifest
 from fedsim.runs.private_digest import private_digest
 
-FROZEN = Path(__file__).parents[2] / "runs" / "frozen" / "0.1.0"
-
 
 @pytest.fixture(autouse=True)
 def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,14 +191,6 @@ def test_the_command_prints_the_table_and_refuses_options_of_experiments(runs: P
     wrong = CliRunner().invoke(cli, ["compare", paths[0] + "x", paths[1] + "x"])
     assert wrong.exit_code == 2
     assert "is no run directory" in wrong.stderr
-
-
-def test_runs_of_an_old_version_are_compared_and_what_they_lack_is_named(tmp_path: Path) -> None:
-    found = compare_runs([FROZEN / "run", FROZEN / "secure_run"], out=tmp_path / "out")
-    assert [one.name for one in found.results.variants] == ["run", "secure_run"]
-    assert "federation.rounds" in found.results.settings.keys
-    assert any("recorded no digest of the test set" in note for note in found.results.remarks)
-    assert "nothing shows that they are shared" in found.results.pair_check.statement
 
 
 def test_any_name_of_a_directory_is_shown_as_it_is(runs: Path) -> None:

@@ -6,11 +6,19 @@ from typing import Any
 
 import pytest
 
+import fedsim
 from fedsim.comparison.finished.compare_runs import compare_runs
 
 pytestmark = pytest.mark.slow
 
-FROZEN = Path(__file__).parents[2] / "runs" / "frozen" / "0.1.0" / "comparison"
+EXPERIMENT: dict[str, Any] = {
+    "name": "compared",
+    "data": {"dataset": "digits", "partition": {"scheme": "iid", "num_clients": 3}},
+    "model": {"name": "logistic"},
+    "federation": {"rounds": 3},
+    "local": {"steps": 2, "batch_size": 32},
+    "privacy": {"target_epsilon": 4.0, "delta": 1e-3, "max_grad_norm": 0.5},
+}
 DESK, PHONE = {"width": 1400, "height": 900}, {"width": 390, "height": 844}
 SCREENS = [(size, dark) for size in (DESK, PHONE) for dark in (False, True)]
 
@@ -20,7 +28,13 @@ OpenPage = Callable[..., Any]
 @pytest.fixture(scope="module")
 def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of a comparison of runs."""
-    return compare_runs([FROZEN], out=tmp_path_factory.mktemp("compared") / "out").path
+    out = tmp_path_factory.mktemp("compared")
+    runs = [
+        fedsim.run({**EXPERIMENT, **changes, "seed": seed}, out=out / f"{name}-{seed}").path
+        for name, changes in (("private", {}), ("plain", {"privacy": None}))
+        for seed in (7, 8)
+    ]
+    return compare_runs(runs, out=out / "out").path
 
 
 @pytest.mark.parametrize(("size", "dark"), SCREENS)
