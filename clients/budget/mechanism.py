@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self, cast
 
+from fedsim.accountant import Event
 from fedsim.clients.correlated_noise.correlation import NoiseCorrelation
 from fedsim.clients.dp_sgd.parameters import FlatParameters
 from fedsim.clients.sampling.independent_lots import PoissonSampling
@@ -40,6 +41,11 @@ class Mechanism(ABC):
     def sampling_rate(self) -> float:
         """Probability with which the unit is in one release."""
         return 1.0
+
+    @property
+    @abstractmethod
+    def mechanism(self) -> Event:
+        """One release without sampling, as it is charged: Gaussian, or several jointly."""
 
     @property
     @abstractmethod

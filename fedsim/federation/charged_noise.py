@@ -1,114 +1,99 @@
-"""The noise that a client is charged for, group by group."""
+"""What a probed release is charged as, part by part: from its event, not from its noise."""
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedsim.accountant import Gaussian, JointGaussian
-from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
-from fedsim.clients.dp_sgd.parameters import FlatParameters
-from fedsim.clients.updates.mechanism import UpdateMechanism
+from fedsim.clients.budget.mechanism import Mechanism
 from fedsim.experiment import Experiment
 from fedsim.federation.federation import Federation
 from fedsim.federation.noise_shares import sum_scale
+from fedsim.noise.grid import DEVIATION
 from fedsim.server.aggregation.noisy_sum import ServerNoise, add_noise
 
 
 @dataclass(frozen=True)
-class ChargedNoise:
-    """The noise that one client is charged for.
+class ChargedPart:
+    """A part of a release with a bound and a noise multiplier of its own, as it is charged.
 
     Attributes:
-        multipliers: charged σ_m / C_m of each group; of correlated noise, that of the fresh noise.
-        bounds: C_m of each group.
-        places: slices of each group in a flat release.
-        in_bounds: of each group, what a value of 1 in a release is in clipping bounds of the sum:
-            L / C_m, or of integers the length of a step of the grid over a_k C_k.
+        multiplier: charged σ / C; of correlated noise, that of the fresh noise.
+        in_bounds: a value of 1 of a release, in bounds C.
+        places: slices of the part in a row of a release.
     """
 
-    multipliers: tuple[float, ...]
-    bounds: tuple[float, ...]
-    places: tuple[list[slice], ...]
-    in_bounds: tuple[float, ...]
+    multiplier: float
+    in_bounds: float
+    places: Sequence[slice]
 
-    @classmethod
-    def of(
-        cls,
-        step: DpSgdMechanism,
-        parameters: FlatParameters,
-        *,
-        step_length: float | None = None,
-        factor: float = 1.0,
-    ) -> Self:
-        """Return the noise of a step, from its charged event and not from how noise is added.
+    def squares(self, noise: Tensor) -> tuple[float, int]:
+        """Return the sum of squares of noise (rows, n), in charged deviations, and the count."""
+        found = [noise[:, place] for place in self.places]
+        unit = self.in_bounds / self.multiplier
+        return float(_row_norms(found).norm() * unit) ** 2, sum(one.numel() for one in found)
 
-        Args:
-            step: the client's mechanism, bound to the model.
-            parameters: of the model.
-            step_length: of a release that is integers of one grid, the length of a step in a_k C_k
-                (`step_length_of`); None: releases are divided by the expected lot.
-            factor: noise that the charge counts on, over that of the step's event.
-        """
-        groups = step.groups(parameters)
-        places = tuple(parameters.slices(members) for members in groups.members)
-        # Correlated noise is charged with how far an example moves all releases about its lot.
-        norm = 1.0 if step.correlation is None else step.correlation.column_norm
-        multipliers = tuple(factor * norm * each for each in charged_multipliers(step))
-        if step_length is None:
-            in_bounds = tuple(step.expected_lot / bound for bound in groups.bounds)
-        else:
-            in_bounds = (step_length,) * len(groups.bounds)
-        return cls(multipliers, groups.bounds, places, in_bounds)
-
-    def squares(self, released: Tensor, group: int) -> tuple[float, int]:
-        """Return the sum of squares of a group's noise, in charged deviations, and the count.
-
-        Args:
-            released: one release without examples (size,).
-            group: m.
-        """
-        unit = self._unit(group)
-        norms = [_norm(released[place]) * unit for place in self.places[group]]
-        count = sum(place.stop - place.start for place in self.places[group])
-        return sum(norm**2 for norm in norms), count
-
-    def start(self, released: Tensor, count: int) -> Tensor:
+    def start(self, noise: Tensor, count: int) -> Tensor:
         """Return the first noise values of a release, in charged deviations, float64.
 
         Args:
-            released: one release without examples (size,).
-            count: most values, of the first parameter.
+            noise: of one release (rows, n).
+            count: most values, of the first place.
         """
-        place = self.places[0][0]
-        stop = min(place.stop, place.start + count)
-        return released[place.start : stop].double().cpu() * self._unit(0)
+        first = noise[:, self.places[0]].flatten()[:count]
+        return first.double().cpu() * (self.in_bounds / self.multiplier)
 
-    def contribution(
-        self, with_sums: Tensor, noise: Tensor, group: int, *, lot: int
-    ) -> "Contribution":
-        """Return what one of `lot` equal examples adds to a group.
+
+@dataclass(frozen=True)
+class Release:
+    """One release of a client in a probe.
+
+    Attributes:
+        client: the client.
+        values: (rows, n); an example, or all that a client has, moves one row.
+        parts: of a row, as they are charged.
+        offset: values of a row without content and noise (n,); None: zeros.
+        reach: bounds by which the content may move a row: the number of equal examples.
+    """
+
+    client: int
+    values: Tensor
+    parts: Sequence[ChargedPart]
+    offset: Tensor | None = None
+    reach: float = 1.0
+
+    @property
+    def noise(self) -> Tensor:
+        """The noise of a release without content (rows, n)."""
+        return self.values if self.offset is None else self.values.double() - self.offset
+
+    def contributions(self, silent: "Release") -> Iterator[tuple[float, float]]:
+        """Yield the norm of the content's contribution to each part, in bounds, and its rounding.
 
         Args:
-            with_sums: a release (size,).
-            noise: the release with the same noise and without gradients (size,).
-            group: m.
-            lot: number of examples in the lot.
+            silent: the release with the same noise and without content.
         """
-        unit = self.in_bounds[group] / max(1, lot)
-        moved, rounding = [0.0], [0.0]
-        eps = torch.finfo(with_sums.dtype).eps
-        for place in self.places[group]:
-            moved.append(_norm(with_sums[place] - noise[place]))
-            # Each coordinate of the two releases is rounded to their type.
-            rounding.append(4.0 * eps * (_norm(with_sums[place]) + moved[-1]))
-        return Contribution(math.hypot(*moved) * unit, math.hypot(*rounding) * unit)
+        eps = torch.finfo(self.values.dtype).eps
+        for part in self.parts:
+            whole = [self.values[:, place] for place in part.places]
+            moved = _row_norms(
+                [one - silent.values[:, at] for one, at in zip(whole, part.places, strict=True)]
+            )
+            # Values of both releases are rounded to their type, and to whole steps of the grid.
+            rounding = float((_row_norms(whole) + moved).max()) * 4.0 * eps * part.in_bounds
+            width = sum(one.shape[1] for one in whole)
+            rounding += math.sqrt(width) * part.multiplier / DEVIATION
+            yield float(moved.max()) * part.in_bounds / self.reach, rounding / self.reach
 
-    def _unit(self, group: int) -> float:
-        return self.in_bounds[group] / self.multipliers[group]
+
+def _row_norms(places: Sequence[Tensor]) -> Tensor:
+    """Return L2 norms of rows that are in several places (rows, ...), float64 (rows,)."""
+    norms = [torch.linalg.vector_norm(one, dim=1, dtype=torch.float64) for one in places]
+    return torch.stack(norms).norm(dim=0)
 
 
 def step_length_of(federation: Federation, client: int) -> float | None:
@@ -127,6 +112,11 @@ def step_length_of(federation: Federation, client: int) -> float | None:
     scale = sum_scale(terms[client], plan, federation.weights.values[client], rate)
     adapts = plan.release.adapted_clip_norm is not None
     return abs(sums.unit) * (terms[client].privacy.clip_norm if adapts else 1.0) / scale
+
+
+def server_adds_noise(federation: Federation) -> bool:
+    """Whether the server adds the noise of a sum, and the clients add none."""
+    return federation.sums is not None and federation.sums.server_noise
 
 
 def server_draw(federation: Federation, size: int, *, seed: int | None, number: int) -> Tensor:
@@ -169,31 +159,13 @@ def honest_draws(experiment: Experiment) -> int:
     return secure.min_clients - privacy.colluders
 
 
-def _norm(values: Tensor) -> float:
-    """Return the L2 norm, accumulated in float64."""
-    return float(torch.linalg.vector_norm(values, dtype=torch.float64))
-
-
-@dataclass(frozen=True)
-class Contribution:
-    """What one example adds to a group of a sum.
-
-    Attributes:
-        norm: L2 norm, in clipping bounds C_m.
-        rounding: largest error of the norm, in clipping bounds.
-    """
-
-    norm: float
-    rounding: float
-
-
-def charged_multipliers(step: DpSgdMechanism | UpdateMechanism) -> tuple[float, ...]:
+def charged_multipliers(release: Mechanism) -> tuple[float, ...]:
     """Return the charged noise multipliers of a release; with adaptive clipping, the count's last.
 
     Raises:
         TypeError: the charged event is not Gaussian noise.
     """
-    match step.mechanism:
+    match release.mechanism:
         case Gaussian(noise_multiplier):
             return (noise_multiplier,)
         case JointGaussian(noise_multipliers):

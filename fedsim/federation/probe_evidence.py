@@ -37,7 +37,7 @@ class NoiseEvidence:
 
     _noise: dict[tuple[int, Hashable], _Sum] = field(default_factory=dict)
     _charged: dict[tuple[int, Hashable], float] = field(default_factory=dict)
-    _rows: dict[int, dict[tuple[int, int], Floats]] = field(default_factory=dict)
+    _rows: dict[int, dict[int, list[Floats]]] = field(default_factory=dict)
     _excess: list[str] = field(default_factory=list)
 
     def add_contribution(self, client: int, contribution: float, *, limit: float) -> None:
@@ -48,7 +48,7 @@ class NoiseEvidence:
             contribution: norm in clipping bounds.
             limit: the largest norm that is not a mismatch.
         """
-        if not contribution <= limit:
+        if not contribution <= limit < math.inf:
             self._excess.append(
                 f"client {client}: an example contributes {contribution:.4g} clipping bounds to a "
                 "sum, and at most 1 is charged"
@@ -81,16 +81,17 @@ class NoiseEvidence:
         self._noise.setdefault((client, kind), _Sum()).add(_Sum(*squares))
         self._charged[client, kind] = charged
 
-    def add_row(self, client: int, when: tuple[int, int], values: Tensor) -> None:
-        """Note the start of a release, to find repeated noise; only the first two steps are kept.
+    def add_row(self, client: int, round_number: int, values: Tensor) -> None:
+        """Note the start of a release, to find repeated noise; two of each round are kept.
 
         Args:
             client: the client that drew it.
-            when: round and step.
+            round_number: its round.
             values: (n,), in charged standard deviations.
         """
-        if when[1] < 2:
-            self._rows.setdefault(client, {})[when] = values.numpy()
+        rows = self._rows.setdefault(client, {}).setdefault(round_number, [])
+        if len(rows) < 2:
+            rows.append(values.numpy())
 
     def mismatches(self) -> Iterator[str]:
         """Yield a message for each measurement that contradicts the charge.
@@ -124,11 +125,11 @@ class NoiseEvidence:
     def _pairs(self) -> Iterator[tuple[Floats, Floats, str]]:
         """Yield pairs of releases that must be independent, with the message if they are not."""
         last: tuple[int, Floats] | None = None
-        for client, rows in self._rows.items():
-            (first, *others), start = sorted(rows), rows[min(rows)]
-            for when in others:
-                what = "step" if when[0] == first[0] else "round"
-                yield start, rows[when], f"client {client}: noise repeats from {what} to {what}"
+        for client, rounds in self._rows.items():
+            start, *steps = rounds[min(rounds)]
+            others = [("round", row) for n in sorted(rounds)[1:] for row in rounds[n]]
+            for what, row in [*(("step", row) for row in steps), *others]:
+                yield start, row, f"client {client}: noise repeats from {what} to {what}"
             if last is not None:
                 yield start, last[1], f"clients {last[0]} and {client} have noise in common"
             last = client, start

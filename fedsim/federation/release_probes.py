@@ -1,0 +1,412 @@
+"""How each kind of private release is probed: with content far above its bound, and with nothing.
+
+A kind is one subclass of `ReleaseProbe`. `PROBES` finds it by the type of a client's mechanism, and
+is the only place of a probe that knows which kinds there are. Everything is on public examples.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Generic, TypeVar, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsim.clients.budget.mechanism import Mechanism
+from fedsim.clients.budget.plan import PrivacyPlan
+from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
+from fedsim.clients.dp_sgd.per_example.loss_gradient import scaled_loss
+from fedsim.clients.perturbation.input import InputMechanism, noisy_examples
+from fedsim.clients.perturbation.output import OutputMechanism, release_output
+from fedsim.clients.sampling.independent_lots import FixedSizeSampling
+from fedsim.clients.training.block import BlockMember, BlockResult, StepCallback, train_block
+from fedsim.clients.training.streams import StreamKey
+from fedsim.clients.updates.mechanism import COUNT_SENSITIVITY, UpdateMechanism
+from fedsim.clients.updates.votes import NO_LABEL, VoteMechanism
+from fedsim.clients.voting import noisy_votes
+from fedsim.core.streams import Purpose
+from fedsim.federation.charged_noise import (
+    ChargedPart,
+    Release,
+    charged_multipliers,
+    factor_of_charge,
+    server_adds_noise,
+    step_length_of,
+)
+from fedsim.federation.federation import Federation
+from fedsim.federation.initial_model import public_examples, to_tensors
+from fedsim.noise.grid import DEVIATION
+from fedsim.noise.sources import NoNoise, SeededNoise
+
+NUM_NOISE_VALUES = 1 << 16  # of each block: noise that is 3 % too small is found
+MIN_CLIENT_VALUES = 1 << 13  # of each client
+MAX_NOISE_ROUNDS = 128  # of a small release
+
+_FIRST_NOISE_ROUND = 3
+_MAX_NOISE_STEPS = MAX_NOISE_ROUNDS // 2  # in each of two rounds
+_FAR_ABOVE = 1e4  # size of the content, in bounds
+_UPDATE_EXAMPLES, _UPDATE_STEPS = 4, 3  # that a whole update is trained with
+_MODEL_STEPS = 20  # that a model is trained for
+
+M = TypeVar("M", bound=Mechanism)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A round of a probe, in which every client releases something large, or nothing.
+
+    Attributes:
+        number: of the round.
+        steps: of each client over its whole life; a release that takes no steps happens once.
+        is_large: whether the content is far above every bound; else it contributes nothing.
+        is_paired: whether another trial has the same noise, which is seeded then; else it comes
+            from the client's own source.
+    """
+
+    number: int
+    steps: range = range(1)
+    is_large: bool = False
+    is_paired: bool = False
+
+
+class ReleaseProbe(ABC, Generic[M]):
+    """The releases of clients that train together, whose mechanisms are of one kind.
+
+    Args:
+        federation: assembled, with plans.
+        block: planned members, ascending.
+        clients: those of them with noise.
+        seed: of the probe's streams, which no run uses.
+    """
+
+    paired_rounds: ClassVar[Sequence[int]] = (1,)
+
+    def __init__(
+        self, federation: Federation, block: Sequence[int], clients: Sequence[int], seed: int
+    ) -> None:
+        self.federation, self.block, self.clients, self.seed = federation, block, clients, seed
+        self._example = to_tensors(public_examples(federation.data, 1), federation.device)
+
+    @abstractmethod
+    def run(self, trial: Trial, see: Callable[[Release], None]) -> None:
+        """Let every client release in each step of a trial.
+
+        Args:
+            trial: the round.
+            see: called with each release, whose values the next step may overwrite.
+        """
+
+    @property
+    @abstractmethod
+    def size(self) -> int:
+        """Number of values of one release."""
+
+    @property
+    def noise_values(self) -> int:
+        """Number of noise values of a step: of all clients, or of the server's one draw."""
+        return self.size * (1 if server_adds_noise(self.federation) else len(self.clients))
+
+    def noise_trials(self) -> Iterator[Trial]:
+        """Yield trials without content; at least two, which show noise that repeats."""
+        wanted = max(NUM_NOISE_VALUES / self.noise_values, MIN_CLIENT_VALUES / self.size, 2)
+        rounds = min(math.ceil(wanted), MAX_NOISE_ROUNDS)
+        for number in range(_FIRST_NOISE_ROUND, _FIRST_NOISE_ROUND + rounds):
+            yield Trial(number)
+
+    def _plan(self, client: int) -> PrivacyPlan:
+        return (self.federation.plans or ())[client]
+
+    def _mechanism(self, client: int) -> M:
+        return cast(M, self._plan(client).release)  # `PROBES` chose this class by its type
+
+    def _charged(self, client: int, mechanism: M) -> Iterator[float]:
+        """Yield the charged noise multiplier of each part of a client's release."""
+        factor = factor_of_charge(self.federation, client)
+        return (factor * one for one in charged_multipliers(mechanism))
+
+    def _key(self, client: int, trial: Trial) -> StreamKey:
+        return StreamKey(self.seed, client, trial.number)
+
+    def _is_secure(self, client: int, trial: Trial) -> bool:
+        """Whether noise comes from the operating system, as the client's plan may say."""
+        return self._plan(client).secure_noise and not trial.is_paired
+
+    def _copies(self, count: int) -> tuple[Tensor, Tensor]:
+        """Return `count` copies of the public example: equal examples add up."""
+        features, targets = self._example
+        return (
+            features.expand(count, *features.shape[1:]),
+            targets.expand(count, *targets.shape[1:]),
+        )
+
+
+class _TrainedProbe(ReleaseProbe[M]):
+    """Clients that train in one block, with a loss that is scaled up, or down to 0."""
+
+    @abstractmethod
+    def _member(self, client: int, trial: Trial) -> BlockMember:
+        """Return a client as a member of the block."""
+
+    def _train(
+        self,
+        trial: Trial,
+        scale: float,
+        *,
+        rows: int | None = None,
+        on_step: StepCallback | None = None,
+    ) -> BlockResult:
+        """Train the block; `scale` is the factor of losses whose gradients exceed every bound."""
+        federation = self.federation
+        loss = scaled_loss(federation.loss, scale if trial.is_large else 0.0)
+        gradients = copy(federation.gradients)
+        if gradients is not None:
+            gradients.loss = loss
+        return train_block(
+            federation.shared_model,
+            loss,
+            gradients,
+            federation.experiment.local.with_equal_views(),
+            [self._member(one, trial) if one in self.clients else None for one in self.block],
+            rows=rows,
+            on_step=on_step,
+        )
+
+
+class StepProbe(_TrainedProbe[DpSgdMechanism]):
+    """Steps of DP-SGD, each a release whose parts are the groups of parameters.
+
+    A learnt bound moves from step to step. The noise of its count is not measured. Of correlated
+    noise, the fresh noise is measured: Σ_j c_j y_{t−j} of releases y from step 0 on.
+    """
+
+    _past: Mapping[int, list[Tensor]] = {}
+
+    @property
+    def size(self) -> int:
+        """Number of values of one release."""
+        return self.federation.release_parameters.size
+
+    def noise_trials(self) -> Iterator[Trial]:
+        """Yield two rounds of several steps; a part of a sum is one step."""
+        if self.federation.sums is not None:
+            yield from super().noise_trials()
+            return
+        steps = min(-(-NUM_NOISE_VALUES // (2 * self.noise_values)), _MAX_NOISE_STEPS)
+        first = max(steps, 2)  # two show noise that repeats from step to step
+        yield Trial(_FIRST_NOISE_ROUND, range(first))
+        yield Trial(_FIRST_NOISE_ROUND + 1, range(first, first + steps))
+
+    def run(self, trial: Trial, see: Callable[[Release], None]) -> None:
+        """Let every client release the noisy sum of a lot in each step."""
+        parameters = self.federation.release_parameters
+        largest = max(max(self._mechanism(one).groups(parameters).bounds) for one in self.clients)
+
+        def record(
+            lots: Sequence[np.ndarray | None],
+            released: Tensor,
+            used: Sequence[DpSgdMechanism | None],
+        ) -> None:
+            for client, lot, row, step in zip(self.block, lots, released, used, strict=True):
+                if step is not None:
+                    values = self._fresh(client, step, row).unsqueeze(0)
+                    reach = 1 if lot is None else max(1, len(lot))
+                    see(Release(client, values, self._parts(client, step), reach=reach))
+
+        self._past = self._past if trial.steps.start else {}
+        rows = self.federation.blocks.rows(self.block)
+        self._train(trial, _FAR_ABOVE * largest, rows=rows, on_step=record)
+
+    def _member(self, client: int, trial: Trial) -> BlockMember:
+        plan, step = self._plan(client), self._mechanism(client)
+        # Lots are empty where the sampling allows it, which costs no gradients.
+        needs_all = trial.is_paired or isinstance(step.sampling, FixedSizeSampling)
+        return BlockMember(
+            *self._copies(plan.examples if needs_all else 0),
+            self._key(client, trial),
+            trial.steps,
+            step,
+            self._is_secure(client, trial),
+            plan.part,
+        )
+
+    def _parts(self, client: int, step: DpSgdMechanism) -> Sequence[ChargedPart]:
+        parameters = self.federation.release_parameters
+        groups, length = step.groups(parameters), step_length_of(self.federation, client)
+        # Correlated noise is charged with how far an example moves all releases about its lot.
+        norm = 1.0 if step.correlation is None else step.correlation.column_norm
+        return [
+            ChargedPart(
+                norm * multiplier,
+                step.expected_lot / bound if length is None else length,
+                parameters.slices(members),
+            )
+            for multiplier, bound, members in zip(  # noqa: B905  counts come last
+                self._charged(client, step), groups.bounds, groups.members
+            )
+        ]
+
+    def _fresh(self, client: int, step: DpSgdMechanism, released: Tensor) -> Tensor:
+        """Return the fresh noise in a release without content (size,)."""
+        if step.correlation is None:
+            return released
+        later, own = step.correlation.coefficients[1:], released.to(torch.float64, copy=True)
+        past = self._past.get(client, [])
+        self._past = {**self._past, client: [own, *past][: len(later)]}
+        return own + sum(c * before for c, before in zip(later, past, strict=False))
+
+
+class UpdateProbe(_TrainedProbe[UpdateMechanism]):
+    """Whole updates, with a bit where the bound is learnt; without content there is no data."""
+
+    @property
+    def size(self) -> int:
+        """Number of values of one release."""
+        has_bit = self._mechanism(self.clients[0]).count_noise is not None
+        return self.federation.shared_model.parameters.size + has_bit
+
+    @property
+    def noise_values(self) -> int:
+        """Number of noise values of each client: a round costs no training."""
+        return self.size
+
+    def run(self, trial: Trial, see: Callable[[Release], None]) -> None:
+        """Let every client release its update."""
+        federation = self.federation
+        largest = max(self._mechanism(client).max_update_norm for client in self.clients)
+        rate = federation.experiment.local.learning_rate(trial.number)
+        result, offset = self._train(trial, _FAR_ABOVE * largest / rate), None
+        if federation.sums is None:  # a client sends the trained values
+            start = federation.shared_model.start_values.double()
+            offset = torch.cat([start, start.new_zeros(self.size - len(start))])
+        for client, row, count in zip(self.block, result.values, result.counts, strict=True):
+            if client in self.clients:
+                values = row if count is None else torch.cat([row, row.new_tensor([count])])
+                see(Release(client, values.unsqueeze(0), self._parts(client), offset))
+
+    def _member(self, client: int, trial: Trial) -> BlockMember:
+        plan = self._plan(client)
+        steps = min(self.federation.steps.whole_rounds[client], _UPDATE_STEPS)
+        return BlockMember(
+            *self._copies(_UPDATE_EXAMPLES if trial.is_large else 0),
+            self._key(client, trial),
+            range(steps if trial.is_large else 0),
+            secure=self._is_secure(client, trial),
+            part=plan.part,
+            update=self._mechanism(client),
+        )
+
+    def _parts(self, client: int) -> Sequence[ChargedPart]:
+        """Return the update, and the bit as halves."""
+        update, sums = self._mechanism(client), self.federation.sums
+        length, end = step_length_of(self.federation, client), self.size
+        own, *count = self._charged(client, update)
+        in_bounds = 1.0 / update.max_update_norm if length is None else length
+        in_halves = (1.0 if sums is None else sums.count_unit or 0.0) / COUNT_SENSITIVITY
+        bits = [ChargedPart(one, in_halves, [slice(end - 1, end)]) for one in count]
+        return [ChargedPart(own, in_bounds, [slice(0, end - len(bits))]), *bits]
+
+
+class VoteProbe(ReleaseProbe[VoteMechanism]):
+    """Votes, for one class in each query or for nothing; ballots of both kinds alternate."""
+
+    paired_rounds = (1, 2)
+
+    @property
+    def size(self) -> int:
+        """Number of counts of a ballot."""
+        return _rows_of(self._classes) * self._classes
+
+    @property
+    def _classes(self) -> int:
+        return self.federation.data.num_classes or 1
+
+    def run(self, trial: Trial, see: Callable[[Release], None]) -> None:
+        """Let every client answer a ballot."""
+        label, shape = 0 if trial.is_large else NO_LABEL, (-1, self._classes)
+        labels = np.full(_rows_of(self._classes), label, dtype=np.int64)
+        for client in self.clients:
+            plan, release = self._plan(client), self._mechanism(client).of_round(trial.number)
+            votes = noisy_votes(labels, self._classes, plan, self._key(client, trial))
+            values = torch.from_numpy(votes).to(self.federation.device).view(shape)
+            [charged] = self._charged(client, release)
+            deviation = DEVIATION * (1.0 if plan.part is not None else release.update_step)
+            part = ChargedPart(charged, charged / deviation, [slice(None)])
+            # Another vote moves two counts: a bound is √2 votes.
+            see(Release(client, values, [part], reach=math.sqrt(0.5)))
+
+
+class ModelProbe(ReleaseProbe[OutputMechanism]):
+    """Trained models; the large example is alone in a data set of the client's size."""
+
+    @property
+    def size(self) -> int:
+        """Number of values of a model."""
+        return self.federation.shared_model.parameters.size
+
+    def run(self, trial: Trial, see: Callable[[Release], None]) -> None:
+        """Let every client release a model, after a short training or none."""
+        features, targets = self._copies(int(trial.is_large))
+        start, order = self.federation.shared_model.start_values, np.arange(len(features))
+        for client in self.clients:
+            used = self._mechanism(client)
+            descent, steps = used.descent, 0
+            if descent is None:
+                raise ValueError("a release needs the training whose sensitivity is known")
+            if trial.is_paired:
+                steps = min(descent.steps, _MODEL_STEPS)
+                descent = replace(descent, steps=steps)
+                used = replace(used, descent=descent)
+            far = features * (_FAR_ABOVE * descent.problem.examples.max_feature_norm)
+            noise = self._key(client, trial).noise(secure=self._is_secure(client, trial))
+            values = release_output(start, far, targets, used, noise, order=order, steps=steps)
+            still = replace(used, noise_multiplier=0.0)
+            offset = release_output(
+                start, far[:0], targets[:0], still, NoNoise(), order=order[:0], steps=steps
+            )
+            [charged] = self._charged(client, used)
+            part = ChargedPart(charged, 1.0 / descent.sensitivity, [slice(None)])
+            see(Release(client, values.unsqueeze(0), [part], offset))
+
+
+class ExampleProbe(ReleaseProbe[InputMechanism]):
+    """Noisy examples, of which the features are measured; nothing is features of 0."""
+
+    @property
+    def size(self) -> int:
+        """Number of features of a release."""
+        features, _ = self._example
+        return _rows_of(features.numel()) * features.numel()
+
+    def run(self, trial: Trial, see: Callable[[Release], None]) -> None:
+        """Let every client release a few noisy examples."""
+        features, targets = self._copies(_rows_of(self._example[0].numel()))
+        for client in self.clients:
+            mechanism = self._mechanism(client)
+            if mechanism.bounds is None:
+                raise ValueError("noisy examples need the bounds of an example")
+            bound = mechanism.bounds.max_feature_norm
+            given = (
+                features * (_FAR_ABOVE * bound) if trial.is_large else torch.zeros_like(features)
+            )
+            noise = SeededNoise(self._key(client, trial).key_bytes(Purpose.EXAMPLE_NOISE))
+            values, _ = noisy_examples(given, targets, mechanism, noise)
+            charged, _ = self._charged(client, mechanism)
+            part = ChargedPart(charged, 1.0 / bound, [slice(None)])
+            see(Release(client, values.flatten(1), [part]))
+
+
+def _rows_of(width: int) -> int:
+    """Return how many queries or examples are in a release, each with `width` values of noise."""
+    return max(2, -(-MIN_CLIENT_VALUES // max(1, width)))
+
+
+PROBES: Mapping[type[Mechanism], type[ReleaseProbe[Any]]] = {
+    DpSgdMechanism: StepProbe,
+    UpdateMechanism: UpdateProbe,
+    VoteMechanism: VoteProbe,
+    OutputMechanism: ModelProbe,
+    InputMechanism: ExampleProbe,
+}
