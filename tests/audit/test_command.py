@@ -44,7 +44,8 @@ def test_a_sound_federation_ends_with_0(audit: Any) -> None:
         "client examples claimed certified of runs steps uploads sums final",
         "client noise clipping sampling",
     ]
-    assert found.stderr.splitlines() == [f"client {n}/3 audited" for n in (1, 2, 3)]
+    done = [line for line in found.stderr.splitlines() if line.endswith("audited")]
+    assert done == [f"client {n}/3 audited" for n in (1, 2, 3)]  # other lines show on slow machines
 
 
 def test_a_violation_ends_with_1_and_says_what(audit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
