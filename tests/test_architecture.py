@@ -69,7 +69,10 @@ def modules() -> dict[str, Path]:
 
 
 def import_graph() -> dict[str, set[str]]:
-    """Return the modules that each module imports, inside functions and for types included."""
+    """Return the modules that each module imports, inside functions and for types included.
+
+    A place of a catalogue, "package.module:name", is an import, too.
+    """
     known = modules()
     graph: dict[str, set[str]] = {}
     for module, path in known.items():
@@ -82,6 +85,8 @@ def import_graph() -> dict[str, set[str]]:
                     targets.add(inner if inner in known else node.module or "")
             elif isinstance(node, ast.Import):
                 targets.update(alias.name for alias in node.names)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                targets.add(node.value.partition(":")[0])
         targets &= known.keys() - {module}
     return graph
 
