@@ -17,11 +17,10 @@ from flwr.clientapp.typing import Mod
 
 from fedsim.clients.client_round import Answer, BlockOf, ClientRequest, alone, answer_rounds
 from fedsim.clients.failure_text import ClientFailureError
-from fedsim.clients.secure.channel import STAGES
 from fedsim.clients.task import ClientTask
 from fedsim.core.plugin_errors import contained_exits
 from fedsim.protocol.errors import ProtocolError
-from fedsim.protocol.messages import EvaluateReply, EvaluateRequest, TrainRequest
+from fedsim.protocol.messages import STAGES, EvaluateReply, EvaluateRequest, TrainRequest
 from fedsim.protocol.roll_call import PARTITION, ROLL_CALL, NodeIdentity, roll_call_reply
 
 Request = tuple[Message, Context]

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 from flwr.app import Context
@@ -25,7 +26,6 @@ from fedsim.clients.failure_text import ClientFailureError
 from fedsim.clients.faults.injection import Fault
 from fedsim.clients.perturbation.input import InputMechanism
 from fedsim.clients.perturbation.output import OutputMechanism
-from fedsim.clients.secure.channel import SecureChannel
 from fedsim.clients.task import ClientTask
 from fedsim.clients.training.block import BlockMember, train_block
 from fedsim.clients.training.streams import StreamKey
@@ -35,8 +35,10 @@ from fedsim.core.plugin_errors import contained_exits
 from fedsim.protocol.client_spend import ClientSpend
 from fedsim.protocol.clip_bound import LearntBound
 from fedsim.protocol.errors import ENDS_RUN
-from fedsim.protocol.messages import TrainReply, TrainRequest, Withdrawal
-from fedsim.protocol.secure import SealedReply
+from fedsim.protocol.messages import SealedReply, TrainReply, TrainRequest, Withdrawal
+
+if TYPE_CHECKING:
+    from fedsim.clients.secure.channel import SecureChannel
 
 logger = logging.getLogger(__name__)
 
@@ -405,7 +407,7 @@ def _numbers(entry: ClientRound) -> Mapping[str, float]:
     return task.measure(task.shared_model.model)
 
 
-def _seal(entry: ClientRound, reply: TrainReply, channel: SecureChannel) -> SealedReply:
+def _seal(entry: ClientRound, reply: TrainReply, channel: "SecureChannel") -> SealedReply:
     """Return a client's reply in sealed form.
 
     Raises:

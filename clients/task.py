@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from flwr.app import ArrayRecord
@@ -19,7 +19,6 @@ from fedsim.clients.faults.injection import NO_FAULTS, FaultPlan
 from fedsim.clients.model_checks.safety import UnsafeModelError
 from fedsim.clients.perturbation.input import InputMechanism, noisy_examples
 from fedsim.clients.request_digest import AnswerInputs, request_digest
-from fedsim.clients.secure.channel import SecureChannel
 from fedsim.clients.settings import LocalSettings
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.core.errors import FedsimError
@@ -28,6 +27,9 @@ from fedsim.core.streams import Purpose, stream_key
 from fedsim.noise.sources import SeededNoise
 from fedsim.protocol.arrays import digest
 from fedsim.protocol.messages import TrainRequest
+
+if TYPE_CHECKING:
+    from fedsim.clients.secure.channel import SecureChannel
 
 # Scores a model on the client's held-out examples: their number, and metrics by name.
 Evaluate = Callable[[ArrayRecord], tuple[int, Mapping[str, float]]]
@@ -114,7 +116,7 @@ class ClientTask:
     journal: Journal | None
     evaluate: Evaluate | None = None
     faults: FaultPlan = NO_FAULTS
-    secure: SecureChannel | None = None
+    secure: "SecureChannel | None" = None
     weight: int | None = None
     measure: Callable[[nn.Module], Mapping[str, float]] | None = None
     tile_rows: Callable[[Sequence[int]], int | None] = lambda members: None

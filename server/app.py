@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from flwr.app import ArrayRecord, Context
@@ -26,8 +26,6 @@ from fedsim.protocol.coefficients import COEFFICIENTS, is_coefficients, upload_b
 from fedsim.protocol.noisy_sums import SumPlan
 from fedsim.protocol.traffic import Traffic
 from fedsim.protocol.upload_tags import UploadTags
-from fedsim.secagg.payload import PayloadCodec
-from fedsim.secagg.settings import SecureAggregationSettings
 from fedsim.server.aggregation.aggregator import AggregationResult, Aggregator, PlainAggregator
 from fedsim.server.aggregation.integer_sum import IntegerSum
 from fedsim.server.aggregation.noisy_sum import NoisySum, ServerNoise
@@ -37,9 +35,8 @@ from fedsim.server.early_stopping import EarlyStoppingSettings
 from fedsim.server.errors import FederationError
 from fedsim.server.evaluation import ClientEvaluation
 from fedsim.server.participation.participation import Participation
-from fedsim.server.roll_call import Roll, whole_roll
+from fedsim.server.roll_call import whole_roll
 from fedsim.server.round_report import Failure, RoundReport, SecureRoundReport
-from fedsim.server.secure.aggregator import SecureAggregator
 from fedsim.server.secure.opened_sums import OpenedSums
 from fedsim.server.settings import FederationSettings
 from fedsim.server.shared_bound import SharedBound
@@ -51,6 +48,9 @@ from fedsim.server.train_round import (
     TrainRound,
     TrainSetup,
 )
+
+if TYPE_CHECKING:
+    from fedsim.server.secure.aggregator import SecureAggregationSetup
 
 Metrics = Mapping[str, float | list[float]]
 
@@ -66,23 +66,6 @@ class RoundError(FederationError):
     def __init__(self, message: str, report: RoundReport) -> None:
         super().__init__(message)
         self.report = report
-
-
-@dataclass(frozen=True)
-class SecureAggregationSetup:
-    """Settings, codec and record of opened sums that the server's secure aggregation needs.
-
-    Attributes:
-        settings: settings of the protocol.
-        codec: payload codec.
-        opened_sums: record of the opened sums, also of earlier processes of the run.
-        plan: digest of the privacy plan; "" without privacy.
-    """
-
-    settings: SecureAggregationSettings
-    codec: PayloadCodec
-    opened_sums: OpenedSums = field(default_factory=OpenedSums)
-    plan: str = ""
 
 
 @dataclass(frozen=True)
@@ -139,7 +122,7 @@ def make_server_app(
     stop_when_withdrawn: bool = False,
     on_stop: Callable[[str], None] = logger.info,
     patience: float = 60.0,
-    secure: SecureAggregationSetup | None = None,
+    secure: "SecureAggregationSetup | None" = None,
     evaluation: ClientEvaluation | None = None,
     upload_tags: UploadTags | None = None,
     weights: ClientWeights | None = None,
@@ -185,7 +168,7 @@ def make_server_app(
         planned = uniform_weights(participation.num_clients) if weights is None else weights
         aggregator: Aggregator[Any]
         if secure is not None:
-            aggregator = _secure_aggregator(secure, planned, roll)
+            aggregator = secure.aggregator(planned, roll)
         elif noisy_sum is not None:
             aggregator = IntegerSum(noisy_sum.plan, num_clients=participation.num_clients)
         else:
@@ -362,20 +345,6 @@ def _reason_to_stop(
         names = ", ".join(str(client) for client in sorted(withdrawn)[:10])
         return f"the privacy budget of client {names} is spent (on_exhausted: stop)"
     return None
-
-
-def _secure_aggregator(
-    secure: SecureAggregationSetup, weights: ClientWeights, roll: Roll
-) -> SecureAggregator:
-    return SecureAggregator(
-        settings=secure.settings,
-        codec=secure.codec,
-        weights=weights,
-        clients={client: node for node, client in roll.clients.items()},
-        helpers={helper: node for node, helper in roll.helpers.items()},
-        opened_sums=secure.opened_sums,
-        plan=secure.plan,
-    )
 
 
 def _noisy_sum(

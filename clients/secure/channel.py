@@ -17,17 +17,16 @@ from fedsim.core.streams import Purpose, stream
 from fedsim.protocol.arrays import to_numpy
 from fedsim.protocol.coefficients import upload_base
 from fedsim.protocol.live_arrays import is_live
-from fedsim.protocol.messages import TrainReply, TrainRequest
-from fedsim.protocol.secure import (
+from fedsim.protocol.messages import (
     MASKED,
     SECAGG,
     SHARES,
     UNMASK,
     SealedReply,
-    from_records,
-    make_reply,
-    to_records,
+    TrainReply,
+    TrainRequest,
 )
+from fedsim.protocol.secure import from_records, make_reply, to_records
 from fedsim.secagg.errors import (
     ContextMismatchError,
     InvalidWeightError,
@@ -43,7 +42,7 @@ from fedsim.secagg.wire import to_refusal
 
 MASKING_STATE_RECORD = "secagg-client"
 _StageHandler = Callable[[MaskedUpload, RecordDict], object]
-STAGES: Mapping[str, _StageHandler] = {
+_STAGES: Mapping[str, _StageHandler] = {
     SHARES: lambda upload, content: upload.share(from_records(Roster, content)),
     MASKED: lambda upload, content: upload.mask(from_records(MaskRequest, content)),
     UNMASK: lambda upload, content: upload.unmask(from_records(UnmaskRequest, content)),
@@ -139,9 +138,8 @@ class SecureChannel:
                 sealed = uploader.upload(offer, **arguments)
         except SecureAggregationError as error:
             raise ClientFailureError(_text_without_values(error)) from error
-        return SealedReply.from_upload(
-            sealed, spend=reply.spend, delay=reply.delay, live=is_live(request.arrays)
-        )
+        records = to_records(sealed, live=is_live(request.arrays))
+        return SealedReply(RecordDict({**records}), reply.spend, reply.delay)
 
     def answer(self, stage: str, client: int, message: Message, context: Context) -> Message:
         """Return the reply to one stage of pairwise masking.
@@ -149,14 +147,14 @@ class SecureChannel:
         Errors become replies, because Flower discards the state of an app that raised.
 
         Args:
-            stage: message type of the query, a key of `STAGES`.
+            stage: message type of the query, one of `protocol.messages.STAGES`.
             client: number of the client.
             message: the query.
             context: stores the client's state.
         """
         try:
             upload = self._masked_upload(client, context)
-            reply = STAGES[stage](upload, message.content)
+            reply = _STAGES[stage](upload, message.content)
             _save_state(upload.state, context)
         except SecureAggregationError as error:
             reply = to_refusal(error)

@@ -1,23 +1,26 @@
-"""The built-in algorithms by name, found in `built_in/`: a new one is a file there."""
+"""The built-in algorithms by name, found in `built_in/`: a new one is a file of its name there."""
 
 import pkgutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
 
 from fedsim.algorithms import built_in
 from fedsim.algorithms.algorithm import Algorithm
+from fedsim.core.by_name import ByName
+
+
+class _Algorithms(ByName[type[Algorithm]]):
+    def __getitem__(self, name: str) -> type[Algorithm]:
+        module = import_module(self.places[name])
+        kinds = (one for one in vars(module).values() if isinstance(one, type))
+        (kind,) = (kind for kind in kinds if issubclass(kind, Algorithm) and kind.name == name)
+        return kind
 
 
 @cache
 def algorithms() -> Mapping[str, type[Algorithm]]:
     """Return the class of each built-in algorithm by its name, in alphabetical order."""
-    return dict(sorted((kind.name, kind) for kind in _found()))
-
-
-def _found() -> Iterator[type[Algorithm]]:
-    for module in pkgutil.iter_modules(built_in.__path__, f"{built_in.__name__}."):
-        for value in vars(import_module(module.name)).values():
-            is_own = isinstance(value, type) and value.__module__ == module.name
-            if is_own and issubclass(value, Algorithm) and value.name:
-                yield value
+    modules = pkgutil.iter_modules(built_in.__path__)
+    names = sorted(module.name for module in modules)
+    return _Algorithms({name: f"{built_in.__name__}.{name}" for name in names})

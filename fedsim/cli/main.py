@@ -3,50 +3,50 @@
 import os
 import sys
 from io import StringIO, TextIOWrapper
+from itertools import chain
 from typing import TextIO
 
 import click
 
 import fedsim
-from fedsim.cli.account import account_command
-from fedsim.cli.audit import audit_command
-from fedsim.cli.compare import compare_command
-from fedsim.cli.curve import curve_command
-from fedsim.cli.deploy import deploy_command
-from fedsim.cli.init import init_command
-from fedsim.cli.keys import client_key_command, helper_key_command
-from fedsim.cli.names import list_command, schema_command
-from fedsim.cli.node_policy import node_policy_command
 from fedsim.cli.output import say
-from fedsim.cli.plan import plan_command
-from fedsim.cli.predict import predict_command
-from fedsim.cli.report import report_command
-from fedsim.cli.run import run_command
-from fedsim.cli.validate import validate_command
-from fedsim.cli.verify import verify_command
+from fedsim.core.by_name import ByName
 from fedsim.core.errors import ExitCode, FedsimError
 from fedsim.core.file_errors import describe_os_error
 from fedsim.core.interruption import Interruption
 from fedsim.core.plugin_errors import contained_os_exit
 
+SECTIONS = {
+    "Experiments": {
+        "init": "fedsim.cli.init:init_command",
+        "validate": "fedsim.cli.validate:validate_command",
+        "plan": "fedsim.cli.plan:plan_command",
+        "curve": "fedsim.cli.curve:curve_command",
+        "run": "fedsim.cli.run:run_command",
+        "compare": "fedsim.cli.compare:compare_command",
+    },
+    "Results": {
+        "report": "fedsim.cli.report:report_command",
+        "predict": "fedsim.cli.predict:predict_command",
+        "verify": "fedsim.cli.verify:verify_command",
+        "account": "fedsim.cli.account:account_command",
+    },
+    "Attack": {"audit": "fedsim.cli.audit:audit_command"},
+    "Deployment": {
+        "deploy": "fedsim.cli.deploy:deploy_command",
+        "node-policy": "fedsim.cli.node_policy:node_policy_command",
+        "client-key": "fedsim.cli.keys:client_key_command",
+        "helper-key": "fedsim.cli.keys:helper_key_command",
+    },
+    "Reference": {
+        "list": "fedsim.cli.names:list_command",
+        "schema": "fedsim.cli.names:schema_command",
+    },
+}
+
 
 class GroupedCommands(click.Group):
     """A group of commands whose help page has a section for each purpose."""
-
-    def __init__(self, *args: object, **settings: object) -> None:
-        super().__init__(*args, **settings)  # type: ignore[arg-type]
-        self._sections: dict[str, list[str]] = {}
-
-    def add_section(self, title: str, *commands: click.Command) -> None:
-        """Add commands under a title.
-
-        Args:
-            title: the title of their section in the help page.
-            commands: in the order of the help page.
-        """
-        for command in commands:
-            self.add_command(command)
-        self._sections[title] = [str(command.name) for command in commands]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Refuse what no operating system takes as a path, whatever option it is for.
@@ -63,13 +63,13 @@ class GroupedCommands(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of the commands, section by section."""
-        return [name for names in self._sections.values() for name in names]
+        return list(self.commands)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the sections of the help page."""
         width = max(map(len, self.commands))
         limit = formatter.width - 6 - width
-        for title, names in self._sections.items():
+        for title, names in SECTIONS.items():
             rows = [
                 (f"{name:<{width}}", self.commands[name].get_short_help_str(limit))
                 for name in names
@@ -88,27 +88,14 @@ EXIT_CODES = {
 }
 
 
-@click.group(cls=GroupedCommands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=GroupedCommands,
+    commands=ByName[click.Command](dict(chain(*(names.items() for names in SECTIONS.values())))),
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.version_option(fedsim.__version__, prog_name="fedsim")
 def cli() -> None:
     """Federated learning with local differential privacy, simulated from one YAML file."""
-
-
-cli.add_section(
-    "Experiments",
-    init_command,
-    validate_command,
-    plan_command,
-    curve_command,
-    run_command,
-    compare_command,
-)
-cli.add_section("Results", report_command, predict_command, verify_command, account_command)
-cli.add_section("Attack", audit_command)
-cli.add_section(
-    "Deployment", deploy_command, node_policy_command, client_key_command, helper_key_command
-)
-cli.add_section("Reference", list_command, schema_command)
 
 
 def main() -> None:

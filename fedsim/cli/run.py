@@ -42,7 +42,7 @@ def run_command(
     with quick_imports():
         from fedsim.profiling import profile_to
         from fedsim.report.progress import ProgressObserver
-        from fedsim.report.run import run_with_report
+        from fedsim.report.run import run
         from fedsim.report.terminal import print_result
         from fedsim.runs.directory import RunDirectory
         from fedsim.runs.manifest import root_of
@@ -55,9 +55,7 @@ def run_command(
         observer = CheckingObserver(interruption.raise_again, observer)
     try:
         with profile_to(None if profile is None else Path(profile), name=file):
-            result = run_with_report(
-                file, overrides=overrides, out=out, resume=resume, observer=observer
-            )
+            result = run(file, overrides=overrides, out=out, resume=resume, observer=observer)
     except RunFailedError as error:
         go_on = resume_command(file, overrides, error.result.path)
         fail(f"{error}\nfiles of the run: {error.result.path}; to go on: {go_on}", ExitCode.FAILED)

@@ -70,7 +70,12 @@ def load_federated_data(
         DataError: the data cannot be used; the message is one line with the fix.
     """
     dataset = load_dataset(settings, seed=seed, base=base)
-    train, test = hold_out(dataset, settings.test_fraction, seed=seed)
+    source, later = dataset.train, transform
+    if source.is_in_memory:
+        source, later = source.transformed(transform), None
+    train, test = hold_out(dataset._replace(train=source), settings.test_fraction, seed=seed)
+    if dataset.test is not None or later is not None:
+        test = test.transformed(transform)
     division = divide(dataset, train, settings.partition, seed=seed, base=base)
     rows = dict(enumerate(division.rows))
     held_out = None
@@ -80,13 +85,10 @@ def load_federated_data(
         held_out = {c: rest for c, (_, rest) in splits.items()}
     raw_shape = dataset.train.input_shape
     shape = raw_shape if transform is None else transform.output_shape(raw_shape)
-    source, later = dataset.train, transform
-    if source.is_in_memory:
-        source, later = source.transformed(transform), None
     return FederatedData(
         clients=ClientExamples(source, rows, transform=later),
         held_out=None if held_out is None else ClientExamples(source, held_out, transform=later),
-        test=test.transformed(transform),
+        test=test,
         num_classes=_num_classes(dataset.train, test, dataset.class_names or ()),
         input_shape=shape,
         raw_input_shape=raw_shape,

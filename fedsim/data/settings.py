@@ -35,6 +35,11 @@ class FileDataset(Settings):
         default="utf-8", description="encoding of a .csv file, such as utf-8, cp1252 or utf-16"
     )
 
+    def constants_of(self, column: str) -> ColumnSettings:
+        """Return how a column becomes features; one that is not listed is numbers as they are."""
+        listed = self.columns.get(column)
+        return listed if isinstance(listed, ColumnSettings) else ColumnSettings()
+
     @field_validator("encoding")
     @classmethod
     def _known_encoding(cls, name: str) -> str:

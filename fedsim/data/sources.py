@@ -13,7 +13,6 @@ from fedsim.data.catalog import DATASETS
 from fedsim.data.conversion import Dataset, to_dataset
 from fedsim.data.examples import DataError
 from fedsim.data.file_names import matching_files
-from fedsim.data.files import read_files
 from fedsim.data.partitions.settings import FilesPartition, group_column
 from fedsim.data.settings import DataSettings, FileDataset
 
@@ -41,6 +40,8 @@ def load_dataset(settings: DataSettings, *, seed: int, base: Path) -> Dataset:
                 f"data.args are for dataset functions; {dataset.path or 'a file'} takes none, "
                 f"got {', '.join(settings.args)}; remove them"
             )
+        from fedsim.data.files import read_files
+
         return read_files(
             data_paths(settings, base),
             dataset,

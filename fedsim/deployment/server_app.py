@@ -16,7 +16,7 @@ from fedsim.deployment.ledgers import collect_ledgers
 from fedsim.deployment.node_state import state_directory
 from fedsim.experiment import load_experiment
 from fedsim.federation.federation import Federation
-from fedsim.report.run import run_with_report
+from fedsim.report.run import run
 from fedsim.runs.directory import RunDirectory
 from fedsim.simulation.engine import Engine
 from fedsim.simulation.shardable_app import ShardableApp
@@ -72,7 +72,7 @@ def deployed_server(directory: Path) -> ServerApp:
                 f"flwr run . -c '{OUT_KEY}=\"/absolute/path\"'"
             )
         logger.info("run directory: %s%s", out, " (continued)" if resume else "")
-        result = run_with_report(
+        result = run(
             directory / EXPERIMENT_FILE,
             out=out,
             resume=resume,

@@ -43,8 +43,6 @@ from fedsim.federation.noise_shares import share_noise
 from fedsim.federation.perturbation import perturbed_problem
 from fedsim.federation.plan_digest import plan_digest
 from fedsim.federation.schedule import StepSchedule, participation_of
-from fedsim.federation.secure_setup import secure_channel
-from fedsim.federation.train_metrics import check_train_metrics
 from fedsim.federation.trained_parts import TrainedParts, release_parameters, trained_parts
 from fedsim.federation.voting import Goal, voting_of
 from fedsim.models.errors import ModelError
@@ -55,7 +53,6 @@ from fedsim.models.metrics import Task, task_for
 from fedsim.models.preflight import preflight
 from fedsim.pate.queries import with_queries
 from fedsim.pate.teachers import Trainer
-from fedsim.personalization.personalize import check_personalization
 from fedsim.protocol.coefficients import upload_base
 from fedsim.protocol.noisy_sums import SumPlan
 from fedsim.server.aggregation.weights import ClientWeights
@@ -136,17 +133,16 @@ def _assemble(
         phases.begin("calibrating noise")
     plans, weights, sums = _planned(experiment, client_privacy, data, steps, parts, algorithm)
     digest = plan_digest(experiment, plans, weights, sums)
-    secure = secure_channel(
-        experiment,
-        upload_base(model_arrays(parts.shared_model.model)),
-        weights,
-        sums,
-        base=loaded.base,
-        plan=digest,
-    )
-    if secure is not None:
+    secure = None
+    if (settings := experiment.secure_aggregation) is not None:
+        from fedsim.federation.secure_setup import check_train_metrics, secure_channel
+
+        upload = upload_base(model_arrays(parts.shared_model.model))
+        secure = secure_channel(
+            experiment, settings, upload, weights, sums, base=loaded.base, plan=digest
+        )
         public = public_examples(data, NUM_CHECK_EXAMPLES)
-        check_train_metrics(secure.settings.metrics, model, loss, task, public)
+        check_train_metrics(settings.metrics, model, loss, task, public)
     federation = Federation(
         experiment=experiment,
         base=loaded.base,
@@ -196,6 +192,8 @@ def _checked_model(
         if experiment.clips_examples or local_base(model) is not None:
             check_private_model(model, features)
         if experiment.personalization is not None:
+            from fedsim.personalization.personalize import check_personalization
+
             check_personalization(experiment.personalization, model, loss, features, targets)
         parts = trained_parts(experiment, model, loss, features, targets)
     return model, parts

@@ -5,7 +5,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -21,7 +21,6 @@ from fedsim.clients.budget.plan import PrivacyPlan
 from fedsim.clients.dp_sgd.parameters import FlatParameters
 from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients, PerExampleLoss
 from fedsim.clients.faults.injection import FaultPlan
-from fedsim.clients.secure.channel import SecureChannel
 from fedsim.clients.task import ClientTask, Evaluate
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.core.plugin_sources import PluginSources
@@ -51,7 +50,7 @@ from fedsim.protocol.noisy_sums import SumPlan
 from fedsim.protocol.upload_tags import UploadTags
 from fedsim.server.aggregation.noisy_sum import ServerNoise
 from fedsim.server.aggregation.weights import ClientWeights
-from fedsim.server.app import NoisySumSetup, SecureAggregationSetup, make_server_app
+from fedsim.server.app import NoisySumSetup, make_server_app
 from fedsim.server.client_ledgers import ClientLedgers
 from fedsim.server.evaluation import ClientEvaluation
 from fedsim.server.participation.participation import Participation
@@ -59,6 +58,10 @@ from fedsim.server.round_report import RoundReport
 from fedsim.server.secure.opened_sums import NO_OPENED_SUMS, OpenedSums
 from fedsim.server.shared_bound import SharedBound
 from fedsim.server.train_round import ChargeRound, ExpectedNoise
+
+if TYPE_CHECKING:
+    from fedsim.clients.secure.channel import SecureChannel
+    from fedsim.server.secure.aggregator import SecureAggregationSetup
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,7 @@ class Federation:
     weights: ClientWeights
     sources: PluginSources
     steps: StepSchedule
-    secure: SecureChannel | None = None
+    secure: "SecureChannel | None" = None
     sums: SumPlan | None = None
     plan_digest: str = ""
     still: tuple[StillParameter, ...] = ()
@@ -352,11 +355,7 @@ class Federation:
             stop_when_withdrawn=privacy is not None and privacy.on_exhausted == "stop",
             on_stop=on_stop,
             patience=patience,
-            secure=None
-            if self.secure is None
-            else SecureAggregationSetup(
-                self.secure.settings, self.secure.codec, opened_sums, self.plan_digest
-            ),
+            secure=self._secure_sums(opened_sums),
             evaluation=self._evaluation(),
             upload_tags=tags,
             weights=self.weights,
@@ -370,6 +369,14 @@ class Federation:
     def release_parameters(self) -> FlatParameters:
         """The parameters that one release of a client is of."""
         return release_parameters(self.experiment, self.gradients, self.shared_model)
+
+    def _secure_sums(self, opened_sums: OpenedSums) -> "SecureAggregationSetup | None":
+        if self.secure is None:
+            return None
+        from fedsim.server.secure.aggregator import SecureAggregationSetup
+
+        settings, codec = self.secure.settings, self.secure.codec
+        return SecureAggregationSetup(settings, codec, opened_sums, self.plan_digest)
 
     def _shared_bound(self) -> SharedBound | None:
         """Return what learns the bound of whole updates; None where no server learns one."""

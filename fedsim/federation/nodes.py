@@ -6,6 +6,7 @@ it in one process with clients.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
@@ -13,11 +14,11 @@ from flwr.clientapp import ClientApp
 from fedsim.clients.app import AnswerGroup, BatchClientApp, Request, partition_of
 from fedsim.clients.client_round import Answer
 from fedsim.experiment import Experiment
-from fedsim.federation.lasting_keys import identity_of_helper
 from fedsim.protocol.messages import TrainRequest
-from fedsim.secagg.identity import IdentityKey
-from fedsim.server.secure.helper import Release
-from fedsim.server.secure.helper_app import make_helper_app
+
+if TYPE_CHECKING:
+    from fedsim.secagg.identity import IdentityKey
+    from fedsim.server.secure.helper import Release
 
 
 def num_helpers(experiment: Experiment) -> int:
@@ -26,7 +27,7 @@ def num_helpers(experiment: Experiment) -> int:
     return 0 if settings is None else settings.helpers
 
 
-RecordRelease = Callable[[int, Release], None]
+RecordRelease: TypeAlias = "Callable[[int, Release], None]"
 """(helper, release): records a sum that a helper is about to release."""
 
 
@@ -47,17 +48,20 @@ def make_node_app(
     settings = experiment.secure_aggregation
     if settings is None or not settings.helpers:
         return clients
+    from fedsim.federation.lasting_keys import identity_of_helper
+    from fedsim.server.secure.helper_app import make_helper_app
+
     first = experiment.num_clients
 
     def helper_number(context: Context) -> int:
         return partition_of(context) - first + 1
 
-    def identity_of(context: Context) -> IdentityKey | None:
+    def identity_of(context: Context) -> "IdentityKey | None":
         return identity_of_helper(
             settings, helper_number(context), base=base, node_config=context.node_config
         )
 
-    def record_of(context: Context, release: Release) -> None:
+    def record_of(context: Context, release: "Release") -> None:
         record(helper_number(context), release)
 
     helper = make_helper_app(settings, helper_number, identity_of, record_of, first)

@@ -1,15 +1,22 @@
 """The part of secure aggregation that all parties of an experiment must agree on."""
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
 from flwr.app import ArrayRecord
+from torch import nn
 
 from fedsim.clients.secure.channel import SecureChannel
 from fedsim.core.errors import InputError
+from fedsim.data import Examples
 from fedsim.experiment import Experiment
 from fedsim.federation.lasting_keys import identity_of_client
 from fedsim.federation.schedule import participation_of
+from fedsim.federation.train_metrics import PREFIX
+from fedsim.models.catalog import TRAIN_METRICS
+from fedsim.models.losses import PerExampleLoss
+from fedsim.models.metrics import Task, evaluate
 from fedsim.protocol.arrays import to_numpy
 from fedsim.protocol.noisy_sums import SumPlan
 from fedsim.secagg.encoding import FixedPointEncoder
@@ -29,17 +36,19 @@ class SecureSetupError(InputError):
 
 def secure_channel(
     experiment: Experiment,
+    settings: SecureAggregationSettings,
     upload: ArrayRecord,
     weights: ClientWeights,
     sums: SumPlan | None = None,
     *,
     base: Path,
     plan: str,
-) -> SecureChannel | None:
-    """Return encoding and settings of secure uploads; None where updates are sent in clear.
+) -> SecureChannel:
+    """Return encoding and settings of secure uploads.
 
     Args:
-        experiment: with or without `secure_aggregation`.
+        experiment: the experiment.
+        settings: its `secure_aggregation`.
         upload: arrays with the names, shapes and types of an upload.
         weights: the weights of all clients.
         sums: the plan of noisy sums; None: clients send models or their changes.
@@ -50,9 +59,6 @@ def secure_channel(
         SecureSetupError: the sum does not fit into the ring, a client weighs more than
             `max_weight`, or the installed `cryptography` is too old.
     """
-    settings = experiment.secure_aggregation
-    if settings is None:
-        return None
     if settings.protocol != "quantized":
         try:
             check_hpke()
@@ -82,6 +88,33 @@ def secure_channel(
         plan,
         identity_of,
     )
+
+
+def check_train_metrics(
+    names: Mapping[str, float], model: nn.Module, loss: PerExampleLoss, task: Task, public: Examples
+) -> None:
+    """Check that the task has the metrics that an experiment declares.
+
+    Args:
+        names: the declared metrics and their bounds.
+        model: the initial model, evaluated on `public`.
+        loss: one value per example.
+        task: scores outputs.
+        public: a few public examples.
+
+    Raises:
+        SecureSetupError: a metric belongs to another task; the message names the possible ones.
+    """
+    if not names:
+        return
+    computed = {PREFIX + name for name in evaluate(model, loss, task, public)}
+    possible = [name for name in TRAIN_METRICS if name in computed]
+    for name in names:
+        if name not in possible:
+            raise SecureSetupError(
+                f"secure_aggregation.metrics: this task has no {name!r}; choose from "
+                f"{', '.join(possible)}"
+            )
 
 
 def _integer_codec(sums: SumPlan, num_clients: int) -> PayloadCodec:

@@ -13,12 +13,10 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fedsim.data import Examples
-from fedsim.federation.secure_setup import SecureSetupError
-from fedsim.models.catalog import TRAIN_METRICS
 from fedsim.models.losses import PerExampleLoss
 from fedsim.models.metrics import Task, evaluate
 
-_PREFIX = "train_"
+PREFIX = "train_"
 
 
 @dataclass(frozen=True)
@@ -45,7 +43,7 @@ class TrainMetrics:
         gathered = self.examples()
         own = Examples(_aligned_copy(gathered.features), _aligned_copy(gathered.targets))
         metrics = evaluate(model, self.loss, self.task, own)
-        return {name: metrics[name.removeprefix(_PREFIX)] for name in self.names}
+        return {name: metrics[name.removeprefix(PREFIX)] for name in self.names}
 
 
 def _aligned_copy(values: NDArray[Any]) -> NDArray[Any]:
@@ -55,30 +53,3 @@ def _aligned_copy(values: NDArray[Any]) -> NDArray[Any]:
     between engines.
     """
     return torch.from_numpy(values).clone().numpy()
-
-
-def check_train_metrics(
-    names: Mapping[str, float], model: nn.Module, loss: PerExampleLoss, task: Task, public: Examples
-) -> None:
-    """Check that the task has the metrics that an experiment declares.
-
-    Args:
-        names: the declared metrics and their bounds.
-        model: the initial model, evaluated on `public`.
-        loss: one value per example.
-        task: scores outputs.
-        public: a few public examples.
-
-    Raises:
-        SecureSetupError: a metric belongs to another task; the message names the possible ones.
-    """
-    if not names:
-        return
-    computed = {_PREFIX + name for name in evaluate(model, loss, task, public)}
-    possible = [name for name in TRAIN_METRICS if name in computed]
-    for name in names:
-        if name not in possible:
-            raise SecureSetupError(
-                f"secure_aggregation.metrics: this task has no {name!r}; choose from "
-                f"{', '.join(possible)}"
-            )

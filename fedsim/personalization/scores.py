@@ -4,7 +4,7 @@ No ε covers a score on private examples, so nothing here is called unless the e
 its data public. The scores are computed after the last round and enter no message.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -92,21 +92,6 @@ def score_clients(
             global_model=scored.scores(scored.model, rest),
             personal_model=scored.scores(personal, rest),
         )
-
-
-def pooled(scores: Sequence[Scores], weights: Sequence[int]) -> dict[str, float]:
-    """Return the means over all held-out examples of all clients.
-
-    Args:
-        scores: metrics of each client; empty for a client without examples.
-        weights: number of held-out examples of each.
-    """
-    names = next((list(each) for each in scores if each), [])
-    whole = sum(weights)
-    return {
-        name: sum(w * each[name] for each, w in zip(scores, weights, strict=True) if each) / whole
-        for name in names
-    }
 
 
 def _device_of(model: nn.Module) -> torch.device:

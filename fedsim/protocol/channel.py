@@ -13,8 +13,7 @@ from flwr.serverapp import Grid
 
 from fedsim.protocol.errors import ProtocolError
 from fedsim.protocol.exchange import ClientError, exchange
-from fedsim.protocol.messages import TrainReply, TrainRequest, Withdrawal
-from fedsim.protocol.secure import SealedReply
+from fedsim.protocol.messages import SealedReply, TrainReply, TrainRequest, Withdrawal
 
 TrainAnswer = TrainReply | SealedReply | Withdrawal | ClientError
 

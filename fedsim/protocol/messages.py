@@ -25,6 +25,9 @@ WITHDRAWAL = "withdrawal"
 TIMING = "timing"
 ADAPTATION = "learnt"
 OFFER = "secagg-offer"
+SECAGG = "secagg"
+SECAGG_ARRAYS = "secagg-arrays"
+STAGES = SHARES, MASKED, UNMASK = "secagg_shares", "secagg_masked", "secagg_unmask"
 
 ROUND = "server-round"
 NUM_EXAMPLES = "num-examples"
@@ -305,3 +308,43 @@ def _clip_norm(record: ConfigRecord) -> LearntBound | None:
 def _bound_field(bound: LearntBound) -> float | list[float]:
     """Return a bound as a field of a Flower record."""
     return list(bound) if isinstance(bound, tuple) else bound
+
+
+@dataclass(frozen=True)
+class SealedReply:
+    """A client's reply to a train request under secure aggregation: no array or number in clear.
+
+    Attributes:
+        content: records of the protocol: a share with sealed seeds, or public keys.
+        spend: the client's spend, public under its adjacency; None without privacy.
+        delay: delay of the reply in simulated seconds.
+        clip_norm: always None; adaptive clipping is refused under secure aggregation.
+    """
+
+    content: RecordDict
+    spend: ClientSpend | None
+    delay: float = 0.0
+    clip_norm: float | None = None
+
+    def to_message(self, request: Message) -> Message:
+        """Return the Flower message of the reply to `request`."""
+        content = RecordDict({**self.content, **side_records(self.spend, self.delay)})
+        return Message(content, reply_to=request)
+
+    @classmethod
+    def from_message(cls, message: Message) -> Self:
+        """Return the sealed reply in a Flower message.
+
+        Raises:
+            ProtocolError: it has no sealed update, or also values in clear.
+        """
+        content = message.content
+        if SECAGG not in content.config_records:
+            raise ProtocolError(f"a train reply needs the record {SECAGG!r}; nothing was added")
+        unsealed = [*content.metric_records, *(set(content.array_records) - {SECAGG_ARRAYS})]
+        if unsealed:
+            raise ProtocolError(
+                f"the reply has {sorted(unsealed)} in clear, which secure aggregation hides; "
+                "run the same experiment on every node"
+            )
+        return cls(content, *read_side_records(message))

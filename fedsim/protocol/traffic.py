@@ -13,8 +13,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedsim.protocol.channel import ClientChannel, TrainAnswer
-from fedsim.protocol.messages import TrainReply, TrainRequest
-from fedsim.protocol.secure import SealedReply
+from fedsim.protocol.messages import SealedReply, TrainReply, TrainRequest
 from fedsim.protocol.wrapped_grid import WrappedGrid
 
 

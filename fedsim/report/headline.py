@@ -8,7 +8,6 @@ from numpy.typing import NDArray
 from fedsim.clients.settings import LocalSettings
 from fedsim.core.formatting import count_text, delta_text, range_text
 from fedsim.data.settings import FileDataset
-from fedsim.data.tables.dataset import column_of
 from fedsim.federation.batch_sizes import full_batch_note
 from fedsim.federation.client_weights import ignored_weighting
 from fedsim.federation.federation import Federation
@@ -117,7 +116,7 @@ def _feature_names(federation: Federation) -> list[str] | None:
         return None
     if federation.experiment.model.features:
         return None
-    return [name for one in columns for name in column_of(one, dataset).feature_names]
+    return [name for one in columns for name in dataset.constants_of(one).feature_names(one)]
 
 
 _NOISE_ON = {"output": "noise on trained models", "input": "noise on examples, once"}

@@ -1,5 +1,6 @@
 """A run together with its report, and the head of the report for notebooks."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -7,10 +8,13 @@ from typing import Any
 from fedsim.report import overview
 from fedsim.report.contents import read_contents
 from fedsim.report.html import page_templates, write_report
+from fedsim.report.notebook import notebook_progress
 from fedsim.report.points import guarantees, warnings
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.runner import RunFailedError, RunResult, run_experiment
+from fedsim.simulation.engine import Engine
 from fedsim.statement import statement_of
+from fedsim.tracking.observer import RunObserver
 
 
 def render_head(path: Path) -> str:
@@ -38,13 +42,47 @@ def render_head(path: Path) -> str:
     )
 
 
-def run_with_report(*arguments: Any, **options: Any) -> RunResult:
-    """Run an experiment and write its `report.html`, also after a failure.
+def run(
+    source: str | Path | Mapping[str, Any],
+    *,
+    overrides: Mapping[str, Any] | Sequence[str] = (),
+    out: str | Path | None = None,
+    resume: bool = False,
+    base: str | Path | None = None,
+    observer: RunObserver | None = None,
+    engine: Engine | None = None,
+) -> RunResult:
+    """Run an experiment, write its run directory with `report.html`, and return its result.
 
-    Args and errors: as `run_experiment`.
+    The report is written after a failure, too.
+
+    Args:
+        source: path of an experiment file, or its content as a mapping.
+        overrides: `{"key.path": value}` or `["key.path=value", ...]`, applied before validation.
+        out: the run directory; must be new or empty. Default: `runs/<name>-<time>`.
+        resume: continue the run in `out` after its last finished round. The result equals that of
+            an uninterrupted run to the bit; the charges of an interrupted round remain.
+        base: base directory of relative paths in the experiment; see `load_experiment`.
+        observer: receives every round; None: a notebook shows the progress, a script nothing.
+        engine: executes the federation instead of the engine in `runtime`.
+
+    Raises:
+        ExperimentError: the experiment is wrong; it lists every mistake with its place.
+        ValueError: data, model, loss or run directory do not fit.
+        PrivacyBudgetError: a privacy budget forbids the plan (a ValueError, too).
+        RunFailedError: the federation failed; `result` on the error holds the rounds before.
     """
     try:
-        result = run_experiment(*arguments, add_pages=lambda run: write_report(run), **options)
+        result = run_experiment(
+            source,
+            overrides=overrides,
+            out=out,
+            resume=resume,
+            base=base,
+            observer=observer or notebook_progress(),
+            engine=engine,
+            add_pages=write_report,
+        )
     except RunFailedError as error:
         error.result = replace(error.result, render_head=render_head)
         raise

@@ -1,15 +1,17 @@
 """`personalization.json`: scores of personal models, written only for data declared public."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flwr.app import ArrayRecord
 
 from fedsim.core.json_numbers import finite_or_none
 from fedsim.federation.federation import Federation
-from fedsim.personalization.scores import ClientScores, ScoredModel, Scores, pooled, score_clients
 from fedsim.personalization.settings import PersonalizationSettings
 from fedsim.runs.schema import SCHEMAS
+
+if TYPE_CHECKING:
+    from fedsim.personalization.scores import ClientScores
 
 FILE = "personalization.json"
 FIGURES_OF = "public data"
@@ -33,6 +35,8 @@ def score_personal_models(federation: Federation, arrays: ArrayRecord) -> dict[s
     settings = federation.experiment.personalization
     if settings is None or not settings.public_data:
         return None
+    from fedsim.personalization.scores import ScoredModel, score_clients
+
     federation.model.load_state_dict(arrays.to_torch_state_dict())
     scored = ScoredModel(federation.model, federation.loss, federation.task)
     seed = federation.experiment.seed
@@ -92,7 +96,7 @@ def contradictions(
         yield f"{FILE}: held_out is not the sum over its clients"
 
 
-def _row(found: ClientScores) -> dict[str, Any]:
+def _row(found: "ClientScores") -> dict[str, Any]:
     return {
         "client": found.client,
         "examples": found.examples,
@@ -102,7 +106,7 @@ def _row(found: ClientScores) -> dict[str, Any]:
     }
 
 
-def _finite(scores: Scores) -> dict[str, float | None]:
+def _finite(scores: Mapping[str, float]) -> dict[str, float | None]:
     return {name: finite_or_none(value) for name, value in scores.items()}
 
 
@@ -114,6 +118,21 @@ def _pooled(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         numbers = [{k: float("nan") if v is None else v for k, v in r[name].items()} for r in rows]
         means[name] = _finite(pooled(numbers, weights))
     return {"held_out": sum(weights), **means}
+
+
+def pooled(scores: Sequence[Mapping[str, float]], weights: Sequence[int]) -> dict[str, float]:
+    """Return the means over all held-out examples of all clients.
+
+    Args:
+        scores: metrics of each client; empty for a client without examples.
+        weights: number of held-out examples of each.
+    """
+    names = next((list(each) for each in scores if each), [])
+    whole = sum(weights)
+    return {
+        name: sum(w * each[name] for each, w in zip(scores, weights, strict=True) if each) / whole
+        for name in names
+    }
 
 
 def _same(one: Mapping[str, float | None], other: Mapping[str, float | None]) -> bool:

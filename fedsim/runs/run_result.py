@@ -13,7 +13,6 @@ from fedsim.core.errors import ExitCode, FedsimError
 from fedsim.core.formatting import count_text, metric_text
 from fedsim.runs.directory import RunDirectory, client_columns
 from fedsim.runs.privacy_summary import PrivacySummary
-from fedsim.runs.saved_model import load_model
 from fedsim.tracking.row_numbers import row_numbers
 
 if TYPE_CHECKING:
@@ -69,6 +68,8 @@ class RunResult:
 
     def model(self) -> nn.Module:
         """Return the final global model, as `fedsim.load_model` does; it takes raw inputs."""
+        from fedsim.runs.saved_model import load_model
+
         return load_model(self.path, base=self.base)
 
     def rounds_frame(self) -> "pandas.DataFrame":

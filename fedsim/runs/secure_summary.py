@@ -3,8 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fedsim.server.secure.report import SecureAggregationReport
-
 if TYPE_CHECKING:
     from fedsim.federation.federation import Federation
 
@@ -22,6 +20,8 @@ def secure_summary(
     channel = federation.secure
     if channel is None:
         return None
+    from fedsim.server.secure.report import SecureAggregationReport
+
     report = SecureAggregationReport(
         settings=channel.settings,
         encoder=channel.codec.encoder,

@@ -11,15 +11,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from fedsim.core.by_name import ByName
 from fedsim.core.errors import ExitCode, FedsimError
 from fedsim.core.plugin_errors import contained_exits, describe_error, plugin_calls
 from fedsim.core.plugins import resolve
-from fedsim.tracking.mlflow import MlflowTracker
 from fedsim.tracking.observer import RunObserver, tell_phase
 from fedsim.tracking.protocol import TrackedRun, Tracker
 from fedsim.tracking.row_numbers import row_numbers
-from fedsim.tracking.tensorboard import TensorBoardTracker
-from fedsim.tracking.wandb import WandbTracker
 
 if TYPE_CHECKING:
     from fedsim.federation.federation import Federation
@@ -27,11 +25,13 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 # A key is the name of the package that must be installed, and of the extra that brings it.
-TRACKERS: dict[str, Callable[[], Tracker]] = {
-    "tensorboard": TensorBoardTracker,
-    "mlflow": MlflowTracker,
-    "wandb": WandbTracker,
-}
+TRACKERS: Mapping[str, Callable[[], Tracker]] = ByName(
+    {
+        "tensorboard": "fedsim.tracking.tensorboard:TensorBoardTracker",
+        "mlflow": "fedsim.tracking.mlflow:MlflowTracker",
+        "wandb": "fedsim.tracking.wandb:WandbTracker",
+    }
+)
 _TRACKER = ("start", "log", "finish")
 _OBSERVER = ("started", "round_finished", "ended")
 

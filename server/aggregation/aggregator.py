@@ -18,8 +18,7 @@ from fedsim.protocol.arrays import to_arrays, to_numpy
 from fedsim.protocol.client_spend import ClientSpend
 from fedsim.protocol.clip_bound import LearntBound
 from fedsim.protocol.coefficients import upload_base
-from fedsim.protocol.messages import TrainReply
-from fedsim.protocol.secure import SealedReply
+from fedsim.protocol.messages import SealedReply, TrainReply
 from fedsim.server.aggregation.mean import InvalidUpdateError, OrderedMean
 from fedsim.server.aggregation.weights import ClientWeights, WeightingError
 

@@ -3,13 +3,15 @@
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 
 from fedsim.protocol.arrays import digest, to_arrays, to_numpy
 from fedsim.protocol.coefficients import upload_base
-from fedsim.protocol.secure import HELLO, SECAGG, SealedReply, to_records
+from fedsim.protocol.messages import SECAGG, SealedReply
+from fedsim.protocol.secure import HELLO, to_records
 from fedsim.secagg.context import NONCE_BYTES, RoundContext, set_digest
 from fedsim.secagg.errors import ContextMismatchError, SecureAggregationError, TooFewClientsError
 from fedsim.secagg.fields import check_fields
@@ -21,6 +23,7 @@ from fedsim.secagg.settings import SecureAggregationSettings
 from fedsim.server.aggregation.aggregator import AggregationResult, Aggregator, RoundAbortedError
 from fedsim.server.aggregation.mean import InvalidUpdateError
 from fedsim.server.aggregation.weights import ClientWeights
+from fedsim.server.roll_call import Roll
 from fedsim.server.secure.leader import Leader
 from fedsim.server.secure.masked_sum import MaskedSum
 from fedsim.server.secure.opened_sums import OpenedSums
@@ -31,6 +34,35 @@ from fedsim.server.secure.rounds import (
     SecureRound,
     error_text,
 )
+
+
+@dataclass(frozen=True)
+class SecureAggregationSetup:
+    """Settings, codec and record of opened sums that the server's secure aggregation needs.
+
+    Attributes:
+        settings: settings of the protocol.
+        codec: payload codec.
+        opened_sums: record of the opened sums, also of earlier processes of the run.
+        plan: digest of the privacy plan; "" without privacy.
+    """
+
+    settings: SecureAggregationSettings
+    codec: PayloadCodec
+    opened_sums: OpenedSums = field(default_factory=OpenedSums)
+    plan: str = ""
+
+    def aggregator(self, weights: ClientWeights, roll: Roll) -> "SecureAggregator":
+        """Return the aggregator of a federation whose nodes are known."""
+        return SecureAggregator(
+            settings=self.settings,
+            codec=self.codec,
+            weights=weights,
+            clients={client: node for node, client in roll.clients.items()},
+            helpers={helper: node for node, helper in roll.helpers.items()},
+            opened_sums=self.opened_sums,
+            plan=self.plan,
+        )
 
 
 class SecureAggregator(Aggregator[SealedReply]):

@@ -9,7 +9,8 @@ from flwr.app import RecordDict
 from flwr.serverapp import Grid
 
 from fedsim.protocol.exchange import ClientError, PatientGrid, exchange
-from fedsim.protocol.secure import COMBINE, MASKED, SHARES, UNMASK, from_records, make_query
+from fedsim.protocol.messages import MASKED, SHARES, UNMASK
+from fedsim.protocol.secure import COMBINE, from_records, make_query
 from fedsim.secagg.errors import (
     AggregatorUnavailableError,
     ContextMismatchError,

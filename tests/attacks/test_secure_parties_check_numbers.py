@@ -24,8 +24,8 @@ from fedsim.clients.secure.masked_upload import MaskedUpload
 from fedsim.core.limits import MAX_ROUNDS
 from fedsim.protocol.arrays import to_arrays
 from fedsim.protocol.flower_internals import server_identity
-from fedsim.protocol.messages import TrainReply, TrainRequest
-from fedsim.protocol.secure import SECAGG, SHARES, from_records, make_query, to_records
+from fedsim.protocol.messages import SECAGG, SHARES, TrainReply, TrainRequest
+from fedsim.protocol.secure import from_records, make_query, to_records
 from fedsim.secagg import messages
 from fedsim.secagg.errors import (
     CapacityError,

@@ -16,14 +16,13 @@ from fedsim.clients import client_round
 from fedsim.clients.account import STATE
 from fedsim.clients.app import BatchClientApp
 from fedsim.clients.failure_text import ClientFailureError
-from fedsim.clients.secure.channel import STAGES
 from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.federation import Federation
 from fedsim.federation.shards import client_app
 from fedsim.protocol.arrays import digest
 from fedsim.protocol.flower_internals import server_identity
-from fedsim.protocol.messages import EvaluateRequest, TrainReply, TrainRequest
+from fedsim.protocol.messages import STAGES, EvaluateRequest, TrainReply, TrainRequest
 from fedsim.protocol.roll_call import identity_of, roll_call_message
 from fedsim.simulation.local_grid import FIRST_NODE, LocalGrid
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from fedsim.comparison.execution import worker
-from fedsim.report.run import run_with_report
+from fedsim.report.run import run
 from fedsim.runs.runner import RunFailedError
 
 FAILING: dict[str, Any] = {
@@ -22,7 +22,7 @@ FAILING: dict[str, Any] = {
 
 def test_a_failed_run_has_a_report(tmp_path: Path) -> None:
     with pytest.raises(RunFailedError, match="every client failed"):
-        run_with_report(FAILING, out=tmp_path / "run")
+        run(FAILING, out=tmp_path / "run")
     assert "failing" in (tmp_path / "run" / "report.html").read_text()
 
 

@@ -74,7 +74,7 @@ def record(monkeypatch: pytest.MonkeyPatch) -> Recording:
 
 
 def use(monkeypatch: pytest.MonkeyPatch, tracker: Tracker) -> None:
-    monkeypatch.setitem(tracking.TRACKERS, "tensorboard", lambda: tracker)
+    monkeypatch.setattr(tracking, "TRACKERS", {"tensorboard": lambda: tracker})
     monkeypatch.setattr(tracking, "find_spec", lambda name: name)
 
 

@@ -60,7 +60,7 @@ def _execute(job: Mapping[str, Any], send: SendMessage) -> str:
     from fedsim.comparison.execution.client_metrics import write_client_metrics
     from fedsim.experiment import load_experiment
     from fedsim.federation.assembly import assemble
-    from fedsim.report.run import run_with_report
+    from fedsim.report.run import run
     from fedsim.runs.directory import RunDirectory
     from fedsim.runs.runner import run_experiment
 
@@ -69,7 +69,7 @@ def _execute(job: Mapping[str, Any], send: SendMessage) -> str:
     reporter = _RunReporter(job["record"], send)
     status = "completed"
     if job["action"] in ("run", "resume"):
-        execute = run_with_report if job.get("report", True) else run_experiment
+        execute = run if job.get("report", True) else run_experiment
         status = execute(
             job["experiment"],
             base=job["base"],

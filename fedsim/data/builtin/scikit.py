@@ -1,5 +1,6 @@
 """The small datasets that scikit-learn brings along: no file of the user and no network."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -8,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.data.builtin.settings import TableArgs
+from fedsim.data.builtin.context import LoadContext
+from fedsim.data.builtin.settings import NoArgs, TableArgs
 from fedsim.data.conversion import Dataset
 from fedsim.data.examples import Examples
 
@@ -55,8 +57,11 @@ TABLES = {
 }
 
 
-def load_digits() -> Dataset:
-    """Return scikit-learn's digits: 1,797 images (1, 8, 8) with values in [0, 1], 10 classes."""
+def load_digits(args: NoArgs | None = None, context: LoadContext | None = None) -> Dataset:
+    """Return scikit-learn's digits: 1,797 images (1, 8, 8) with values in [0, 1], 10 classes.
+
+    Both arguments are those of every loader; the digits need neither.
+    """
     x, y = _digits()
     pixels = np.asarray(x, dtype=np.float32).reshape(-1, 1, 8, 8) / np.float32(16)
     return Dataset(Examples(pixels, np.asarray(y, dtype=np.int64)))
@@ -82,6 +87,17 @@ def load_table(name: str, args: TableArgs) -> Dataset:
     targets = _scale(columns, about.targets, args)
     one = targets.shape[1] == 1
     return Dataset(Examples(features, targets[:, 0].copy() if one else targets))
+
+
+def _loader(name: str) -> Callable[[TableArgs, LoadContext], Dataset]:
+    return lambda args, context: load_table(name, args)
+
+
+load_iris = _loader("iris")
+load_wine = _loader("wine")
+load_breast_cancer = _loader("breast_cancer")
+load_diabetes = _loader("diabetes")
+load_linnerud = _loader("linnerud")
 
 
 def _scale(table: Any, ranges: Ranges, args: TableArgs) -> NDArray[np.float32]:

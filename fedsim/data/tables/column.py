@@ -51,10 +51,8 @@ class Column:
 
     @property
     def feature_names(self) -> tuple[str, ...]:
-        """Names of the features: that of the column, or `sex=F` for each class."""
-        if self.settings.classes is None:
-            return (self.name,)
-        return tuple(f"{self.name}={as_text(one)}" for one in self.settings.classes)
+        """Names of the features."""
+        return self.settings.feature_names(self.name)
 
     def numbers(self, cells: Cells) -> NDArray[np.float64]:
         """Return the numbers (n,) of cells: values, years, or class numbers; no NaN.

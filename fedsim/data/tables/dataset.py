@@ -127,9 +127,8 @@ def column_of(name: str, settings: FileDataset) -> Column:
         name: its name.
         settings: `data.dataset`.
     """
-    listed = settings.columns.get(name)
-    constants = listed if isinstance(listed, ColumnSettings) else ColumnSettings()
-    return Column(name, constants, is_listed=listed is not None, decimal=settings.decimal)
+    constants, is_listed = settings.constants_of(name), settings.columns.get(name) is not None
+    return Column(name, constants, is_listed=is_listed, decimal=settings.decimal)
 
 
 def read_tables(

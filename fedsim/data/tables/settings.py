@@ -52,6 +52,12 @@ class ColumnSettings(Settings):
         """Whether it lists classes and nothing else, as a target may."""
         return self.classes is not None and not any(self.model_dump(exclude={"classes"}).values())
 
+    def feature_names(self, column: str) -> tuple[str, ...]:
+        """Return the names of a column's features: its own, or `sex=F` for each class."""
+        if self.classes is None:
+            return (column,)
+        return tuple(f"{column}={as_text(one)}" for one in self.classes)
+
     @model_validator(mode="after")
     def _rule(self) -> Self:
         if self.classes is not None:

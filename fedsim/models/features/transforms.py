@@ -91,20 +91,24 @@ def _orientations(value: OrientationSettings, shape: tuple[int, ...]) -> Transfo
     Edge case: an image that is constant in a channel has maps of zeros there.
     """
     directions = np.arange(value.bins).reshape(-1, 1, 1)
-    weights = np.hanning(value.window + 2)[1:-1]
+    windows = _windows(shape, value.window, value.stride)
+    repeated = np.ix_(*(np.array([0, *range(side), side - 1]) for side in shape[-2:]))
 
     def transform(image: Example) -> Example:
         channels = image.reshape(-1, *shape[-2:])
-        maps = np.concatenate([_maps(one, directions) for one in channels])
-        return _pooled(maps, weights, value.stride) ** value.power
+        maps = np.concatenate([_maps(one[repeated], directions) for one in channels])
+        return sum(weight * maps[pixels] for weight, pixels in windows) ** value.power
 
     return transform
 
 
-def _maps(image: Example, directions: NDArray[np.int64]) -> Example:
-    """Return the gradient magnitude (bins, height, width) of each direction."""
-    rows, columns = ([0, *range(side), side - 1] for side in image.shape)
-    padded = image[rows][:, columns]  # np.pad takes a third of the time of all of this
+def _maps(padded: Example, directions: NDArray[np.int64]) -> Example:
+    """Return the gradient magnitude (bins, height, width) of each direction.
+
+    Args:
+        padded: an image whose border pixels stand twice.
+        directions: (bins, 1, 1).
+    """
     down = (padded[2:, 1:-1] - padded[:-2, 1:-1]) / 2
     right = (padded[1:-1, 2:] - padded[1:-1, :-2]) / 2
     bins = len(directions)
@@ -114,15 +118,16 @@ def _maps(image: Example, directions: NDArray[np.int64]) -> Example:
     return share * np.hypot(down, right)
 
 
-def _pooled(maps: Example, weights: Example, stride: int) -> Example:
-    """Return the weighted sums of the maps over windows, every `stride` pixels."""
-    window, (height, width) = len(weights), maps.shape[-2:]
-    rows, columns = (1 + (side - window) // stride for side in (height, width))
-    sums = np.zeros((len(maps), rows, columns))
-    for y, x in np.ndindex(window, window):
-        part = maps[:, y : y + stride * (rows - 1) + 1, x : x + stride * (columns - 1) + 1]
-        sums += weights[y] * weights[x] * part[:, ::stride, ::stride]
-    return sums
+def _windows(
+    shape: tuple[int, ...], window: int, stride: int
+) -> tuple[tuple[float, tuple[slice, ...]], ...]:
+    """Return weight and place of each pixel of a window, over all windows of maps (n, *shape)."""
+    weights = np.hanning(window + 2)[1:-1]
+    rows, columns = (stride * ((side - window) // stride) + 1 for side in shape[-2:])
+    return tuple(
+        (float(weights[y] * weights[x]), np.s_[:, y : y + rows : stride, x : x + columns : stride])
+        for y, x in np.ndindex(window, window)
+    )
 
 
 def _per_channel(value: object, shape: tuple[int, ...]) -> Example:

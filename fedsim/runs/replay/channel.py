@@ -12,8 +12,7 @@ from flwr.clientapp import ClientApp
 from fedsim.accountant.ledger.journal import Charge
 from fedsim.protocol.channel import ClientChannel, MessageChannel, TrainAnswer
 from fedsim.protocol.exchange import ClientError
-from fedsim.protocol.messages import TrainReply, TrainRequest, Withdrawal
-from fedsim.protocol.secure import SealedReply
+from fedsim.protocol.messages import SealedReply, TrainReply, TrainRequest, Withdrawal
 from fedsim.runs.replay.recorded import RecordedRound
 from fedsim.simulation.local_grid import LocalGrid
 from fedsim.simulation.virtual_grid import FIRST_NODE
