@@ -158,7 +158,7 @@ class SummedMechanism(Mechanism):
     @property
     @abstractmethod
     def largest_integer(self) -> int:
-        """The largest |integer| of a release before its noise, rounded up."""
+        """The largest size of an integer of a release before its noise, rounded up."""
 
     def of_sum(self, sums: SumPlan) -> SumPlan:
         """Return the plan of a sum of such releases.

@@ -297,7 +297,7 @@ class DpSgdMechanism(SummedMechanism):
 
     @property
     def largest_integer(self) -> int:
-        """The largest |integer| of a clipped sum before its noise, rounded up."""
+        """The largest size of an integer of a clipped sum before its noise, rounded up."""
         return math.ceil(self.largest_lot / self.noise_multiplier * DEVIATION * 1.001) + 1
 
     def release_variance(

@@ -204,7 +204,7 @@ class UpdateMechanism(SummedMechanism):
 
     @property
     def largest_integer(self) -> int:
-        """The largest |integer| of a release before its noise, rounded up."""
+        """The largest size of an integer of a release before its noise, rounded up."""
         parts = [self.update_noise]
         if self.count_noise is not None:
             parts.append(self.count_noise / COUNT_SENSITIVITY)
