@@ -197,7 +197,9 @@ class StepProbe(_TrainedProbe[DpSgdMechanism]):
         steps = min(-(-NUM_NOISE_VALUES // (2 * self.noise_values)), _MAX_NOISE_STEPS)
         first = max(steps, 2)  # two show noise that repeats from step to step
         yield Trial(_FIRST_NOISE_ROUND, range(first))
-        yield Trial(_FIRST_NOISE_ROUND + 1, range(first, first + steps))
+        # Correlated noise goes on from step to step; others begin a round, and so an epoch.
+        start = first if any(self._mechanism(one).correlation for one in self.clients) else 0
+        yield Trial(_FIRST_NOISE_ROUND + 1, range(start, start + steps))
 
     def run(self, trial: Trial, see: Callable[[Release], None]) -> None:
         """Let every client release the noisy sum of a lot in each step."""

@@ -105,7 +105,7 @@ def test_conditions_are_named_whenever_they_apply(facts_strategy, data):
         assert ("a δ of its own" in text) == (len({c.delta for c in facts.clients}) > 1)
         assert ("are not charged" in text) == (facts.tuning is None)
         assert "No amplification by client selection" in text
-        assert "floating" in text or "rounds it" in text
+        assert ("made of integers" in text) == (mechanism.slack is not None)
     unfinished = facts.is_private and facts.run is not None and facts.run.status != "completed"
     assert ("continuing it spends more" in text) == unfinished
     failed = facts.is_private and facts.run is not None and facts.run.lost_updates > 0
