@@ -29,6 +29,9 @@ class PrivateStep:
     Guarantee: what a client releases in a step is its mechanism's `event`, a function of its own
     lot, its values and its noise, to the last bit.
 
+    Attributes:
+        adapts: whether a client's bound is learnt from the counts of its lots.
+
     Args:
         gradients: of the model.
         mechanisms: of each client; None: the client is absent.
@@ -68,7 +71,7 @@ class PrivateStep:
         divided = units * shares if self._divides else torch.ones_like(units)
         places = self._parameters.group_slices(first.members)
         self._lengths: Scales = [(place, divided[:, m : m + 1]) for place, m in places]
-        self._counts = any(one.clipping.count_noises for one in present)
+        self.adapts = any(one.clipping.count_noises for one in present)
 
     def take(
         self,
@@ -98,7 +101,7 @@ class PrivateStep:
             return replace(self._clip, scales=self._clip.scales * weights)
 
         def count(tile: Tile, norms: Tensor) -> None:
-            if self._counts:
+            if self.adapts:
                 near = (norms <= self._clip.bounds) & (tile.example_weights > 0).unsqueeze(1)
                 within[:] += near.view(len(sizes), self._rows, -1).sum(1).cpu().numpy()
 

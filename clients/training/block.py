@@ -497,7 +497,7 @@ class _PrivateBlock(_Block):
         tiles = self._reader.tiles(lots, self.step_number)
         sizes = [0 if lot is None else len(lot) for lot in lots]
         within = self._step.take(self.values, tiles, sizes, noises, self.released)
-        if any(step is not None and step.clipping.count_noises for step in self._steps):
+        if self._step.adapts:
             self._adapt(lots, within)
 
     def adapted_clip_norms(self) -> tuple[LearntBound | None, ...]:
