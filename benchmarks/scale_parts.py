@@ -28,8 +28,8 @@ from fedsim.accountant import Gaussian, PoissonSampled, PrivacyLedger
 from fedsim.accountant.ledger.journal import GENESIS, Charge, FileJournal
 from fedsim.accountant.trust.noise_shares import NoiseNeed, NoiseShares
 from fedsim.algorithms.state import ServerState
-from fedsim.clients.budget.plan import PrivacyPlan
-from fedsim.clients.budget.planner import plan_privacy
+from fedsim.clients.mechanisms.plan import PrivacyPlan
+from fedsim.clients.mechanisms.planner import plan_privacy
 from fedsim.clients.settings import LocalSettings, PrivacySettings
 from fedsim.core.shared_values import map_shared
 from fedsim.protocol.arrays import to_arrays

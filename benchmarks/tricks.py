@@ -25,10 +25,10 @@ from dp_sgd import block_turn
 from interleaved import measure, print_ratios
 from records import Number, machine_line, over_turns, pair_ratios, write_record
 
-from fedsim.clients.dp_sgd import lot_sums
-from fedsim.clients.dp_sgd.per_example import rule_gradients
-from fedsim.clients.dp_sgd.per_example.layers.convolution import ConvolutionUse
-from fedsim.clients.dp_sgd.per_example.sequence import ModuleSequence
+from fedsim.clients.gradients import rule_gradients
+from fedsim.clients.gradients.layers.convolution import ConvolutionUse
+from fedsim.clients.gradients.sequence import ModuleSequence
+from fedsim.clients.mechanisms.dp_sgd import lot_sums
 from fedsim.noise import fused, keystream
 from fedsim.noise.sources import SeededNoise
 from fedsim.simulation.memory import keep_freed_memory

@@ -20,8 +20,8 @@ from flwr.app import ConfigRecord, RecordDict
 
 from fedsim.accountant import PrivacyLedger
 from fedsim.accountant.ledger.journal import Charge, Journal
-from fedsim.clients.budget.plan import PrivacyPlan
 from fedsim.clients.failure_text import ClientFailureError
+from fedsim.clients.mechanisms.plan import PrivacyPlan
 from fedsim.clients.sampling.sampling import Charges
 from fedsim.protocol.client_spend import ClientSpend
 from fedsim.protocol.errors import LEDGER_UNWRITABLE, NOISE_REUSE

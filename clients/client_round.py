@@ -24,13 +24,13 @@ from fedsim.clients.account import (
 )
 from fedsim.clients.failure_text import ClientFailureError
 from fedsim.clients.faults.injection import Fault
-from fedsim.clients.perturbation.input import InputMechanism
-from fedsim.clients.perturbation.output import OutputMechanism
+from fedsim.clients.mechanisms.client_update.mechanism import UpdateMechanism
+from fedsim.clients.mechanisms.input_perturbation.mechanism import InputMechanism
+from fedsim.clients.mechanisms.output_perturbation.mechanism import OutputMechanism
+from fedsim.clients.mechanisms.votes.answer import votes_of
 from fedsim.clients.task import ClientTask
 from fedsim.clients.training.block import BlockMember, train_block
 from fedsim.clients.training.streams import StreamKey
-from fedsim.clients.updates.mechanism import UpdateMechanism
-from fedsim.clients.voting import votes_of
 from fedsim.core.plugin_errors import contained_exits
 from fedsim.protocol.client_spend import ClientSpend
 from fedsim.protocol.clip_bound import LearntBound

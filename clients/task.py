@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from fedsim.accountant.ledger.journal import Journal
 from fedsim.algorithms.algorithm import ClientRule
-from fedsim.clients.budget.mechanism import Mechanism
-from fedsim.clients.budget.plan import PrivacyPlan
-from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients, PerExampleLoss
 from fedsim.clients.failure_text import ClientFailureError, CoupledRowsError, redact_error
 from fedsim.clients.faults.injection import NO_FAULTS, FaultPlan
+from fedsim.clients.gradients.interface import PerExampleGradients, PerExampleLoss
+from fedsim.clients.mechanisms.contract import Mechanism
+from fedsim.clients.mechanisms.input_perturbation.mechanism import InputMechanism, noisy_examples
+from fedsim.clients.mechanisms.plan import PrivacyPlan
 from fedsim.clients.model_checks.safety import UnsafeModelError
-from fedsim.clients.perturbation.input import InputMechanism, noisy_examples
 from fedsim.clients.request_digest import AnswerInputs, request_digest
 from fedsim.clients.settings import LocalSettings
 from fedsim.clients.training.shared_model import SharedModel

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from fedsim.clients.clipping.clipping import FlatClipping
-from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
-from fedsim.clients.dp_sgd.per_example.choice import gradients_for
-from fedsim.clients.dp_sgd.per_example.rule_gradients import RuleGradients
+from fedsim.clients.gradients.choice import gradients_for
+from fedsim.clients.gradients.rule_gradients import RuleGradients
+from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.model_checks.isolation import check_isolation
 from fedsim.clients.model_checks.safety import check_private_model
 from fedsim.clients.sampling.independent_lots import PoissonSampling

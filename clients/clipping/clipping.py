@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from fedsim.accountant.groups import dimension_clip_norms, equal_clip_norms, explicit_clip_norms
-from fedsim.clients.dp_sgd.parameters import FlatParameters
+from fedsim.clients.gradients.parameters import FlatParameters
 from fedsim.protocol.clip_bound import LearntBound
 
 # Rounding in float32 may lift a norm by a few units in the last place.

@@ -10,7 +10,7 @@ from fedsim.accountant.groups import (
     adaptive_clip_total_noise_multiplier,
 )
 from fedsim.clients.clipping.clipping import Clipping, Groups
-from fedsim.clients.dp_sgd.parameters import FlatParameters
+from fedsim.clients.gradients.parameters import FlatParameters
 from fedsim.protocol.clip_bound import BoundRule, LearntBound, check_bound
 
 ALL_OTHERS = "*"

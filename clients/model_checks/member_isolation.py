@@ -11,8 +11,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedsim.clients.dp_sgd.per_example.interface import Tile
-from fedsim.clients.dp_sgd.per_example.rule_gradients import RuleGradients
+from fedsim.clients.gradients.interface import Tile
+from fedsim.clients.gradients.rule_gradients import RuleGradients
 from fedsim.clients.model_checks.safety import UnsafeModelError, preserve_state
 
 

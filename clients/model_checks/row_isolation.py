@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from fedsim.clients.clipping.clipping import GroupClipping
-from fedsim.clients.dp_sgd.per_example.clip_factors import ClipBounds
-from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients, Tile
-from fedsim.clients.dp_sgd.per_example.layers.base import ExampleUse, LayerUse
-from fedsim.clients.dp_sgd.per_example.one_at_a_time import OneAtATime
+from fedsim.clients.gradients.clip_factors import ClipBounds
+from fedsim.clients.gradients.interface import PerExampleGradients, Tile
+from fedsim.clients.gradients.layers.base import ExampleUse, LayerUse
+from fedsim.clients.gradients.one_at_a_time import OneAtATime
 from fedsim.clients.model_checks.safety import UnsafeModelError, preserve_state
 
 _SCALE = 0.1  # of the watched rows' clipped gradients, no power of two

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from fedsim.clients.clipping.clipping import Clipping, Groups
-from fedsim.clients.dp_sgd.parameters import FlatParameters
-from fedsim.clients.dp_sgd.per_example.clip_factors import ClipBounds, LotStatistics
-from fedsim.clients.dp_sgd.per_example.interface import by_example, clipped_rows, lot_statistics
-from fedsim.clients.dp_sgd.per_example.layers.base import Part
-from fedsim.clients.dp_sgd.per_example.recording import RuledModel
-from fedsim.clients.dp_sgd.per_example.rule_gradients import by_parameter
-from fedsim.clients.dp_sgd.per_example.sequence import ModuleSequence
+from fedsim.clients.gradients.clip_factors import ClipBounds, LotStatistics
+from fedsim.clients.gradients.interface import by_example, clipped_rows, lot_statistics
+from fedsim.clients.gradients.layers.base import Part
+from fedsim.clients.gradients.parameters import FlatParameters
+from fedsim.clients.gradients.recording import RuledModel
+from fedsim.clients.gradients.rule_gradients import by_parameter
+from fedsim.clients.gradients.sequence import ModuleSequence
 from fedsim.clients.model_checks.safety import UnsafeModelError, check_parameter_types
 from fedsim.clients.privacy_engine.forward_checks import check_forward, leading_tensor
 from fedsim.clients.privacy_engine.forward_tiles import Layout, call_in_tiles, join_outputs
@@ -58,7 +58,7 @@ class AttachedModel:
 
     The model runs in tiles of a public number of rows, so that the last bits of an example's
     contribution do not depend on how many others are in the lot (see
-    `fedsim.clients.dp_sgd.tiles`).
+    `fedsim.clients.gradients.tiles`).
 
     Args:
         model: its parameters that are trainable now are trained.

@@ -22,9 +22,9 @@ from torch.utils.data import DataLoader
 from fedsim.accountant import Event, PrivacyLedger
 from fedsim.accountant.adjacency import Adjacency
 from fedsim.clients.clipping.clipping import Clipping
-from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
-from fedsim.clients.dp_sgd.noise_allocation import NoiseAllocation
-from fedsim.clients.dp_sgd.per_example.clip_factors import LotStatistics
+from fedsim.clients.gradients.clip_factors import LotStatistics
+from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
+from fedsim.clients.mechanisms.dp_sgd.noise_allocation import NoiseAllocation
 from fedsim.clients.model_checks.isolation import check_isolation
 from fedsim.clients.model_checks.loss_reduction import find_reduction
 from fedsim.clients.privacy_engine.attachment import AttachedModel
@@ -78,9 +78,9 @@ class PrivacyEngine(OpacusStyle):
     is an empty lot: pure noise, and charged. Noise does not depend on torch's global seed.
 
     The model runs in tiles of a fixed, public number of rows, filled up with zeros, so the outputs
-    of an example do not depend on how many others are in the lot (`fedsim.clients.dp_sgd.tiles`).
-    Tensors among its arguments whose first dimension is that of the examples are cut into tiles;
-    all tensors among its outputs must have a row for each example.
+    of an example do not depend on how many others are in the lot
+    (`fedsim.clients.gradients.tiles`). Tensors among its arguments whose first dimension is that of
+    the examples are cut into tiles; all tensors among its outputs must have a row for each example.
 
     Not guaranteed: the last bits of what your own code computes from the outputs. A loss that is a
     mean over the lot divides by the number of examples, which may round an example's gradient by

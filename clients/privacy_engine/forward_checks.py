@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedsim.clients.dp_sgd.per_example.choice import BackendError, gradients_for
-from fedsim.clients.dp_sgd.per_example.interface import UncoveredParameterError
-from fedsim.clients.dp_sgd.per_example.rule_gradients import RuleGradients
+from fedsim.clients.gradients.choice import BackendError, gradients_for
+from fedsim.clients.gradients.interface import UncoveredParameterError
+from fedsim.clients.gradients.rule_gradients import RuleGradients
 from fedsim.clients.model_checks.isolation_probe import Probe, ProbeLot
 from fedsim.clients.model_checks.isolation_probe import rows as tensor_rows
 from fedsim.clients.model_checks.row_isolation import RowIsolation

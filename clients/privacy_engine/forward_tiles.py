@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from fedsim.clients.dp_sgd.per_example.interface import UncoveredParameterError
-from fedsim.clients.dp_sgd.tiles import padded_tiles
+from fedsim.clients.gradients.interface import UncoveredParameterError
+from fedsim.clients.gradients.tiles import padded_tiles
 from fedsim.clients.model_checks.safety import UnsafeModelError
 from fedsim.clients.privacy_engine.forward_checks import all_tensors, map_tensors
 

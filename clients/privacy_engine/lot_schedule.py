@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
+from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.privacy_engine.outside_lots import OutsideLotError, OutsideLots
 from fedsim.clients.privacy_engine.terms import PrivacyTerms
 from fedsim.clients.sampling.sampling import Charges, EpochLots, IndependentLots

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Mapping
 
 from fedsim.accountant import Event
-from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
+from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.privacy_engine.lot_sizes import LotSizes, NotPoissonError
 from fedsim.clients.privacy_engine.terms import PrivacyTerms
 from fedsim.core.errors import FedsimError

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedsim.clients.dp_sgd.parameters import FlatParameters
-from fedsim.clients.dp_sgd.per_example.layers.base import ExampleUse
-from fedsim.clients.dp_sgd.per_example.recording import Recording
+from fedsim.clients.gradients.layers.base import ExampleUse
+from fedsim.clients.gradients.parameters import FlatParameters
+from fedsim.clients.gradients.recording import Recording
 from fedsim.core.errors import FedsimError
 
 

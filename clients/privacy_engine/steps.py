@@ -10,9 +10,9 @@ from torch import Tensor
 
 from fedsim.accountant import PrivacyLedger
 from fedsim.accountant.sampler_slack import MAX_DRAWS
-from fedsim.clients.dp_sgd.lot_sums import products_are_exact
-from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
-from fedsim.clients.dp_sgd.per_example.clip_factors import LotStatistics
+from fedsim.clients.gradients.clip_factors import LotStatistics
+from fedsim.clients.mechanisms.dp_sgd.lot_sums import products_are_exact
+from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.privacy_engine.attachment import AttachedModel
 from fedsim.clients.privacy_engine.loaders import LotFeed, LotReuseError
 from fedsim.clients.privacy_engine.lot_schedule import (

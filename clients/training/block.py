@@ -13,23 +13,23 @@ import torch
 from torch import Tensor
 
 from fedsim.algorithms.algorithm import ClientRule
-from fedsim.clients.budget.mechanism import SumPart
 from fedsim.clients.correlated_noise.noise import CorrelatedNoise
-from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
-from fedsim.clients.dp_sgd.model_randomness import ModelRandomness
-from fedsim.clients.dp_sgd.per_example.clip_factors import LotStatistics
-from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients, PerExampleLoss, Tile
-from fedsim.clients.dp_sgd.step import PrivateStep
-from fedsim.clients.dp_sgd.tiles import LotReader, tile_rows
+from fedsim.clients.gradients.clip_factors import LotStatistics
+from fedsim.clients.gradients.interface import PerExampleGradients, PerExampleLoss, Tile
+from fedsim.clients.gradients.model_randomness import ModelRandomness
+from fedsim.clients.gradients.tiles import LotReader, tile_rows
+from fedsim.clients.mechanisms.client_update.mechanism import UpdateMechanism
+from fedsim.clients.mechanisms.client_update.release import release_updates
+from fedsim.clients.mechanisms.contract import SumPart
+from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
+from fedsim.clients.mechanisms.dp_sgd.step import PrivateStep
+from fedsim.clients.mechanisms.output_perturbation.mechanism import OutputMechanism, release_output
 from fedsim.clients.model_checks.safety import UnsafeModelError
-from fedsim.clients.perturbation.output import OutputMechanism, release_output
 from fedsim.clients.settings import LocalSettings
 from fedsim.clients.training.optimizers import make_optimizer
 from fedsim.clients.training.plain import batches_of, train_by_torch
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.training.streams import StreamKey, generator_state, seeded_torch
-from fedsim.clients.updates.mechanism import UpdateMechanism
-from fedsim.clients.updates.release import release_updates
 from fedsim.core.streams import Purpose
 from fedsim.noise.sources import NoiseSource, NoNoise
 from fedsim.protocol.clip_bound import LearntBound

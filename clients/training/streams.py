@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from fedsim.clients.augmentation.views import Views
-from fedsim.clients.dp_sgd.model_randomness import KEY_BYTES
+from fedsim.clients.gradients.model_randomness import KEY_BYTES
 from fedsim.clients.sampling.sampling import Sampling
 from fedsim.clients.settings import LocalSettings
 from fedsim.core.streams import Purpose, generator_of, stream, stream_key, torch_seed

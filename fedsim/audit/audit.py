@@ -24,9 +24,9 @@ from fedsim.audit.observers import Observer, OtherNoise, observers_of
 from fedsim.audit.results import Audit, ClientAudit
 from fedsim.audit.updates import UpdateRounds
 from fedsim.clients.app import one_thread
-from fedsim.clients.budget.plan import PrivacyPlanError
-from fedsim.clients.dp_sgd.per_example.choice import gradients_for
-from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients
+from fedsim.clients.gradients.choice import gradients_for
+from fedsim.clients.gradients.interface import PerExampleGradients
+from fedsim.clients.mechanisms.plan import PrivacyPlanError
 from fedsim.clients.model_checks.safety import preserve_state
 from fedsim.clients.sampling.independent_lots import PoissonSampling
 from fedsim.clients.training.shared_model import SharedModel

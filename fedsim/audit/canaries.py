@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from fedsim.accountant.groups import group_noise_multiplier
 from fedsim.clients.clipping.clipping import Groups
 from fedsim.clients.clipping.patterns import PatternClipping
-from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
-from fedsim.clients.dp_sgd.parameters import FlatParameters
-from fedsim.clients.dp_sgd.per_example.interface import PerExampleLoss
+from fedsim.clients.gradients.interface import PerExampleLoss
+from fedsim.clients.gradients.parameters import FlatParameters
+from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.federation.charged_noise import charged_multipliers
 
 _CANARY_SCALE = 1e4  # a canary's gradient, in clipping bounds

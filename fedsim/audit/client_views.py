@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from fedsim.audit.views import UploadLaw, Views, estimate_views, noise_of_rounds
-from fedsim.clients.budget.plan import PrivacyPlan
+from fedsim.clients.mechanisms.plan import PrivacyPlan
 from fedsim.federation.federation import Federation
 
 

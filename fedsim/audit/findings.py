@@ -21,9 +21,9 @@ from fedsim.audit.evidence import (
 )
 from fedsim.audit.observation import Observations
 from fedsim.audit.views import UploadLaw
-from fedsim.clients.budget.affordable_steps import epsilon_of_steps
 from fedsim.clients.clipping.clipping import FlatClipping
-from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
+from fedsim.clients.mechanisms.affordable_steps import epsilon_of_steps
+from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.sampling.independent_lots import PoissonSampling
 from fedsim.clients.sampling.sampling import Sampling
 from fedsim.core.formatting import epsilon_text, least_epsilon_text

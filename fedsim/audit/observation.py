@@ -16,9 +16,9 @@ from torch import Tensor
 from fedsim.accountant.arrays import Floats
 from fedsim.audit.canaries import CanaryView
 from fedsim.audit.observers import OtherNoise
-from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
-from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients
-from fedsim.clients.dp_sgd.per_example.loss_gradient import scaled_loss
+from fedsim.clients.gradients.interface import PerExampleGradients
+from fedsim.clients.gradients.loss_gradient import scaled_loss
+from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.settings import LocalSettings
 from fedsim.clients.training.block import BlockMember, train_block
 from fedsim.clients.training.shared_model import SharedModel

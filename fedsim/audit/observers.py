@@ -16,14 +16,14 @@ from torch import Tensor
 
 from fedsim.accountant import make_accountant
 from fedsim.accountant.sampler_slack import epsilon_with_slack
-from fedsim.clients.budget.mechanism import SumPart
-from fedsim.clients.budget.plan import PrivacyPlan
-from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
-from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients, PerExampleLoss
+from fedsim.clients.gradients.interface import PerExampleGradients, PerExampleLoss
+from fedsim.clients.mechanisms.client_update.mechanism import UpdateMechanism
+from fedsim.clients.mechanisms.contract import SumPart
+from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
+from fedsim.clients.mechanisms.plan import PrivacyPlan
 from fedsim.clients.training.block import BlockMember, train_block
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.training.streams import StreamKey
-from fedsim.clients.updates.mechanism import UpdateMechanism
 from fedsim.federation.charged_noise import honest_draws, server_draw, step_length_of
 from fedsim.federation.federation import Federation
 

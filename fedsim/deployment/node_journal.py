@@ -14,7 +14,7 @@ from fedsim.accountant import Event, NonPrivate, PrivacyLedger, UnsupportedEvent
 from fedsim.accountant.adjacency import Adjacency
 from fedsim.accountant.ledger.journal import Charge, Journal
 from fedsim.clients.account import ChargeRefusedError, NoiseReuseError
-from fedsim.clients.budget.plan import PrivacyPlan
+from fedsim.clients.mechanisms.plan import PrivacyPlan
 from fedsim.deployment.data_budget import Releases, count_affordable
 from fedsim.deployment.data_ledger import DataCharge, DataLedger, open_data_ledger
 from fedsim.deployment.errors import DeploymentError

@@ -10,7 +10,7 @@ from pathlib import Path
 from flwr.app import Message, MessageType
 
 from fedsim.clients.account import ChargeRefusedError
-from fedsim.clients.budget.plan import PrivacyPlan
+from fedsim.clients.mechanisms.plan import PrivacyPlan
 from fedsim.data.file_names import data_files
 from fedsim.data.files import TABLE_SUFFIXES, check_file
 from fedsim.data.partitions.settings import FilesPartition, group_column

@@ -6,8 +6,8 @@ from pydantic import Field, ValidationError, field_validator
 from pydantic.json_schema import GenerateJsonSchema
 
 from fedsim.clients.faults.settings import FaultSettings
+from fedsim.clients.mechanisms.votes.ballots import Ballots
 from fedsim.clients.settings import LocalSettings, PrivacySettings
-from fedsim.clients.updates.ballots import Ballots
 from fedsim.core.settings import Settings
 from fedsim.data.catalog import DATASETS
 from fedsim.data.settings import DataSettings

@@ -10,10 +10,10 @@ from fedsim.accountant.ledger.journal import FileJournal
 from fedsim.algorithms.algorithm import Algorithm
 from fedsim.clients.app import one_thread
 from fedsim.clients.augmentation.views import check_views
-from fedsim.clients.budget.client_privacy import ClientPrivacy, resolve_client_privacy
-from fedsim.clients.budget.plan import PrivacyPlan
-from fedsim.clients.dp_sgd.draft import whole_round_steps
-from fedsim.clients.dp_sgd.per_example.interface import PerExampleLoss
+from fedsim.clients.gradients.interface import PerExampleLoss
+from fedsim.clients.mechanisms.client_privacy import ClientPrivacy, resolve_client_privacy
+from fedsim.clients.mechanisms.dp_sgd.draft import whole_round_steps
+from fedsim.clients.mechanisms.plan import PrivacyPlan
 from fedsim.clients.model_checks.safety import check_private_model
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.core.device import choose_device

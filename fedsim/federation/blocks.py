@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from fedsim.clients.app import one_thread
-from fedsim.clients.budget.plan import PrivacyPlan
-from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients
-from fedsim.clients.dp_sgd.per_example.rule_gradients import RuleGradients
-from fedsim.clients.dp_sgd.tiles import tile_rows
+from fedsim.clients.gradients.interface import PerExampleGradients
+from fedsim.clients.gradients.rule_gradients import RuleGradients
+from fedsim.clients.gradients.tiles import tile_rows
+from fedsim.clients.mechanisms.plan import PrivacyPlan
 from fedsim.clients.model_checks.member_isolation import MemberIsolation
 from fedsim.clients.model_checks.row_isolation import RowIsolation
 from fedsim.core.plugin_errors import plugin_calls

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from fedsim.clients.budget.affordable_steps import epsilon_of_steps
-from fedsim.clients.budget.plan import PrivacyBudgetError, PrivacyPlan
+from fedsim.clients.mechanisms.affordable_steps import epsilon_of_steps
+from fedsim.clients.mechanisms.plan import PrivacyBudgetError, PrivacyPlan
 from fedsim.core.formatting import epsilon_text
 from fedsim.federation.federation import Federation
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedsim.accountant import Gaussian, JointGaussian
-from fedsim.clients.budget.mechanism import Mechanism
+from fedsim.clients.mechanisms.contract import Mechanism
 from fedsim.experiment import Experiment
 from fedsim.federation.federation import Federation
 from fedsim.federation.noise_shares import sum_scale

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from fedsim.clients.budget.client_privacy import ClientPrivacy
-from fedsim.clients.budget.plan import PrivacyPlan
-from fedsim.clients.budget.planner import plan_privacy
-from fedsim.clients.dp_sgd.parameters import FlatParameters
-from fedsim.clients.perturbation.bounds import BoundedExamples
-from fedsim.clients.perturbation.problem import ConvexProblem
+from fedsim.clients.gradients.parameters import FlatParameters
+from fedsim.clients.mechanisms.bounded_examples import BoundedExamples
+from fedsim.clients.mechanisms.client_privacy import ClientPrivacy
+from fedsim.clients.mechanisms.output_perturbation.problem import ConvexProblem
+from fedsim.clients.mechanisms.plan import PrivacyPlan
+from fedsim.clients.mechanisms.planner import plan_privacy
 from fedsim.clients.settings import PrivacySettings
 from fedsim.core.shared_values import map_shared
 from fedsim.experiment import Experiment

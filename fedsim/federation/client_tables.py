@@ -6,8 +6,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from fedsim.clients.budget.client_privacy import Table
 from fedsim.clients.client_settings import ClientPrivacySettings, OwnPrivacySettings, is_client
+from fedsim.clients.mechanisms.client_privacy import Table
 from fedsim.clients.settings import PrivacySettings
 from fedsim.data import DataError
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from fedsim.clients.budget.plan import PrivacyPlan
+from fedsim.clients.mechanisms.plan import PrivacyPlan
 from fedsim.core.shared_values import map_shared
 from fedsim.experiment import Experiment
 from fedsim.federation.schedule import participation_of

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from fedsim.clients.budget.plan import PrivacyPlan
-from fedsim.clients.dp_sgd.parameters import FlatParameters
+from fedsim.clients.gradients.parameters import FlatParameters
+from fedsim.clients.mechanisms.plan import PrivacyPlan
 from fedsim.clients.settings import LocalSettings, SgdSettings
 from fedsim.noise.grid import DEVIATION
 from fedsim.protocol.clip_bound import LearntBound, whole_bound

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from fedsim.accountant.ledger.journal import FileJournal
 from fedsim.algorithms.algorithm import Algorithm, ClientRule
 from fedsim.algorithms.state import ServerState
-from fedsim.clients.budget.client_privacy import ClientPrivacy
-from fedsim.clients.budget.plan import PrivacyPlan
-from fedsim.clients.dp_sgd.parameters import FlatParameters
-from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients, PerExampleLoss
 from fedsim.clients.faults.injection import FaultPlan
+from fedsim.clients.gradients.interface import PerExampleGradients, PerExampleLoss
+from fedsim.clients.gradients.parameters import FlatParameters
+from fedsim.clients.mechanisms.client_privacy import ClientPrivacy
+from fedsim.clients.mechanisms.plan import PrivacyPlan
 from fedsim.clients.task import ClientTask, Evaluate
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.core.plugin_sources import PluginSources

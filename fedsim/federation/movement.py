@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedsim.clients.dp_sgd.per_example.interface import PerExampleLoss
+from fedsim.clients.gradients.interface import PerExampleLoss
 from fedsim.clients.model_checks.safety import preserve_state
 from fedsim.models.adapters.layers import AdaptedLayer
 from fedsim.models.errors import ModelError

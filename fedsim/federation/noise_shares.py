@@ -10,10 +10,10 @@ from dataclasses import replace
 from functools import partial
 
 from fedsim.accountant.trust.noise_shares import NoiseNeed, NoiseShares
-from fedsim.clients.budget.client_privacy import ClientPrivacy
-from fedsim.clients.budget.mechanism import SummedMechanism, SumPart
-from fedsim.clients.budget.noise_search import noise_of_release
-from fedsim.clients.budget.plan import PrivacyBudgetError, PrivacyPlan, PrivacyPlanError
+from fedsim.clients.mechanisms.client_privacy import ClientPrivacy
+from fedsim.clients.mechanisms.contract import SummedMechanism, SumPart
+from fedsim.clients.mechanisms.noise_search import noise_of_release
+from fedsim.clients.mechanisms.plan import PrivacyBudgetError, PrivacyPlan, PrivacyPlanError
 from fedsim.core.shared_values import map_shared
 from fedsim.experiment import Experiment
 from fedsim.federation.schedule import participation_of

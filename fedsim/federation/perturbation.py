@@ -7,10 +7,10 @@ import numpy as np
 from torch import nn
 
 from fedsim.algorithms.algorithm import Algorithm
-from fedsim.clients.budget.plan import PrivacyPlanError
-from fedsim.clients.perturbation.bounds import BoundedExamples
-from fedsim.clients.perturbation.losses import LossName
-from fedsim.clients.perturbation.problem import ConvexProblem
+from fedsim.clients.mechanisms.bounded_examples import BoundedExamples
+from fedsim.clients.mechanisms.losses import LossName
+from fedsim.clients.mechanisms.output_perturbation.problem import ConvexProblem
+from fedsim.clients.mechanisms.plan import PrivacyPlanError
 from fedsim.data import FederatedData
 from fedsim.experiment import Experiment
 

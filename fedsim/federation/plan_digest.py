@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import fedsim
-from fedsim.clients.budget.plan import PrivacyPlan
+from fedsim.clients.mechanisms.plan import PrivacyPlan
 from fedsim.core.shared_values import map_shared
 from fedsim.experiment import Experiment
 from fedsim.protocol.noisy_sums import SumPlan

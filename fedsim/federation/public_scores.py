@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord
 from torch import Tensor, nn
 
 from fedsim.clients.app import one_thread
-from fedsim.clients.dp_sgd.per_example.interface import PerExampleLoss
+from fedsim.clients.gradients.interface import PerExampleLoss
 from fedsim.core.plugin_errors import plugin_calls
 from fedsim.data import Examples
 from fedsim.models.errors import MetricError, ModelError

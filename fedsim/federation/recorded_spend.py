@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from fedsim.accountant.ledger.journal import FileJournal
-from fedsim.clients.budget.plan import PrivacyPlan
+from fedsim.clients.mechanisms.plan import PrivacyPlan
 from fedsim.protocol.client_spend import ClientSpend
 
 

@@ -15,18 +15,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim.clients.budget.mechanism import Mechanism
-from fedsim.clients.budget.plan import PrivacyPlan
-from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
-from fedsim.clients.dp_sgd.per_example.loss_gradient import scaled_loss
-from fedsim.clients.perturbation.input import InputMechanism, noisy_examples
-from fedsim.clients.perturbation.output import OutputMechanism, release_output
+from fedsim.clients.gradients.loss_gradient import scaled_loss
+from fedsim.clients.mechanisms.client_update.mechanism import COUNT_SENSITIVITY, UpdateMechanism
+from fedsim.clients.mechanisms.contract import Mechanism
+from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
+from fedsim.clients.mechanisms.input_perturbation.mechanism import InputMechanism, noisy_examples
+from fedsim.clients.mechanisms.output_perturbation.mechanism import OutputMechanism, release_output
+from fedsim.clients.mechanisms.plan import PrivacyPlan
+from fedsim.clients.mechanisms.votes.answer import noisy_votes
+from fedsim.clients.mechanisms.votes.mechanism import NO_LABEL, VoteMechanism
 from fedsim.clients.sampling.independent_lots import FixedSizeSampling
 from fedsim.clients.training.block import BlockMember, BlockResult, StepCallback, train_block
 from fedsim.clients.training.streams import StreamKey
-from fedsim.clients.updates.mechanism import COUNT_SENSITIVITY, UpdateMechanism
-from fedsim.clients.updates.votes import NO_LABEL, VoteMechanism
-from fedsim.clients.voting import noisy_votes
 from fedsim.core.streams import Purpose
 from fedsim.federation.charged_noise import (
     ChargedPart,

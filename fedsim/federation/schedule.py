@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from fedsim.clients.budget.client_privacy import ClientPrivacy
-from fedsim.clients.dp_sgd.draft import whole_round_steps
+from fedsim.clients.mechanisms.client_privacy import ClientPrivacy
+from fedsim.clients.mechanisms.dp_sgd.draft import whole_round_steps
 from fedsim.core.shared_values import map_shared
 from fedsim.experiment import Experiment
 from fedsim.server.participation.participation import Participation

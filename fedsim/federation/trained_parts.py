@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from fedsim.clients.dp_sgd.parameters import FlatParameters
-from fedsim.clients.dp_sgd.per_example.choice import training_gradients
-from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients, PerExampleLoss
+from fedsim.clients.gradients.choice import training_gradients
+from fedsim.clients.gradients.interface import PerExampleGradients, PerExampleLoss
+from fedsim.clients.gradients.parameters import FlatParameters
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.zeroth_order.shared_model import SharedCoefficients
 from fedsim.clients.zeroth_order.slopes import Slopes

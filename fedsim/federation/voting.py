@@ -10,7 +10,7 @@ from flwr.app import ArrayRecord
 from fedsim.algorithms.algorithm import Algorithm
 from fedsim.algorithms.scored import scored_models
 from fedsim.algorithms.state import ServerState
-from fedsim.clients.updates.votes import NO_LABEL
+from fedsim.clients.mechanisms.votes.mechanism import NO_LABEL
 from fedsim.data import Examples
 from fedsim.experiment import Experiment
 from fedsim.federation.conditions import digest_examples

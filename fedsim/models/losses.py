@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedsim.clients.dp_sgd.per_example.interface import PerExampleLoss as PerExampleLoss
+from fedsim.clients.gradients.interface import PerExampleLoss as PerExampleLoss
 from fedsim.core.plugins import PluginError, plugin_calls, resolve
 from fedsim.models.catalog import LOSSES
 from fedsim.models.errors import ModelError

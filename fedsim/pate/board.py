@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedsim.clients.updates.ballots import Ballots
-from fedsim.clients.updates.votes import NO_LABEL
+from fedsim.clients.mechanisms.votes.ballots import Ballots
+from fedsim.clients.mechanisms.votes.mechanism import NO_LABEL
 
 VOTES, SHARES, LABELS = "votes", "shares", "labels"
 NOT_CHECKED = -1e30

@@ -9,12 +9,12 @@ from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients, PerExampleLoss
+from fedsim.clients.gradients.interface import PerExampleGradients, PerExampleLoss
+from fedsim.clients.mechanisms.votes.mechanism import NO_LABEL
 from fedsim.clients.settings import LocalSettings
 from fedsim.clients.training.block import BlockMember, train_block
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.training.streams import StreamKey
-from fedsim.clients.updates.votes import NO_LABEL
 from fedsim.core.streams import Purpose, stream_key
 from fedsim.data import Examples
 from fedsim.models.metrics import eval_mode

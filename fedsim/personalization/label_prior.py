@@ -5,7 +5,7 @@ from copy import deepcopy
 import torch
 from torch import Tensor, nn
 
-from fedsim.clients.dp_sgd.per_example.interface import PerExampleLoss
+from fedsim.clients.gradients.interface import PerExampleLoss
 from fedsim.clients.training.streams import StreamKey
 from fedsim.personalization.errors import PersonalizationError
 from fedsim.personalization.settings import LabelPriorSettings

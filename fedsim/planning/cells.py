@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from fedsim.accountant import PrivacyLedger
-from fedsim.clients.budget.plan import PrivacyPlan
+from fedsim.clients.mechanisms.plan import PrivacyPlan
 from fedsim.clients.sampling.sampling import Charges
 from fedsim.clients.settings import PrivacySettings
 from fedsim.core.errors import InputError

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from fedsim.accountant.textbook.bounds import Charges, choose_bounds
-from fedsim.clients.budget.plan import PrivacyPlan, PrivacyPlanError
+from fedsim.clients.mechanisms.plan import PrivacyPlan, PrivacyPlanError
 from fedsim.core.phases import Phases
 from fedsim.experiment import LoadedExperiment
 from fedsim.federation.assembly import assemble

@@ -9,8 +9,8 @@ from typing import Any
 
 from fedsim.accountant.search import largest_count
 from fedsim.accountant.textbook.bounds import choose_bounds
-from fedsim.clients.budget.plan import PrivacyBudgetError, PrivacyPlan, PrivacyPlanError
-from fedsim.clients.budget.planner import plan_privacy
+from fedsim.clients.mechanisms.plan import PrivacyBudgetError, PrivacyPlan, PrivacyPlanError
+from fedsim.clients.mechanisms.planner import plan_privacy
 from fedsim.clients.sampling.schemes import SAMPLING_SCHEMES
 from fedsim.clients.settings import LocalSettings, PrivacySettings
 from fedsim.core.json_numbers import finite_or_none

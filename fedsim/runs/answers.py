@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedsim.algorithms.state import ServerState
-from fedsim.clients.updates.votes import NO_LABEL
+from fedsim.clients.mechanisms.votes.mechanism import NO_LABEL
 from fedsim.federation.federation import Federation
 from fedsim.pate.board import NOT_CHECKED, labels_of, shares_of
 from fedsim.pate.settings import PateSettings

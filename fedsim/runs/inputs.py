@@ -10,7 +10,7 @@ from itertools import chain
 
 import numpy as np
 
-from fedsim.clients.budget.plan import PrivacyPlan
+from fedsim.clients.mechanisms.plan import PrivacyPlan
 from fedsim.core.shared_values import map_shared
 from fedsim.data import Examples
 from fedsim.federation.federation import Federation

@@ -18,8 +18,8 @@ from fedsim.accountant import (
     make_accountant,
 )
 from fedsim.accountant.accountants import RdpOrders, choose_accountant, renyi_choice
-from fedsim.clients.budget.plan import PrivacyBudgetError, PrivacyPlanError
-from fedsim.clients.budget.planner import plan_privacy
+from fedsim.clients.mechanisms.plan import PrivacyBudgetError, PrivacyPlanError
+from fedsim.clients.mechanisms.planner import plan_privacy
 from fedsim.clients.settings import LocalSettings, PrivacySettings
 
 STEP, DELTA = PoissonSampled(0.05, Gaussian(1.1)), 1e-5

@@ -30,13 +30,13 @@ from flwr.app import ArrayRecord, ConfigRecord
 from safetensors import safe_open
 from torch import Tensor
 
+import fedsim.clients.mechanisms.votes.answer as client_votes
 import fedsim.clients.training.streams as client_streams
-import fedsim.clients.voting as client_votes
 import fedsim.noise.release as noise_release
 import fedsim.server.aggregation.noisy_sum as noisy_sum
 from fedsim.accountant import Event, Gaussian, JointGaussian
 from fedsim.accountant.ledger.journal import FileJournal
-from fedsim.clients.dp_sgd.model_randomness import KEY_BYTES
+from fedsim.clients.gradients.model_randomness import KEY_BYTES
 from fedsim.core.errors import FedsimError
 from fedsim.core.streams import Purpose
 from fedsim.experiment import load_experiment

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.clients.clipping.clipping import FlatClipping
-from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
-from fedsim.clients.dp_sgd.per_example.rule_gradients import RuleGradients
+from fedsim.clients.gradients.rule_gradients import RuleGradients
+from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.sampling.independent_lots import PoissonSampling
 from fedsim.clients.settings import LocalSettings
 from fedsim.clients.training.block import BlockMember, member_rows, train_block

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedsim.cli import cli
 from fedsim.clients import client_round
-from fedsim.clients.budget import plan
+from fedsim.clients.mechanisms import plan
 from fedsim.clients.training.streams import StreamKey
 from fedsim.core.errors import ExitCode
 from fedsim.noise.sources import NoiseSource

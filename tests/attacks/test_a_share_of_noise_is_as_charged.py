@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedsim.audit.audit import audit_experiment
 from fedsim.audit.results import Audit, ClientAudit
-from fedsim.clients.budget.mechanism import SumPart
+from fedsim.clients.mechanisms.contract import SumPart
 from fedsim.clients.training.streams import StreamKey
 from fedsim.experiment import LoadedExperiment, load_experiment
 from fedsim.federation.assembly import assemble

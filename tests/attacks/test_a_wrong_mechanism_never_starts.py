@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
-from fedsim.clients.dp_sgd.per_example.rule_gradients import RuleGradients
+from fedsim.clients.gradients.rule_gradients import RuleGradients
+from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.training import block
 from fedsim.clients.training.streams import StreamKey
 from fedsim.core.streams import Purpose

@@ -16,7 +16,6 @@ from dp_accounting.pld import PLDAccountant
 from scipy import stats
 
 from fedsim.accountant import Gaussian, PoissonSampled, SelfComposed
-from fedsim.clients.budget.planner import plan_privacy
 from fedsim.clients.clipping.clipping import FlatClipping
 from fedsim.clients.correlated_noise.correlation import (
     NoiseCorrelation,
@@ -24,7 +23,8 @@ from fedsim.clients.correlated_noise.correlation import (
     square_root_coefficients,
 )
 from fedsim.clients.correlated_noise.noise import CorrelatedNoise, NoiseStates
-from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
+from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
+from fedsim.clients.mechanisms.planner import plan_privacy
 from fedsim.clients.sampling.cyclic import CyclicLots, CyclicPoisson
 from fedsim.clients.settings import LocalSettings, PrivacySettings
 from fedsim.clients.training.streams import StreamKey

@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedsim.clients.dp_sgd.model_randomness import ModelRandomness
-from fedsim.clients.dp_sgd.per_example.clip_factors import ClipBounds
+from fedsim.clients.gradients.clip_factors import ClipBounds
+from fedsim.clients.gradients.model_randomness import ModelRandomness
 from fedsim.clients.training import block
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from fedsim.clients import PrivacyEngine
 from fedsim.clients.app import BatchClientApp
-from fedsim.clients.budget.plan import PrivacyPlanError
-from fedsim.clients.dp_sgd.noise_range import NoiseRangeError, check_deviations
+from fedsim.clients.mechanisms.noise_range import NoiseRangeError, check_deviations
+from fedsim.clients.mechanisms.plan import PrivacyPlanError
 from fedsim.core.streams import Purpose, stream_key
 from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble

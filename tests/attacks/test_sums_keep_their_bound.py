@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from fedsim.accountant import Gaussian
 from fedsim.clients import PrivacyEngine
 from fedsim.clients.clipping.clipping import FlatClipping
-from fedsim.clients.dp_sgd import step as dp_sgd_step
-from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
-from fedsim.clients.dp_sgd.noise_range import NoiseRangeError
-from fedsim.clients.dp_sgd.per_example.rule_gradients import RuleGradients
+from fedsim.clients.gradients.rule_gradients import RuleGradients
+from fedsim.clients.mechanisms.dp_sgd import step as dp_sgd_step
+from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
+from fedsim.clients.mechanisms.noise_range import NoiseRangeError
 from fedsim.clients.model_checks.safety import UnsafeModelError
 from fedsim.clients.sampling.independent_lots import PoissonSampling
 from fedsim.clients.settings import LocalSettings

@@ -11,7 +11,7 @@ import pytest
 
 from fedsim.accountant.events import to_dict
 from fedsim.api import run
-from fedsim.clients.budget.planner import plan_privacy
+from fedsim.clients.mechanisms.planner import plan_privacy
 from fedsim.clients.settings import LocalSettings, PrivacySettings
 from fedsim.core.formatting import epsilon_text
 from fedsim.report.contents import RunContents

@@ -49,7 +49,7 @@ import os, sys
 from pathlib import Path
 from fedsim.accountant import Gaussian, PoissonSampled, PrivacyLedger
 from fedsim.accountant.ledger.journal import Charge, FileJournal
-from fedsim.clients.budget.planner import plan_privacy
+from fedsim.clients.mechanisms.planner import plan_privacy
 from fedsim.clients.settings import LocalSettings, PrivacySettings
 from fedsim.deployment.node_journal import NodeJournal
 from fedsim.deployment.policy import NodePolicy

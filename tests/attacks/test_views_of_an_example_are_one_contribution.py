@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from fedsim.clients.augmentation.settings import ViewSettings
 from fedsim.clients.clipping.clipping import FlatClipping
-from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
-from fedsim.clients.dp_sgd.per_example import interface
-from fedsim.clients.dp_sgd.per_example.choice import gradients_for
+from fedsim.clients.gradients import interface
+from fedsim.clients.gradients.choice import gradients_for
+from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.model_checks.row_isolation import RowIsolation
 from fedsim.clients.model_checks.safety import UnsafeModelError
 from fedsim.clients.sampling.independent_lots import PoissonSampling

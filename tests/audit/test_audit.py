@@ -13,10 +13,10 @@ from torch import Tensor
 from fedsim.audit import observation as observing
 from fedsim.audit.audit import audit_experiment
 from fedsim.audit.results import Audit
-from fedsim.clients.budget.plan import PrivacyPlanError
 from fedsim.clients.clipping.clipping import Groups
-from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
-from fedsim.clients.dp_sgd.per_example.rule_gradients import RuleGradients
+from fedsim.clients.gradients.rule_gradients import RuleGradients
+from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
+from fedsim.clients.mechanisms.plan import PrivacyPlanError
 from fedsim.clients.sampling.independent_lots import PoissonSampling
 from fedsim.clients.training.streams import StreamKey
 from fedsim.experiment import LoadedExperiment, load_experiment

@@ -37,4 +37,4 @@ def test_steps_go_through_the_entry_point_of_blocks(benchmarks: Path) -> None:
     tree = ast.parse((benchmarks / "dp_sgd.py").read_text())
     imported = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     assert "fedsim.clients.training.block" in imported
-    assert not [name for name in imported if name.startswith("fedsim.clients.dp_sgd")]
+    assert not [name for name in imported if name.startswith("fedsim.clients.gradients")]

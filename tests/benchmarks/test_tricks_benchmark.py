@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fedsim.clients.clipping.clipping import GroupClipping
-from fedsim.clients.dp_sgd.per_example.rule_gradients import RuleGradients
+from fedsim.clients.gradients.rule_gradients import RuleGradients
 from fedsim.models.losses import cross_entropy
 
 

@@ -7,9 +7,9 @@ from flwr.app import RecordDict
 from fedsim.accountant import Gaussian, PrivacyLedger
 from fedsim.accountant.ledger.journal import FileJournal, Journal
 from fedsim.clients.account import ChargeRefusedError, ClientBudgetExhaustedError, PrivacyAccount
-from fedsim.clients.budget.plan import PrivacyPlan
 from fedsim.clients.clipping.clipping import FlatClipping
-from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
+from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
+from fedsim.clients.mechanisms.plan import PrivacyPlan
 from fedsim.clients.sampling.epochs import ShuffledEpochs
 from fedsim.clients.sampling.independent_lots import PoissonSampling
 from fedsim.clients.sampling.sampling import Charges

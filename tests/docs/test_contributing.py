@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 from torch import nn
 
-from fedsim.clients.dp_sgd.per_example import layers
+from fedsim.clients.gradients import layers
 from fedsim.clients.sampling.catalog import SAMPLINGS
 from fedsim.clients.sampling.schemes import SamplingName
 from fedsim.data.builtin.loaders import LOADERS

@@ -35,7 +35,7 @@ def test_every_walk_lists_each_folder_and_ends_in_the_next() -> None:
         ("fedsim/algorithms/built_in/fedadam.py", "class FedAdam"),
         ("server/train_round.py", "class TrainRound"),
         ("fedsim/noise/sources.py", "def fill_"),
-        ("clients/dp_sgd/mechanism.py", "class DpSgdMechanism"),
+        ("clients/mechanisms/dp_sgd/mechanism.py", "class DpSgdMechanism"),
     ],
 )
 def test_the_code_is_in_the_file_found(path: str, name: str) -> None:

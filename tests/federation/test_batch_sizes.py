@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from fedsim.accountant import Gaussian, PldAccountant, PoissonSampled
-from fedsim.clients.budget.plan import PrivacyPlan
-from fedsim.clients.budget.planner import plan_privacy
+from fedsim.clients.mechanisms.plan import PrivacyPlan
+from fedsim.clients.mechanisms.planner import plan_privacy
 from fedsim.clients.sampling.schemes import SAMPLING_SCHEMES, SamplingName
 from fedsim.clients.settings import LocalSettings, PrivacySettings
 from fedsim.clients.training.plain import batches_of

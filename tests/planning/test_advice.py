@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import yaml
 
-from fedsim.clients.budget.plan import PrivacyPlanError
+from fedsim.clients.mechanisms.plan import PrivacyPlanError
 from fedsim.core.formatting import epsilon_text
 from fedsim.experiment import Experiment, load_experiment
 from fedsim.federation.federation import Federation

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import yaml
 
-from fedsim.clients.budget.plan import PrivacyBudgetError
+from fedsim.clients.mechanisms.plan import PrivacyBudgetError
 from fedsim.core.errors import FedsimError
 from fedsim.experiment import load_experiment
 from fedsim.planning import data_check

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fedsim.clients.budget.plan import PrivacyPlanError
+from fedsim.clients.mechanisms.plan import PrivacyPlanError
 from fedsim.experiment import load_experiment
 from fedsim.planning.projection import Plan, plan_experiment
 from fedsim.runs.runner import run_experiment

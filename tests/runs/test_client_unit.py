@@ -11,7 +11,7 @@ from torch import nn
 
 from fedsim.accountant import Gaussian
 from fedsim.accountant.ledger.journal import FileJournal
-from fedsim.clients.budget.plan import PrivacyBudgetError
+from fedsim.clients.mechanisms.plan import PrivacyBudgetError
 from fedsim.experiment import load_experiment
 from fedsim.experiment.errors import ExperimentError
 from fedsim.federation.assembly import assemble

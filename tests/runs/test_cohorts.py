@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedsim.clients import client_round
 from fedsim.clients.app import BatchClientApp
-from fedsim.clients.dp_sgd.per_example.choice import training_gradients
+from fedsim.clients.gradients.choice import training_gradients
 from fedsim.clients.training.streams import StreamKey
 from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble

@@ -14,7 +14,7 @@ import fedsim
 from fedsim.audit.audit import audit_experiment
 from fedsim.clients import client_round
 from fedsim.clients.app import BatchClientApp
-from fedsim.clients.budget.plan import PrivacyPlanError
+from fedsim.clients.mechanisms.plan import PrivacyPlanError
 from fedsim.experiment import load_experiment
 from fedsim.experiment.errors import ExperimentError
 from fedsim.federation.assembly import assemble

@@ -8,8 +8,8 @@ import pytest
 
 from fedsim.accountant.groups import group_noise_multiplier
 from fedsim.audit.audit import audit_experiment
-from fedsim.clients.budget.plan import PrivacyPlanError
-from fedsim.clients.dp_sgd import mechanism
+from fedsim.clients.mechanisms.dp_sgd import mechanism
+from fedsim.clients.mechanisms.plan import PrivacyPlanError
 from fedsim.experiment import ExperimentError, load_experiment
 from fedsim.federation.mechanism_probe import MechanismMismatchError
 from fedsim.runs.directory import RunDirectory

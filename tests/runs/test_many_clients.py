@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fedsim.clients.budget import planner
+from fedsim.clients.mechanisms import planner
 from fedsim.experiment import load_experiment
 from fedsim.federation import assembly, client_plans
 from fedsim.federation.federation import Federation

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 from fedsim.accountant import Gaussian
 from fedsim.accountant.ledger.journal import FileJournal
 from fedsim.audit.audit import audit_experiment
-from fedsim.clients.updates.votes import VoteMechanism
+from fedsim.clients.mechanisms.votes.mechanism import VoteMechanism
 from fedsim.deployment.errors import DeploymentError
 from fedsim.deployment.flower_app import write_app
 from fedsim.deployment.policy import NodePolicy
@@ -238,7 +238,7 @@ def test_noise_or_votes_that_are_not_charged_never_start(
         monkeypatch.setattr(SeededNoise, "fill_", lambda self, v: fill(self, v).mul_(0.5).round_())
     else:
         monkeypatch.setattr(
-            "fedsim.clients.voting.NoNoise", lambda: SeededNoise(bytes(32))
+            "fedsim.clients.mechanisms.votes.answer.NoNoise", lambda: SeededNoise(bytes(32))
         )  # the client adds noise, too
     with pytest.raises(MechanismMismatchError):
         probe_mechanisms(federation)

@@ -15,7 +15,7 @@ from fedsim.accountant.ledger.journal import FileJournal
 from fedsim.algorithms.built_in.fedavg import FedAvg
 from fedsim.algorithms.built_in.fedprox import FedProx
 from fedsim.audit.audit import audit_experiment
-from fedsim.clients.budget.plan import PrivacyPlanError
+from fedsim.clients.mechanisms.plan import PrivacyPlanError
 from fedsim.deployment.errors import DeploymentError
 from fedsim.deployment.flower_app import write_app
 from fedsim.experiment import load_experiment

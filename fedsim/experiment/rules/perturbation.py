@@ -1,6 +1,6 @@
 """Rules of `privacy.perturbation`: noise on trained models, or on examples, in place of gradients.
 
-Each refusal is a condition of the proof in `fedsim.clients.perturbation` that fails.
+Each refusal is a condition of the proof in `fedsim.clients.mechanisms` that fails.
 """
 
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pydantic import ValidationError
 
 from fedsim.algorithms.catalog import algorithms
-from fedsim.clients.perturbation.losses import LOSSES
+from fedsim.clients.mechanisms.losses import LOSSES
 from fedsim.clients.settings import LocalSettings, PrivacySettings, SgdSettings
 from fedsim.experiment.messages import PathMessage
 from fedsim.experiment.rules.sections import Sections

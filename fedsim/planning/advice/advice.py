@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from fedsim.clients.budget.plan import PrivacyBudgetError, PrivacyPlanError
+from fedsim.clients.mechanisms.plan import PrivacyBudgetError, PrivacyPlanError
 from fedsim.core.json_numbers import finite_or_none
 from fedsim.core.phases import Phases
 from fedsim.experiment import LoadedExperiment

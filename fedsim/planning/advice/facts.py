@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.accountant import calibrate_noise_multiplier
-from fedsim.clients.budget.affordable_steps import epsilon_of_steps
-from fedsim.clients.budget.plan import PrivacyPlan
+from fedsim.clients.mechanisms.affordable_steps import epsilon_of_steps
+from fedsim.clients.mechanisms.plan import PrivacyPlan
 from fedsim.clients.settings import PrivacySettings, SgdSettings
 from fedsim.data.partitions.settings import DirichletPartition, ShardsPartition
 from fedsim.federation.federation import Federation

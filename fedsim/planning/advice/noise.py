@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.clients.budget.client_privacy import resolve_client_privacy
-from fedsim.clients.budget.plan import PrivacyPlan, PrivacyPlanError
-from fedsim.clients.budget.planner import plan_privacy
+from fedsim.clients.mechanisms.client_privacy import resolve_client_privacy
+from fedsim.clients.mechanisms.plan import PrivacyPlan, PrivacyPlanError
+from fedsim.clients.mechanisms.planner import plan_privacy
 from fedsim.clients.sampling.schemes import SamplingName
 from fedsim.clients.settings import PrivacySettings
 from fedsim.experiment import Experiment

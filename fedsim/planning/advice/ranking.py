@@ -15,7 +15,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.clients.budget.plan import PrivacyPlanError
+from fedsim.clients.mechanisms.plan import PrivacyPlanError
 from fedsim.clients.sampling.schemes import SAMPLING_SCHEMES, SamplingName
 from fedsim.experiment import Experiment, ExperimentError, load_experiment
 from fedsim.federation.federation import Federation

@@ -13,9 +13,9 @@ from typing import Any, cast
 from fedsim.accountant import Event, Gaussian, JointGaussian, PrivacyLedger
 from fedsim.accountant.groups import group_noise_multiplier
 from fedsim.accountant.ledger.journal import FileJournal
-from fedsim.clients.budget.client_privacy import ClientPrivacy, Table, resolve_client_privacy
-from fedsim.clients.budget.plan import PrivacyPlan
 from fedsim.clients.client_settings import OwnPrivacySettings
+from fedsim.clients.mechanisms.client_privacy import ClientPrivacy, Table, resolve_client_privacy
+from fedsim.clients.mechanisms.plan import PrivacyPlan
 from fedsim.clients.sampling.sampling import Charges
 from fedsim.clients.settings import PrivacySettings
 from fedsim.federation.client_plans import client_plans

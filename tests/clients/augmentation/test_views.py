@@ -18,11 +18,11 @@ from fedsim.clients.augmentation.views import (
     check_views,
 )
 from fedsim.clients.clipping.clipping import FlatClipping
-from fedsim.clients.dp_sgd.per_example.choice import GradientMode, gradients_for
-from fedsim.clients.dp_sgd.per_example.clip_factors import ClipBounds
-from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients, Tile
-from fedsim.clients.dp_sgd.per_example.one_at_a_time import OneAtATime
-from fedsim.clients.dp_sgd.tiles import LotReader
+from fedsim.clients.gradients.choice import GradientMode, gradients_for
+from fedsim.clients.gradients.clip_factors import ClipBounds
+from fedsim.clients.gradients.interface import PerExampleGradients, Tile
+from fedsim.clients.gradients.one_at_a_time import OneAtATime
+from fedsim.clients.gradients.tiles import LotReader
 from fedsim.core.streams import Purpose, restart_at, stream
 from fedsim.models.losses import cross_entropy
 

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from fedsim.accountant import Gaussian, JointGaussian, PoissonSampled
 from fedsim.clients.clipping.adaptive import AdaptiveClipping
 from fedsim.clients.clipping.clipping import FlatClipping, GroupClipping
-from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
-from fedsim.clients.dp_sgd.per_example.clip_factors import LotStatistics
-from fedsim.clients.dp_sgd.per_example.rule_gradients import RuleGradients
+from fedsim.clients.gradients.clip_factors import LotStatistics
+from fedsim.clients.gradients.rule_gradients import RuleGradients
+from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.sampling.independent_lots import PoissonSampling
 from fedsim.clients.settings import LocalSettings
 from fedsim.clients.training.block import BlockMember, train_block

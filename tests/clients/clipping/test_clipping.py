@@ -16,8 +16,8 @@ from fedsim.clients.clipping.clipping import (
     GroupClipping,
     Groups,
 )
-from fedsim.clients.dp_sgd.parameters import FlatParameters
-from fedsim.clients.dp_sgd.per_example.one_at_a_time import OneAtATime
+from fedsim.clients.gradients.one_at_a_time import OneAtATime
+from fedsim.clients.gradients.parameters import FlatParameters
 
 
 class Net(nn.Module):

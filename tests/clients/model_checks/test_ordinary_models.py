@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedsim.clients.dp_sgd.per_example.choice import gradients_for
-from fedsim.clients.dp_sgd.tiles import tile_rows
+from fedsim.clients.gradients.choice import gradients_for
+from fedsim.clients.gradients.tiles import tile_rows
 from fedsim.clients.model_checks.row_isolation import RowIsolation
 
 Model = tuple[nn.Module, Tensor, int]

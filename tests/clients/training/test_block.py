@@ -16,12 +16,12 @@ from fedsim.clients.clipping.clipping import (
     FlatClipping,
     GroupClipping,
 )
-from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
-from fedsim.clients.dp_sgd.per_example.choice import gradients_for, training_gradients
-from fedsim.clients.dp_sgd.per_example.clip_factors import LotStatistics
-from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients, PerExampleLoss
-from fedsim.clients.dp_sgd.per_example.one_at_a_time import OneAtATime
-from fedsim.clients.dp_sgd.per_example.rule_gradients import RuleGradients
+from fedsim.clients.gradients.choice import gradients_for, training_gradients
+from fedsim.clients.gradients.clip_factors import LotStatistics
+from fedsim.clients.gradients.interface import PerExampleGradients, PerExampleLoss
+from fedsim.clients.gradients.one_at_a_time import OneAtATime
+from fedsim.clients.gradients.rule_gradients import RuleGradients
+from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.sampling.epochs import BallsAndBins, ShuffledEpochs
 from fedsim.clients.sampling.independent_lots import FixedSizeSampling, PoissonSampling
 from fedsim.clients.sampling.sampling import Sampling

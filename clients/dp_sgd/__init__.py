@@ -1,1 +1,0 @@
-"""DP-SGD, from the sampled lot to the noisy gradient."""

@@ -1,0 +1,52 @@
+"""Scales and shifts: the trained part of normalisation layers."""
+
+import torch
+from torch import Tensor
+
+from fedsim.clients.gradients.layers.base import LayerUse, Operand
+
+
+class AffineUse(LayerUse):
+    """x · w + b, with each client's w and b (d...) broadcast over x (n, ..., d...).
+
+    Args:
+        weight: the scale; None for 1.
+        bias: the shift; None for 0.
+        dimensions: dimensions of x that follow those of w and b, such as those of an image.
+    """
+
+    def __init__(self, weight: Operand | None, bias: Operand | None, dimensions: int = 0) -> None:
+        super().__init__(weight, bias)
+        self._after = dimensions
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the layer's output (n, ...)."""
+        rows = x.unflatten(0, (self.clients, -1))
+        w, b = (None if p is None else self._spread(p.values, x) for p in (self.weight, self.bias))
+        if w is None:
+            y = rows.clone() if b is None else rows + b
+        else:
+            y = rows * w if b is None else torch.addcmul(b, rows, w)
+        return y.flatten(0, 1)
+
+    def input_gradient(self, g: Tensor) -> Tensor:
+        """Return the gradient at the input, given that at the output."""
+        if self.weight is None:
+            return g
+        rows = g.unflatten(0, (self.clients, -1))
+        return (rows * self._spread(self.weight.values, g)).flatten(0, 1)
+
+    def compute(self, index: int) -> Tensor:
+        """Return the gradients (n, *shape) of one parameter."""
+        g = self.output_gradient
+        values = g * self.input if index == self.weight_index else g
+        last = g.ndim - self._after
+        first = last - (self.operand.values.ndim - 1)
+        summed = [*range(1, first), *range(last, g.ndim)]
+        return values.sum(summed) if summed else values
+
+    def _spread(self, values: Tensor, x: Tensor) -> Tensor:
+        """Return (K, d...) so that it is broadcast over (K, R, ..., d..., after)."""
+        own = values.shape[1:]
+        before = x.ndim - self._after - len(own)
+        return values.reshape(len(values), *[1] * before, *own, *[1] * self._after)

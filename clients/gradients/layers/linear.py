@@ -1,0 +1,177 @@
+"""Linear layers: norms without ever holding (examples x weights) of a large one."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fedsim.clients.gradients.layers.base import (
+    WHOLE,
+    LayerUse,
+    Operand,
+    Part,
+    add_outer,
+    row_products,
+)
+from fedsim.clients.gradients.norms import BUDGET, row_norms, squares, unit_roundoff, with_rounding
+
+
+class LinearUse(LayerUse):
+    """x Wᵀ + b on vectors (n, in) or sequences (n, ..., in).
+
+    On vectors the norm of g aᵀ is the product of the norms. On sequences the gradient Σ_t g_t a_tᵀ
+    is held where that is little for all examples together; else its squared norm is
+    Σ_st (a_s·a_t)(g_s·g_t) where sequences are short, or a sum over blocks of its rows, both in
+    float64 and with the rounding of the product that is released.
+
+    Source: Goodfellow 2015, "Efficient Per-Example Gradient Computations"; Bu et al. 2023,
+    "Differentially Private Optimization on Large Model at Small Cost".
+    """
+
+    def __init__(self, weight: Operand, bias: Operand | None) -> None:
+        super().__init__(weight, bias)
+        self._g_squares: Tensor | None = None
+        self._scaled: tuple[Tensor | None, torch.dtype, Tensor] | None = None
+
+    @staticmethod
+    def joined(uses: Sequence["LinearUse"]) -> "LinearUse":
+        """Return uses of the same parameters as one: their sequences one after the other."""
+        first = uses[0]
+        use = LinearUse(first.operand, first.bias)
+        use.output_gradient = torch.cat([_sequences(part.output_gradient) for part in uses], 1)
+        if first.needs_input:
+            use.input = torch.cat([_sequences(part.input) for part in uses], 1)
+        return use
+
+    def joined_views(self, views: int) -> "LinearUse":
+        """Return the use with `views` rows side by side as one row: a longer sequence."""
+        use = LinearUse(self.operand, self.bias)
+        use.output_gradient = _sequences(self.output_gradient.unflatten(0, (-1, views)))
+        if self.needs_input:
+            use.input = _sequences(self.input.unflatten(0, (-1, views)))
+        return use
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the layer's output (n, ...)."""
+        w, shift = (
+            self.operand.values.transpose(1, 2),
+            None if self.bias is None else self.bias.values,
+        )
+        y = row_products(self.by_client(x), w, shift)
+        return y.view(*x.shape[:-1], w.shape[2])
+
+    def input_gradient(self, g: Tensor) -> Tensor:
+        """Return the gradient at the input, given that at the output."""
+        w = self.operand.values
+        return row_products(self.by_client(g), w).view(*g.shape[:-1], w.shape[2])
+
+    def squared_norms(self, index: int) -> Tensor:
+        """Return the squared gradient norms, float64 (n,): never below those of what is added."""
+        is_weight = index == self.weight_index
+        if not self._single:
+            if not is_weight or self._is_little:
+                return super().squared_norms(index)
+            return _sequence_squares(_sequences(self.input), _sequences(self.output_gradient))
+        if self._g_squares is None:
+            self._g_squares = squares(self.output_gradient)
+        if not is_weight:
+            return self._g_squares
+        return self._g_squares * squares(self.input)
+
+    def add_weighted(
+        self, index: int, factors: Tensor | None, into: Tensor, part: Part = WHOLE
+    ) -> None:
+        """Add Σ_i factor_i · gradient_i of each client's rows in a part to `into` (k, *shape)."""
+        if index in self.held:
+            super().add_weighted(index, factors, into, part)
+            return
+        # Sequences are added up in float64: their norms cover the rounding of that.
+        kind = into.dtype if self._single else torch.float64
+        scaled = part.of(self._scaled_by(factors, kind), self.clients).flatten(1, -2)
+        if index == self.weight_index:
+            x = part.of(self.input, self.clients).flatten(1, -2)
+            add_outer(scaled, x, into, whole=not self._single)
+        else:
+            into += scaled.sum(1)
+
+    def _scaled_by(self, factors: Tensor | None, kind: torch.dtype) -> Tensor:
+        """Return the output gradients times the factors of their rows, once for all parameters."""
+        known = self._scaled
+        if known is None or known[0] is not factors or known[1] != kind:
+            g = self.output_gradient.to(kind)
+            if factors is not None:
+                g = g * factors.to(kind).view(-1, *[1] * (g.ndim - 1))
+            known = self._scaled = factors, kind, g
+        return known[2]
+
+    def compute(self, index: int) -> Tensor:
+        """Return the gradients (n, *shape) of one parameter."""
+        g = _sequences(self.output_gradient)
+        if index == self.weight_index:
+            return row_products(g.transpose(1, 2), _sequences(self.input))
+        return g.sum(1)
+
+    @property
+    def _single(self) -> bool:
+        """Whether each example is one vector."""
+        shape = self.output_gradient.shape
+        return shape[1:-1].numel() == 1
+
+    @property
+    def _is_little(self) -> bool:
+        """Whether the gradients of all examples may be held."""
+        return len(self.output_gradient) * self.operand.values[0].numel() <= BUDGET
+
+
+def _sequences(values: Tensor) -> Tensor:
+    """Return (n, ..., d) as (n, t, d)."""
+    return values.reshape(len(values), values.shape[1:-1].numel(), values.shape[-1])
+
+
+def _relative_rounding(a: Tensor) -> float:
+    """Bound the rounding of the products added, relative to the sum of the norms of the terms.
+
+    A term is scaled by its factor, multiplied, and added to at most all other terms, in float64.
+    """
+    return (a.shape[0] * a.shape[1] + 4) * torch.finfo(torch.float64).eps
+
+
+def _sequence_squares(a: Tensor, g: Tensor) -> Tensor:
+    """Squared norms of Σ_t g_t a_tᵀ for sequences a (n, t, d) and g (n, t, p), never too small."""
+    length, released = a.shape[1], _relative_rounding(g)
+    absolute = (row_norms(a) * row_norms(g)).sum(1)  # Σ_t |g_t| |a_t|
+    if _is_short(a, g):
+        # A sum of t² products of two sums of d and p products: Higham's γ of all of them.
+        terms = length * length + a.shape[2] + g.shape[2] + 4
+        error = terms * torch.finfo(torch.float64).eps
+        return with_rounding(_gram_squares(a, g), absolute, error, released)
+    measured = (length + 1) * unit_roundoff(g)
+    return with_rounding(_blockwise_squares(a, g), absolute, 0.0, released + measured)
+
+
+def _is_short(a: Tensor, g: Tensor) -> bool:
+    """Whether (t x t) inner products are less work than the gradient (Bu et al. 2023)."""
+    return 2 * a.shape[1] ** 2 <= a.shape[2] * g.shape[2]
+
+
+def _gram_squares(a: Tensor, g: Tensor) -> Tensor:
+    """As `_sequence_squares` for short sequences, up to rounding: the terms may cancel."""
+    n, length, d = a.shape
+    block = max(1, BUDGET // (4 * length * (d + g.shape[2] + length)))
+    total = a.new_zeros(n, dtype=torch.float64)
+    for start in range(0, n, block):
+        part_a, part_g = a[start : start + block].double(), g[start : start + block].double()
+        gram = row_products(part_a, part_a.transpose(1, 2))
+        gram.mul_(row_products(part_g, part_g.transpose(1, 2)))
+        total[start : start + block] = gram.sum((1, 2))
+    return total
+
+
+def _blockwise_squares(a: Tensor, g: Tensor) -> Tensor:
+    """As `_sequence_squares` for long sequences: gradients made and dropped block by block."""
+    n, _, d = a.shape
+    block = max(1, BUDGET // (n * d))
+    total = a.new_zeros(n, dtype=torch.float64)
+    for part in g.split(block, dim=2):
+        total += squares(row_products(part.transpose(1, 2), a))
+    return total

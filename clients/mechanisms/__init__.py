@@ -1,0 +1,1 @@
+"""Kinds of private release: one contract, one planner, and a folder for each kind."""

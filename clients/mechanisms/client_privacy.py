@@ -1,0 +1,140 @@
+"""Privacy settings of every client: the entries of `privacy.clients`, resolved."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fedsim.clients.client_settings import ClientPrivacySettings, OwnPrivacySettings, is_client
+from fedsim.clients.mechanisms.plan import PrivacyPlanError, delta_of
+from fedsim.clients.settings import PrivacySettings
+from fedsim.core.streams import Purpose, stream
+
+Table = Mapping[int, OwnPrivacySettings]  # the lines of a csv file, by client
+
+
+@dataclass(frozen=True)
+class ClientPrivacy:
+    """The privacy settings of one client, and its group in `privacy.clients`."""
+
+    privacy: PrivacySettings
+    group: str | None = None
+
+
+def resolve_client_privacy(
+    privacy: PrivacySettings,
+    *,
+    num_clients: int,
+    seed: int,
+    tables: Mapping[str, Table],
+    clients_per_round: int | None = None,
+) -> tuple[ClientPrivacy, ...]:
+    """Return the settings of clients 0 ... num_clients − 1.
+
+    A client's own entry precedes its group's, and a group's precedes the settings of all clients.
+    Shares are drawn, in the order of the entries, from the clients that no other entry names. The
+    draw depends on the seed alone.
+
+    Args:
+        privacy: the `privacy` section.
+        num_clients: number of clients in the federation.
+        seed: seed of the experiment.
+        tables: content of the csv files, by the name of the entry.
+        clients_per_round: clients that a round asks; None: all.
+
+    Raises:
+        PrivacyPlanError: a client does not exist or is in two groups, or the shares need more
+            clients than are left.
+    """
+    groups = _Groups(num_clients)
+    for name, entry in privacy.clients.items():
+        if entry.members is not None:
+            groups.add(name, entry.members)
+        elif entry.csv is not None:
+            groups.add(name, tables[name])
+    singles = {int(name) for name in privacy.clients if is_client(name)}
+    groups.check_exist("clients", singles)
+    _draw_shares(groups, privacy.clients, singles, seed)
+    if privacy.unit == "client":
+        privacy = _of_clients(privacy, num_clients, clients_per_round or num_clients)
+    # Members of a group without entries of their own share one object.
+    shared = {
+        name: ClientPrivacy(_own(privacy, None, name, {}), name)
+        for name in {None, *groups.of.values()}
+        if name not in tables
+    }
+    return tuple(
+        ClientPrivacy(_own(privacy, client, name, tables), name)
+        if name not in shared or client in singles
+        else shared[name]
+        for client in range(num_clients)
+        for name in (groups.of.get(client),)
+    )
+
+
+def _of_clients(privacy: PrivacySettings, num_clients: int, per_round: int) -> PrivacySettings:
+    """Return the settings with the defaults that follow from numbers of clients, written out."""
+    found: dict[str, float] = {"delta": delta_of(privacy, num_clients)}
+    if privacy.clipping == "adaptive" and privacy.clip_count_noise is None:
+        # Andrew et al. 2021, section 3.1: σ_b = clients of a round / 20 hardly costs anything.
+        found["clip_count_noise"] = per_round / _CLIENTS_OVER_COUNT_NOISE
+    return privacy.model_copy(update=found)
+
+
+class _Groups:
+    """Group of each client."""
+
+    def __init__(self, num_clients: int) -> None:
+        self.num_clients = num_clients
+        self.of: dict[int, str] = {}
+
+    def add(self, name: str, members: "list[int] | Table") -> None:
+        self.check_exist(f"clients.{name}", members)
+        for client in members:
+            other = self.of.setdefault(client, name)
+            if other != name:
+                raise PrivacyPlanError(
+                    f"privacy.clients: client {client} is in the groups {other!r} and {name!r}; "
+                    "a client may be in one group and have an entry of its own"
+                )
+
+    def check_exist(self, where: str, clients: "set[int] | list[int] | Table") -> None:
+        missing = sorted(client for client in clients if client >= self.num_clients)
+        if missing:
+            raise PrivacyPlanError(
+                f"privacy.{where}: there is no client {missing[0]}; they are 0 to "
+                f"{self.num_clients - 1} (data.partition.num_clients is {self.num_clients})"
+            )
+
+
+def _draw_shares(
+    groups: _Groups, entries: Mapping[str, ClientPrivacySettings], singles: set[int], seed: int
+) -> None:
+    free = [one for one in range(groups.num_clients) if one not in singles | groups.of.keys()]
+    drawn = [int(one) for one in stream(seed, Purpose.SHARES).permutation(free)]
+    for name, entry in entries.items():
+        if entry.share is None:
+            continue
+        wanted = round(entry.share * groups.num_clients)
+        if wanted > len(drawn):
+            raise PrivacyPlanError(
+                f"privacy.clients.{name}: a share of {entry.share:g} is {wanted} of "
+                f"{groups.num_clients} clients, but only {len(drawn)} are in no other entry; "
+                "lower the shares"
+            )
+        members, drawn = drawn[:wanted], drawn[wanted:]
+        groups.add(name, members)
+
+
+def _own(
+    privacy: PrivacySettings, client: int | None, group: str | None, tables: Mapping[str, Table]
+) -> PrivacySettings:
+    """Return the settings of a client; of None, those of its group."""
+    own = privacy
+    if group is not None:
+        own = own.with_own(privacy.clients[group].own)
+        if group in tables and client is not None:
+            own = own.with_own(tables[group][client])
+    single = privacy.clients.get(str(client))
+    return own if single is None else own.with_own(single.own)
+
+
+_CLIENTS_OVER_COUNT_NOISE = 20.0

@@ -1,0 +1,1 @@
+"""The release of a client's whole update of a round."""

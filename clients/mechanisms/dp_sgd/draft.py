@@ -1,0 +1,255 @@
+"""Draft of a client's steps of DP-SGD: lots, clipping and correlation, from its settings."""
+
+from dataclasses import replace
+
+from fedsim.accountant import Gaussian, UnsupportedEventError, make_accountant
+from fedsim.clients.clipping.adaptive import LOT_OVER_COUNT_NOISE, AdaptiveClipping
+from fedsim.clients.clipping.clipping import (
+    AutomaticClipping,
+    Clipping,
+    FlatClipping,
+    GroupClipping,
+)
+from fedsim.clients.clipping.patterns import PatternClipping
+from fedsim.clients.correlated_noise.correlation import NoiseCorrelation
+from fedsim.clients.gradients.parameters import FlatParameters
+from fedsim.clients.group_settings import has_all_noise
+from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
+from fedsim.clients.mechanisms.dp_sgd.noise_allocation import ChosenNoise
+from fedsim.clients.mechanisms.noise_range import NoiseRangeError
+from fedsim.clients.mechanisms.plan import Draft, PrivacyPlanError, check_draws
+from fedsim.clients.sampling.catalog import SAMPLINGS
+from fedsim.clients.sampling.sampling import Sampling
+from fedsim.clients.settings import LocalSettings, PrivacySettings
+
+
+def draft_of_steps(
+    privacy: PrivacySettings,
+    local: LocalSettings,
+    *,
+    examples: int,
+    planned_rounds: int,
+    planned_steps: int | None,
+    parameters: FlatParameters | None,
+) -> Draft:
+    """Return the draft of a client whose every local step is a release.
+
+    Under zero-out and replace-one, the client's public size sets the sampling rate and the expected
+    lot. Under add-remove the size is private, and the declared size takes its place.
+
+    Args:
+        privacy: the `privacy` section.
+        local: the `local` section.
+        examples: the client's number of examples.
+        planned_rounds: rounds that the client is scheduled for.
+        planned_steps: steps over these rounds; None: whole rounds.
+        parameters: of the model, for its groups; None: not known.
+
+    Raises:
+        PrivacyPlanError: the accountant has no rule for the sampling under this adjacency, or lots
+            do not fit the correlation.
+    """
+    size = privacy.declared_examples or examples
+    sampling, expected_lot = _sampling(privacy, local, max(1, size))
+    round_steps = _steps_at(local, sampling.sampling_rate)
+    if privacy.noise == "secure":
+        sampling = sampling.within_rounds(round_steps)
+    steps = round_steps * planned_rounds if planned_steps is None else planned_steps
+    steps = steps if size else 0  # nothing to train on, no step
+    correlation = _correlation(privacy, steps)
+    if correlation is not None:
+        sampling = _spaced(sampling, correlation.bands)
+    _check_accountable(privacy, sampling)
+    given, key = given_noise(privacy, expected_lot), "groups" if privacy.groups else "clipping"
+
+    def build(noise: float) -> DpSgdMechanism:
+        try:
+            step = DpSgdMechanism(
+                sampling=sampling,
+                clipping=clipping_of(privacy, expected_lot),
+                noise_multiplier=noise,
+                expected_lot=expected_lot,
+                allocation=chosen_noise(privacy)
+                if privacy.groups
+                else privacy.noise_allocation or "uniform",
+                max_physical_batch=local.max_physical_batch,
+                largest_lot=_largest_lot(privacy, size),
+                correlation=correlation,
+            )
+            if correlation is not None and given is None:
+                step = step.with_effective_noise(noise)
+        except ValueError as error:
+            raise PrivacyPlanError(f"privacy.{key} cannot be used: {error}") from error
+        if parameters is None:
+            return step
+        check_draws(steps * (parameters.size + 1))
+        try:
+            step = step.for_model(parameters)
+            return step if given is not None else step.with_effective_noise(noise)
+        except NoiseRangeError as error:
+            raise PrivacyPlanError(f"privacy.max_grad_norm cannot be used: {error}") from error
+        except ValueError as error:
+            raise PrivacyPlanError(f"privacy.{key} does not fit the model: {error}") from error
+
+    return Draft(
+        public_size=size,
+        examples=size,
+        steps=steps,
+        round_steps=round_steps,
+        given=given,
+        like=DpSgdMechanism(sampling, FlatClipping(1.0), 1.0, 1.0),
+        build=build,
+    )
+
+
+def _sampling(
+    privacy: PrivacySettings, local: LocalSettings, public_size: int
+) -> tuple[Sampling, float]:
+    """Return the sampling and its expected lot; lots of an epoch have at most `batch_size`."""
+    rate = privacy.sampling_rate
+    batch_size = local.lot(public_size) if rate is None else max(1, round(rate * public_size))
+    kind = SAMPLINGS[privacy.sampling]
+    sampling, lot = kind.for_client(public_size, batch_size, sampling_rate=rate)
+    return sampling, lot
+
+
+def whole_round_steps(privacy: PrivacySettings | None, local: LocalSettings, examples: int) -> int:
+    """Return the local steps of a client in a whole round, from public facts.
+
+    Args:
+        privacy: the client's settings; None without privacy, where nothing is kept secret.
+        local: the `local` section.
+        examples: the client's number of examples.
+
+    Raises:
+        PrivacyPlanError: the epochs are more than the largest number of steps.
+    """
+    if local.steps is not None:
+        return local.steps
+    if privacy is None:
+        size = max(1, examples)
+        return _steps_at(local, local.lot(size) / size)
+    size = max(1, privacy.declared_examples or examples)
+    return _steps_at(local, _sampling(privacy, local, size)[0].sampling_rate)
+
+
+def _steps_at(local: LocalSettings, rate: float) -> int:
+    try:
+        return local.steps_at_rate(rate)
+    except ValueError as error:
+        raise PrivacyPlanError(str(error)) from error
+
+
+def _correlation(privacy: PrivacySettings, steps: int) -> NoiseCorrelation | None:
+    """Return the correlation of a client's noise over its planned steps."""
+    settings = privacy.noise_correlation
+    if settings == "none" or not steps:
+        return None
+    return NoiseCorrelation.toeplitz(settings.bands, steps)
+
+
+def _spaced(sampling: Sampling, bands: int) -> Sampling:
+    """Return the sampling with lots of an example at least `bands` steps apart."""
+    try:
+        return sampling.spaced(bands)
+    except ValueError as error:
+        raise PrivacyPlanError(
+            f"privacy.noise_correlation.bands = {bands} is too much for a client: {error}; set "
+            "fewer bands, a smaller local.batch_size, or noise_correlation: none"
+        ) from error
+
+
+def _largest_lot(privacy: PrivacySettings, public_size: int) -> int:
+    """Return the public number of examples that no lot exceeds."""
+    if privacy.adjacency != "add_remove":
+        return public_size
+    return max(_MOST_EXAMPLES_OVER_DECLARED * public_size, _MOST_EXAMPLES)
+
+
+def _check_accountable(privacy: PrivacySettings, sampling: Sampling) -> None:
+    """Refuse a sampling that the accountant cannot compose, before any release."""
+    if privacy.adjacency not in sampling.scheme.adjacencies:
+        raise PrivacyPlanError(sampling.scheme.refusal(privacy.adjacency))
+    accountant = make_accountant(privacy.accounting, adjacency=privacy.adjacency)
+    try:
+        accountant.compose(sampling.event(Gaussian(1.0)))
+    except UnsupportedEventError as error:
+        raise PrivacyPlanError(
+            f"accountant {privacy.accountant} cannot account for sampling {privacy.sampling} under "
+            f"adjacency {privacy.adjacency}: {error}; use accountant: rdp, or sampling: poisson"
+        ) from error
+
+
+def chosen_noise(privacy: PrivacySettings) -> ChosenNoise:
+    """Return how the noise of a step is divided among the groups of `privacy.groups`."""
+    groups = privacy.groups.values()
+    return ChosenNoise(
+        given=tuple(one.noise_multiplier for one in groups),
+        relative=tuple(one.relative_noise or 1.0 for one in groups),
+    )
+
+
+def given_noise(privacy: PrivacySettings, expected_lot: float) -> float | None:
+    """Return the noise multiplier of a whole step that the settings give; None: calibrate it.
+
+    Args:
+        privacy: the client's settings.
+        expected_lot: its expected number of examples in a step.
+    """
+    if not has_all_noise(privacy.groups):
+        return privacy.noise_multiplier
+    together = chosen_noise(privacy).together
+    return None if together is None else _groups(privacy, expected_lot).whole_noise(together)
+
+
+def _groups(privacy: PrivacySettings, expected_lot: float) -> PatternClipping:
+    patterns = tuple(privacy.groups)
+    clipping = PatternClipping(
+        patterns, tuple(privacy.groups[name].max_grad_norm for name in patterns)
+    )
+    if privacy.clipping != "adaptive":
+        return clipping
+    return replace(
+        clipping,
+        **{"count_noise": expected_lot / LOT_OVER_COUNT_NOISE, **_given_adaptation(privacy)},
+    )
+
+
+def clipping_of(privacy: PrivacySettings, expected_lot: float) -> Clipping:
+    """Return the clipping of a step.
+
+    Args:
+        privacy: the client's settings.
+        expected_lot: its expected number of examples in a step.
+    """
+    if privacy.groups:
+        return _groups(privacy, expected_lot)
+    match privacy.clipping:
+        case "adaptive":
+            return _adaptive(privacy, expected_lot)
+        case "flat":
+            return FlatClipping(privacy.clip_norm)
+        case "automatic":
+            return AutomaticClipping(privacy.clip_norm)
+        case "per_layer":
+            return GroupClipping(privacy.clip_norm, bounds=privacy.clip_rule or "equal")
+
+
+def _adaptive(privacy: PrivacySettings, expected_lot: float) -> AdaptiveClipping:
+    clipping = AdaptiveClipping.for_lot(expected_lot, max_grad_norm=privacy.clip_norm)
+    return replace(clipping, **_given_adaptation(privacy))
+
+
+def _given_adaptation(privacy: PrivacySettings) -> dict[str, float]:
+    """Return the settings of a learnt bound that the file gives."""
+    given = {
+        "quantile": privacy.clip_quantile,
+        "learning_rate": privacy.clip_learning_rate,
+        "count_noise": privacy.clip_count_noise,
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+# Under add_remove the number of examples is private. No client may have more than this, so that the
+# rounding of its sums has a public bound; see `ClientTask.check_examples`.
+_MOST_EXAMPLES_OVER_DECLARED, _MOST_EXAMPLES = 16, 1 << 20

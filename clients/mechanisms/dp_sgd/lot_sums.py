@@ -1,0 +1,131 @@
+"""Sums of the clipped gradients of lots, in float32 where its rounding is small (`SumRounding`)."""
+
+from collections.abc import Callable, Container, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from fedsim.clients.gradients.clip_factors import ClipBounds
+from fedsim.clients.gradients.interface import ClippedRows, PerExampleGradients, Tile
+from fedsim.clients.gradients.layers.base import Part
+from fedsim.noise.grid import SumRounding
+
+_SMALL = 1 << 14  # values of a model; smaller models add up all clients in one call
+_CACHED = 1 << 17  # values of the sums that a core's cache holds until they are released
+
+
+class LotSums:
+    """Adds up the lots of the clients of a block.
+
+    Guarantee: the sum of a client is a function of its own rows and of the public shape of the
+    block, to the last bit.
+
+    Args:
+        gradients: of the model.
+        roundings: of each client's sums; None: the client is absent.
+        rows: R of the tiles.
+    """
+
+    def __init__(
+        self,
+        gradients: PerExampleGradients,
+        roundings: Sequence[SumRounding | None],
+        rows: int,
+    ) -> None:
+        self._gradients = gradients
+        data, clients = gradients.parameters.data, len(roundings)
+        is_single = data.dtype == torch.float32 and products_are_exact(data.device)
+        self._most = [
+            min(one.rows, rows) if one is not None and is_single else 0 for one in roundings
+        ]
+        self._size = gradients.parameters.size
+        self._together = data.is_cuda or self._size <= _SMALL
+        group = clients if self._together else max(1, min(clients, _CACHED // self._size))
+        self._cached = data.new_empty(group, self._size)
+        self._places = [self._views(row) for row in self._cached.split(1)]
+
+    def add(
+        self,
+        values: Tensor,
+        tiles: Iterator[Tile],
+        sizes: Sequence[int],
+        clip: Callable[[Tile], ClipBounds],
+        seen: Callable[[Tile, Tensor], None],
+        release: Callable[[slice, Tensor], None],
+    ) -> None:
+        """Add the lots up, and release the sums of a few clients at a time.
+
+        Args:
+            values: each client's flat parameters (K, size); unchanged until the end.
+            tiles: of the clients' lots.
+            sizes: examples of each client's lot.
+            clip: bounds and scales of the rows of a tile.
+            seen: is told each tile and its norms.
+            release: is given clients and their sums (k, size), which are overwritten afterwards.
+        """
+        long = {
+            k: torch.zeros(1, self._size, dtype=torch.float64, device=values.device)
+            for k, (size, most) in enumerate(zip(sizes, self._most, strict=True))
+            if size > most
+        }
+        is_first = True
+        for tile in tiles:
+            rows = self._gradients.clipped(values, tile, clip(tile))
+            seen(tile, rows.norms)
+            for k, total in long.items():
+                rows.add_to(self._views(total), Part(k))
+            if is_first:  # which has all short lots
+                self._release_short(rows, sizes, long, release)
+            is_first = False
+        if is_first:
+            self._release_short(None, sizes, long, release)
+        for k, total in long.items():
+            release(slice(k, k + 1), total)
+
+    def _release_short(
+        self,
+        rows: ClippedRows | None,
+        sizes: Sequence[int],
+        long: Container[int],
+        release: Callable[[slice, Tensor], None],
+    ) -> None:
+        """Release the sums of lots that are not long, of a few clients at a time."""
+        clients, most = len(sizes), len(self._cached)
+        for start in range(0, clients, most):
+            group = range(start, min(start + most, clients))
+            short = [k for k in group if k not in long]
+            sums = self._cached[: len(group)].zero_()
+            if rows is not None and self._together and short:
+                rows.add_to(self._views(sums))
+            elif rows is not None:
+                for k in short:
+                    if sizes[k]:
+                        rows.add_to(self._places[k - start], Part(k, slice(0, sizes[k])))
+            for run in _neighbours(short):
+                release(run, sums[run.start - start : run.stop - start])
+
+    def _views(self, sums: Tensor) -> list[Tensor]:
+        return self._gradients.parameters.stacked_views(sums)
+
+
+def _neighbours(numbers: Sequence[int]) -> Iterator[slice]:
+    """Yield ascending numbers as slices."""
+    start = 0
+    for at in range(1, len(numbers) + 1):
+        if at == len(numbers) or numbers[at] != numbers[at - 1] + 1:
+            yield slice(numbers[start], numbers[at - 1] + 1)
+            start = at
+
+
+def products_are_exact(device: torch.device) -> bool:
+    """Whether products of float32 have its own precision: no TF32 and no bfloat16 inside."""
+    mkldnn = torch.backends.mkldnn
+    kinds = (torch.backends, mkldnn, getattr(mkldnn, "matmul", None))
+    if device.type == "cuda":
+        kinds = (*kinds, torch.backends.cuda.matmul)
+    if any(getattr(kind, "fp32_precision", "none") not in ("none", "ieee") for kind in kinds):
+        return False
+    try:
+        return torch.get_float32_matmul_precision() == "highest"
+    except RuntimeError:  # both ways of setting it were used
+        return False

@@ -1,0 +1,117 @@
+"""A step of DP-SGD of the clients of a block: Abadi et al. 2016, Algorithm 1.
+
+draw        a lot of each client, by the sampling that it is charged for
+gradient    g_i of each example i of the lot
+clip        g_i · min(1, C / ‖g_i‖), in each group of parameters
+sum         S = Σ_i of them, in steps of the grid
+noise       rint(S) + Z, with Z rounded normals of deviation σ = z C
+divide      by the public expected lot L
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsim.clients.gradients.clip_factors import ClipBounds
+from fedsim.clients.gradients.interface import PerExampleGradients, Tile
+from fedsim.clients.mechanisms.dp_sgd.lot_sums import LotSums
+from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
+from fedsim.noise.release import Scales, release_
+from fedsim.noise.sources import NoiseSource
+
+
+class PrivateStep:
+    """The steps of K clients that train together, each by its own mechanism.
+
+    Guarantee: what a client releases in a step is its mechanism's `event`, a function of its own
+    lot, its values and its noise, to the last bit.
+
+    Attributes:
+        adapts: whether a client's bound is learnt from the counts of its lots.
+
+    Args:
+        gradients: of the model.
+        mechanisms: of each client; None: the client is absent.
+        rows: R of the tiles that lots are cut into.
+        divides: whether a release is divided by the expected lot; else it is the integers.
+    """
+
+    def __init__(
+        self,
+        gradients: PerExampleGradients,
+        mechanisms: Sequence[DpSgdMechanism | None],
+        rows: int,
+        *,
+        divides: bool = True,
+    ) -> None:
+        self._parameters, self._rows, self._divides = gradients.parameters, rows, divides
+        roundings = [None if one is None else one.rounding for one in mechanisms]
+        self._sums = LotSums(gradients, roundings, rows)
+        self.use(mechanisms)
+
+    def use(self, mechanisms: Sequence[DpSgdMechanism | None]) -> None:
+        """Take the next step by these mechanisms."""
+        present = [one for one in mechanisms if one is not None]
+        groups = [None if one is None else one.groups(self._parameters) for one in mechanisms]
+        first = next(own for own in groups if own is not None)
+        lengths = [
+            (1.0,) * len(first.bounds) if one is None or own is None else one.grid_steps(own)
+            for one, own in zip(mechanisms, groups, strict=True)
+        ]
+        lots = [[0.0] if one is None else [1.0 / one.expected_lot] for one in mechanisms]
+        units, bounds, shares = (
+            torch.tensor(table, dtype=torch.float64, device=self._parameters.data.device)
+            for table in (lengths, [(own or first).bounds for own in groups], lots)
+        )
+        scales = self._by_row(units.reciprocal())
+        self._clip = ClipBounds(present[0].clipping, first.members, self._by_row(bounds), scales)
+        divided = units * shares if self._divides else torch.ones_like(units)
+        places = self._parameters.group_slices(first.members)
+        self._lengths: Scales = [(place, divided[:, m : m + 1]) for place, m in places]
+        self.adapts = any(one.clipping.count_noises for one in present)
+
+    def take(
+        self,
+        values: Tensor,
+        tiles: Iterator[Tile],
+        sizes: Sequence[int],
+        noises: Sequence[NoiseSource | None],
+        into: Tensor,
+    ) -> np.ndarray:
+        """Overwrite `into` (K, size) with the releases of a step.
+
+        Args:
+            values: each client's flat parameters (K, size).
+            tiles: of the clients' lots.
+            sizes: examples of each lot.
+            noises: of each client; None: none is added.
+            into: the releases.
+
+        Returns:
+            How many examples of each client are within the bound of each group (K, m), for a bound
+            that adapts; else zeros.
+        """
+        within = np.zeros((len(sizes), len(self._clip.members)), dtype=np.int64)
+
+        def clip(tile: Tile) -> ClipBounds:  # rows that are no examples weigh 0
+            weights = tile.example_weights.unsqueeze(1)
+            return replace(self._clip, scales=self._clip.scales * weights)
+
+        def count(tile: Tile, norms: Tensor) -> None:
+            if self.adapts:
+                near = (norms <= self._clip.bounds) & (tile.example_weights > 0).unsqueeze(1)
+                within[:] += near.view(len(sizes), self._rows, -1).sum(1).cpu().numpy()
+
+        def release(rows: slice, sums: Tensor) -> None:
+            lengths = [(place, own[rows]) for place, own in self._lengths]
+            release_(sums, noises[rows], lengths, into[rows])
+
+        self._sums.add(values, tiles, sizes, clip, count, release)
+        return within
+
+    def _by_row(self, values: Tensor) -> Tensor:
+        """Return values of clients (K, m) for each row of a tile (K · R, m)."""
+        return values.repeat_interleave(self._rows, 0, output_size=len(values) * self._rows)

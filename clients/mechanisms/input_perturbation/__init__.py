@@ -1,0 +1,1 @@
+"""Noise on every example, once."""

@@ -1,0 +1,1 @@
+"""Noise on a linear model that was trained without noise."""

@@ -1,0 +1,1 @@
+"""The release of a client's votes on public queries, for PATE."""

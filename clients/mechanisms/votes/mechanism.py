@@ -1,0 +1,166 @@
+"""The release of a client's votes on public queries, for PATE: one ballot in a round.
+
+Ballots alternate. In an odd round clients vote on every query of a batch, and the noisy shares tell
+which queries the teachers agree on: the check. In an even round they vote on the accepted queries:
+the vote. The noisy sum of a ballot is a noisy histogram for each of its queries.
+
+Source: Papernot, Song, Mironov, Raghunathan, Talwar, Erlingsson 2018, "Scalable Private Learning
+with PATE", arXiv:1802.08908, Algorithm 1 (Confident-GNMax); here
+the whole noisy histogram is released.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedsim.accountant import Event, Gaussian
+from fedsim.clients.mechanisms.client_update.mechanism import UpdateMechanism
+from fedsim.clients.mechanisms.noise_range import NoiseRangeError
+from fedsim.clients.mechanisms.votes.ballots import Ballot, Ballots
+from fedsim.clients.sampling.independent_lots import PoissonSampling
+from fedsim.clients.sampling.sampling import Charges, Sampling
+from fedsim.noise.grid import DEVIATION
+from fedsim.noise.sources import NoiseSource
+
+NO_LABEL = -1
+"""The label of a row in which a client does not vote."""
+
+MAX_DEVIATION = 2.0**17
+"""Most noise on a count, in votes: one vote then is 128 steps of the grid."""
+
+MIN_DEVIATION = 2.0**-17
+
+_ROUNDED_DOWN = 1.0 - 2.0**-40  # more than the few operations of a formula may round up
+
+
+_NO_BALLOTS = Ballots(Ballot(0, 1.0), Ballot(0, 1.0))
+
+
+@dataclass(frozen=True)
+class VoteMechanism(UpdateMechanism):
+    """A client's one-hot votes on the queries of a ballot, as integers of the grid, with noise.
+
+    Guarantee: the release of a ballot of m queries is m Gaussian releases of noise multiplier
+    z σ / √2, each on the counts of one query, for every two values of everything that the client
+    has, and for the client's zero-out.
+
+    Proof. A vote adds c = ⌊2²⁴ / (z σ)⌋ to one integer of its query and 0 to the others; the noise
+    is a rounded normal of deviation 2²⁴ on each. Another teacher moves the integers of a query by
+    the difference of two such vectors: at most two integers by c each, √2 c in L2 norm. A client
+    that is zeroed out votes for nothing: one integer moves by c ≤ √2 c. For integers f, f + rint(N)
+    = rint(f + N), so the release of a query is a function of a Gaussian release with multiplier
+    2²⁴ / (√2 c) ≥ z σ / √2. The queries have independent noise; which of them a ballot asks follows
+    from earlier releases, and their number is at most m, fixed beforehand. So the ballots of a run
+    compose as m releases each, however many queries are asked. ∎
+
+    Attributes:
+        ballots: sizes and noise of the two kinds of ballots.
+        round_number: the round of this release; None: of a run, from round 1 on.
+    """
+
+    ballots: Ballots = _NO_BALLOTS
+    round_number: int | None = None
+
+    def of_round(self, round_number: int) -> Self:
+        """Return the mechanism of one round."""
+        return replace(self, round_number=round_number)
+
+    @property
+    def mechanism(self) -> Event:
+        """The release of one query of the ballot."""
+        return self._event(self.ballots.of_round(self.round_number or 1), 1.0)
+
+    @property
+    def effective_noise_multiplier(self) -> float:
+        """Noise multiplier of one Gaussian release that costs as much as a check and a vote."""
+        return self.noise_multiplier / math.sqrt(self.cost(2))
+
+    def cost(self, rounds: int) -> float:
+        """Return Σ 2 / σ² over the queries of the first ballots, at noise multiplier 1.
+
+        Gaussian releases compose to one Gaussian release: its multiplier is z / √cost.
+
+        Args:
+            rounds: number of ballots.
+        """
+        ballots = [self.ballots.of_round(number) for number in range(1, rounds + 1)]
+        return math.fsum(2.0 * one.queries / one.deviation**2 for one in ballots)
+
+    def charges(self, first_step: int, steps: int, *, noise_factor: float = 1.0) -> Charges:
+        """Return (event, count) for ballots of a client: one event for each query.
+
+        Args:
+            first_step: ballots before; of a mechanism of one round they say nothing.
+            steps: number of further ballots.
+            noise_factor: noise of what is seen over the noise of the release, for a sum.
+        """
+        first = first_step + 1 if self.round_number is None else self.round_number
+        counts = dict[Ballot, int]()
+        for number in range(first, first + steps):
+            ballot = self.ballots.of_round(number)
+            counts[ballot] = counts.get(ballot, 0) + ballot.queries
+        return [(self._event(one, noise_factor), count) for one, count in counts.items()]
+
+    def equivalent(self, steps: int) -> tuple[Sampling, int, float]:
+        """Return the one Gaussian release that all ballots of a client compose to."""
+        return PoissonSampling(1.0), 1, math.sqrt(self.cost(steps))
+
+    def for_model(self, dimensions: int, dtype: torch.dtype) -> Self:
+        """Return the mechanism for a board of counts.
+
+        Args:
+            dimensions: number of its counts.
+            dtype: their type.
+
+        Raises:
+            NoiseRangeError: the noise on a count is too small or too large for the grid.
+        """
+        for one in (self.ballots.check, self.ballots.vote):
+            deviation = self.noise_multiplier * one.deviation
+            if not MIN_DEVIATION <= deviation <= MAX_DEVIATION:
+                raise NoiseRangeError(
+                    f"the noise on a count has a standard deviation of {deviation:.3g} votes, and "
+                    f"the grid takes {MIN_DEVIATION:.2g} to {MAX_DEVIATION:.3g}; change "
+                    "privacy.noise_multiplier, pate.sigma or pate.sigma_threshold"
+                )
+        return replace(self, dimensions=dimensions)
+
+    def with_effective_noise(self, noise_multiplier: float) -> Self:
+        """Return the mechanism with another noise multiplier; the grid takes nothing of it."""
+        return replace(self, noise_multiplier=noise_multiplier)
+
+    def vote_steps(self, round_number: int) -> int:
+        """Return c, the steps of the grid that one vote adds to its count in a round."""
+        deviation = self.noise_multiplier * self.ballots.of_round(round_number).deviation
+        return math.floor(DEVIATION / deviation * _ROUNDED_DOWN)
+
+    @property
+    def largest_integer(self) -> int:
+        """The largest integer of a release before its noise."""
+        return max(self.vote_steps(number) for number in (1, 2))
+
+    def _event(self, ballot: Ballot, noise_factor: float) -> Event:
+        deviation = noise_factor * self.noise_multiplier * ballot.deviation
+        return Gaussian(deviation / math.sqrt(2.0))
+
+
+def release_votes(
+    labels: NDArray[np.int64], classes: int, *, vote: int, noise: NoiseSource
+) -> NDArray[np.float64]:
+    """Return the votes of a ballot plus noise, whole numbers in float64 (rows · classes,).
+
+    Args:
+        labels: class that the client votes for in each row (rows,); `NO_LABEL`: no vote.
+        classes: number of classes.
+        vote: what a vote adds to its count.
+        noise: the client's own, or zeros where another party adds it.
+    """
+    votes = torch.zeros(len(labels), classes, dtype=torch.float64)
+    rows = np.flatnonzero(labels != NO_LABEL)
+    votes[torch.from_numpy(rows), torch.from_numpy(labels[rows])] = float(vote)
+    drawn = noise.fill_(torch.empty(votes.numel(), dtype=torch.float64))
+    return (votes.flatten() + drawn).numpy()

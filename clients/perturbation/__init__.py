@@ -1,1 +1,0 @@
-"""Noise at other places than gradients: on a trained model, or on the examples themselves."""

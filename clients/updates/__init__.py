@@ -1,1 +1,0 @@
-"""Releases of a client's whole update, for the unit `client`."""
