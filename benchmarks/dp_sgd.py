@@ -154,7 +154,7 @@ def block_turn(federation: Federation, clients: Sequence[int], steps: int) -> St
                 targets=targets,
                 key=StreamKey(task.seed, task.client, number),
                 steps=range((number - 1) * steps, number * steps),
-                step=None if task.privacy is None else task.privacy.step,
+                release=None if task.privacy is None else task.privacy.release,
             )
             for task, (features, targets) in zip(tasks, examples, strict=True)
         ]

@@ -28,7 +28,7 @@ from fedsim.accountant import Gaussian, PoissonSampled, PrivacyLedger
 from fedsim.accountant.ledger.journal import GENESIS, Charge, FileJournal
 from fedsim.accountant.trust.noise_shares import NoiseNeed, NoiseShares
 from fedsim.algorithms.state import ServerState
-from fedsim.clients.mechanisms.plan import PrivacyPlan
+from fedsim.clients.mechanisms.plan import PlanRequest, PrivacyPlan
 from fedsim.clients.mechanisms.planner import plan_privacy
 from fedsim.clients.settings import LocalSettings, PrivacySettings
 from fedsim.core.shared_values import map_shared
@@ -86,7 +86,7 @@ def plans(clients: int) -> Work:
     sizes = [8 + client % KINDS for client in range(clients)]
 
     def plan(own: PrivacySettings, size: int) -> PrivacyPlan:
-        return plan_privacy(own, local, examples=size, planned_rounds=5)
+        return plan_privacy(PlanRequest(own, local, examples=size, planned_rounds=5))
 
     def work() -> object:
         delta = 1e-3 / (

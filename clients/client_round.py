@@ -24,9 +24,6 @@ from fedsim.clients.account import (
 )
 from fedsim.clients.failure_text import ClientFailureError
 from fedsim.clients.faults.injection import Fault
-from fedsim.clients.mechanisms.client_update.mechanism import UpdateMechanism
-from fedsim.clients.mechanisms.input_perturbation.mechanism import InputMechanism
-from fedsim.clients.mechanisms.output_perturbation.mechanism import OutputMechanism
 from fedsim.clients.mechanisms.votes.answer import votes_of
 from fedsim.clients.task import ClientTask
 from fedsim.clients.training.block import BlockMember, train_block
@@ -113,22 +110,19 @@ class ClientRound:
         key, planned = StreamKey(task.seed, task.client, number), task.planned_steps(number)
         flat = task.shared_model.flat
         sent = {name: flat(one) for name, one in self.asked.request.sent.items()}
-        member = BlockMember(*task.data(), key, range(planned), start=self.start, sent=sent)
-        if task.privacy is None:
+        release = task.release(self.asked.request)
+        data = task.training_data(release)
+        member = BlockMember(*data, key, range(planned), start=self.start, sent=sent)
+        if task.privacy is None or release is None:
             return member
-        plan, step = task.privacy, task.step(self.asked.request)
-        member = replace(member, secure=plan.secure_noise, part=plan.part)
-        if isinstance(step, UpdateMechanism):  # one release, whatever is trained for it
-            return replace(member, steps=member.steps[: None if task.size else 0], update=step)
-        if spend is None:
+        if spend is None and not release.protects_client:
             raise ValueError("a release of a client's examples needs a charge")
-        if isinstance(step, InputMechanism):  # every step is a function of the noisy examples
-            features, targets = task.noisy_data(step)
-            return replace(member, features=features, targets=targets)
-        if isinstance(step, OutputMechanism):
-            return replace(member, output=step)
-        steps = range(spend.steps - spend.round_steps, spend.steps)
-        return replace(member, steps=steps, step=step)
+        charged = range(0) if spend is None else range(spend.steps - spend.round_steps, spend.steps)
+        steps = release.steps_of_round(range(planned), charged, has_examples=task.size > 0)
+        plan = task.privacy
+        return replace(
+            member, steps=steps, release=release, secure=plan.secure_noise, part=plan.part
+        )
 
     @property
     def shared(self) -> tuple[object, ...]:
@@ -232,7 +226,7 @@ def _propose(asked: ClientRequest) -> ClientRound:
     task.check_sent(request)
     if task.secure is not None:
         task.secure.check_identity(task.client)
-    task.step(request)
+    task.release(request)
     task.check_block(asked.block)
     model = task.shared_model
     digest = model.load(request.arrays)
@@ -246,7 +240,7 @@ def _propose(asked: ClientRequest) -> ClientRound:
     client_round.charge = client_round.account.propose(
         round_number=request.round_number,
         request=task.request_digest(request, asked.block, client_round.model_digest),
-        steps=task.planned_steps(request.round_number) if task.privacy.release.takes_steps else 1,
+        steps=plan.release.releases_of(task.planned_steps(request.round_number)),
     )
     return client_round
 

@@ -18,6 +18,7 @@ from fedsim.clients.correlated_noise.settings import (
 )
 from fedsim.clients.group_settings import GroupSettings, check_groups, has_all_noise
 from fedsim.clients.lr_schedule import LrSchedule
+from fedsim.clients.mechanisms.kinds import GRADIENT_PERTURBATION, ReleaseKind, kind_of
 from fedsim.clients.sampling.schemes import POISSON, SAMPLING_SCHEMES, SamplingName
 from fedsim.core.limits import MAX_CLIENTS, MAX_EXAMPLES, MAX_RENYI_ORDER, MAX_STEPS
 from fedsim.core.settings import Probability, Settings, Share
@@ -204,6 +205,23 @@ class LocalSettings(Settings):
         return num_examples if self.batch_size == "full" else min(self.batch_size, num_examples)
 
 
+class BoundedExamplesSettings(Settings):
+    """`privacy.mechanism` where examples themselves are bounded, and no gradient is clipped."""
+
+    name: Literal["output_perturbation", "input_perturbation"] = Field(
+        description="where the noise goes; see `privacy.mechanism`"
+    )
+    max_feature_norm: float = Field(
+        gt=0,
+        description="L2 bound R of the features of an example, scaled down to it where longer",
+    )
+    max_target_norm: float | None = Field(
+        default=None,
+        gt=0,
+        description="L2 bound Y of the target of an example under the loss mse",
+    )
+
+
 class PrivacySettings(Settings):
     """`privacy:` in an experiment file: whom it trusts, what it protects, and how."""
 
@@ -249,23 +267,12 @@ class PrivacySettings(Settings):
     max_update_norm: float | None = Field(
         default=None, gt=0, description="L2 bound S of a client's whole update; for unit: client"
     )
-    perturbation: Literal["gradient", "output", "input"] = Field(
-        default="gradient",
-        description="where the noise goes; gradient: on clipped gradients, or on a whole update "
-        "with unit: client; output: on a linear model after training without noise, once a round; "
-        "input: on every example, once before the first round, so that rounds cost nothing more",
-    )
-    max_feature_norm: float | None = Field(
-        default=None,
-        gt=0,
-        description="L2 bound R of the features of an example, scaled down to it where longer; for "
-        "perturbation output and input",
-    )
-    max_target_norm: float | None = Field(
-        default=None,
-        gt=0,
-        description="L2 bound Y of the target of an example under the loss mse; for perturbation "
-        "output and input",
+    mechanism: Literal["gradient_perturbation"] | BoundedExamplesSettings = Field(
+        default=GRADIENT_PERTURBATION,
+        description="where the noise goes; gradient_perturbation: on clipped gradients, or on a "
+        "whole update with unit: client; {name: output_perturbation, max_feature_norm: 1}: on a "
+        "linear model after training without noise, once a round; input_perturbation likewise: on "
+        "every example, once before the first round, so that rounds cost nothing more",
     )
     clipping: Literal["flat", "per_layer", "automatic", "adaptive"] = Field(
         default="flat",
@@ -373,15 +380,20 @@ class PrivacySettings(Settings):
         """
         if self.groups:
             return math.hypot(*(one.max_grad_norm for one in self.groups.values()))
-        bound = self.max_grad_norm if self.unit == "example" else self.max_update_norm
+        bound = getattr(self, self.release_kind.bound, None)
         if bound is None:
             raise ValueError(f"unit {self.unit} has no bound")
         return bound
 
     @property
-    def clips_examples(self) -> bool:
-        """Whether the noise is on sums of clipped gradients of examples: DP-SGD."""
-        return self.unit == "example" and self.perturbation == "gradient"
+    def release_kind(self) -> ReleaseKind:
+        """The kind of a client's releases, where it trains and does not vote."""
+        return kind_of(unit=self.unit, mechanism=self.mechanism_name, votes=False)
+
+    @property
+    def mechanism_name(self) -> str:
+        """The name of `mechanism`, with or without settings."""
+        return self.mechanism if isinstance(self.mechanism, str) else self.mechanism.name
 
     @property
     def example_bound(self) -> float | None:
@@ -403,7 +415,7 @@ class PrivacySettings(Settings):
     @property
     def counts_in_sums(self) -> bool:
         """Whether what adaptive clipping learns from is a part of a noisy sum."""
-        return self.unit == "client" and self.trust != "local"
+        return self.release_kind.protects_client and self.trust != "local"
 
     @property
     def colluders(self) -> int:
@@ -422,41 +434,19 @@ class PrivacySettings(Settings):
 
     @model_validator(mode="after")
     def _bound_of_the_unit(self) -> Self:
-        other = "max_update_norm" if self.unit == "example" else "max_grad_norm"
-        own = "max_grad_norm" if self.unit == "example" else "max_update_norm"
-        if self.perturbation != "gradient":
-            return self._bounds_of_examples()
-        for key in ("max_feature_norm", "max_target_norm"):
-            if getattr(self, key) is not None:
+        kind = self.release_kind
+        for key in ("max_grad_norm", "max_update_norm", "groups"):
+            bounds = key == kind.bound or (key == "groups" and kind.draws_lots)
+            if getattr(self, key) and not bounds:
+                use = f"use {kind.bound}" if kind.bound else f"leave {key} out"
                 raise ValueError(
-                    f"{key} belongs to perturbation output or input, got perturbation gradient; "
-                    f"leave {key} out"
+                    f"{key} bounds nothing with unit: {self.unit} and mechanism: "
+                    f"{self.mechanism_name}; {use}"
                 )
-        if self.unit == "example" and self.max_grad_norm is None and not self.groups:
+        if kind.draws_lots and self.max_grad_norm is None and not self.groups:
             raise ValueError(
                 "unit: example needs max_grad_norm, the L2 bound of what one example contributes"
             )
-        if getattr(self, other) is not None:
-            raise ValueError(f"{other} belongs to another unit than {self.unit}; use {own}")
-        return self
-
-    def _bounds_of_examples(self) -> Self:
-        """Check that examples have a bound, and nothing else that noise elsewhere needs.
-
-        Raises:
-            ValueError: a bound is missing, or a bound of something else is given.
-        """
-        if self.max_feature_norm is None:
-            raise ValueError(
-                f"perturbation: {self.perturbation} needs max_feature_norm, the L2 bound of the "
-                "features of an example"
-            )
-        for key in ("max_grad_norm", "max_update_norm", "groups"):
-            if getattr(self, key):
-                raise ValueError(
-                    f"{key} bounds nothing that perturbation: {self.perturbation} adds noise to; "
-                    f"leave {key} out"
-                )
         return self
 
     @model_validator(mode="after")
@@ -513,7 +503,7 @@ class PrivacySettings(Settings):
 
     @model_validator(mode="after")
     def _public_client_size(self) -> Self:
-        if self.unit == "client":
+        if self.release_kind.protects_client:
             return self  # no size enters, declared or not
         if self.adjacency == "add_remove" and self.declared_examples is None:
             raise ValueError(
@@ -561,12 +551,10 @@ class PrivacySettings(Settings):
         return self
 
 
-def recorded_perturbation(privacy: PrivacySettings) -> dict[str, object] | None:
-    """Return where the noise is and its bounds, as `privacy.json` records them; None: gradients."""
-    if privacy.perturbation == "gradient":
-        return None
-    keys = ("max_feature_norm", "max_target_norm")
-    return {"name": privacy.perturbation, **{key: getattr(privacy, key) for key in keys}}
+def recorded_mechanism(privacy: PrivacySettings) -> dict[str, object] | None:
+    """Return `mechanism` as `privacy.json` records it; None for noise on gradients or updates."""
+    named = privacy.mechanism
+    return None if isinstance(named, str) else named.model_dump(mode="json")
 
 
 def recorded_correlation(privacy: PrivacySettings) -> dict[str, object] | None:

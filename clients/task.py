@@ -15,7 +15,6 @@ from fedsim.clients.failure_text import ClientFailureError, CoupledRowsError, re
 from fedsim.clients.faults.injection import NO_FAULTS, FaultPlan
 from fedsim.clients.gradients.interface import PerExampleGradients, PerExampleLoss
 from fedsim.clients.mechanisms.contract import Mechanism
-from fedsim.clients.mechanisms.input_perturbation.mechanism import InputMechanism, noisy_examples
 from fedsim.clients.mechanisms.plan import PrivacyPlan
 from fedsim.clients.model_checks.safety import UnsafeModelError
 from fedsim.clients.request_digest import AnswerInputs, request_digest
@@ -134,15 +133,20 @@ class ClientTask:
 
     noisy_examples: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
-    def noisy_data(self, mechanism: InputMechanism) -> tuple[Tensor, Tensor]:
-        """Return the client's noisy features and targets (n, ...).
+    def training_data(self, release: Mechanism | None) -> tuple[Tensor, Tensor]:
+        """Return the features and targets (n, ...) that the client trains on.
 
-        Guarantee: they are one release: the noise depends on seed and client alone, so any process
-        and any round gets the same bits from the same examples.
+        Guarantee: noisy ones are one release: the noise depends on seed and client alone, so any
+        process and any round gets the same bits from the same examples.
+
+        Args:
+            release: the client's; None without privacy.
         """
+        if release is None or not release.releases_examples:
+            return self.data()
         if self.client not in self.noisy_examples:
             noise = SeededNoise(stream_key(self.seed, Purpose.EXAMPLE_NOISE, client=self.client))
-            self.noisy_examples[self.client] = noisy_examples(*self.data(), mechanism, noise)
+            self.noisy_examples[self.client] = release.release_examples(*self.data(), noise)
         return self.noisy_examples[self.client]
 
     def check_examples(self) -> None:
@@ -158,12 +162,11 @@ class ClientTask:
             return
         if self.examples == 0:
             raise ClientFailureError("has no examples")
-        if self.privacy is None or not self.privacy.release.takes_steps:
-            return
-        if self.size > self.privacy.step.largest_lot:
+        most = None if self.privacy is None else self.privacy.release.most_examples
+        if most is not None and self.size > most:
             raise ClientFailureError(
-                f"may have {self.privacy.step.largest_lot:,} examples at most, for the rounding "
-                "of its sums: declare a larger size (privacy.declared_examples)"
+                f"may have {most:,} examples at most, for the rounding of its sums: declare a "
+                "larger size (privacy.declared_examples)"
             )
 
     def check_weight(self, request: TrainRequest) -> None:
@@ -195,8 +198,8 @@ class ClientTask:
                 f"federation.strategy of this client declares {own}"
             )
 
-    def step(self, request: TrainRequest) -> Mechanism | None:
-        """Return the mechanism of a request, with the clipping bound in it; None without privacy.
+    def release(self, request: TrainRequest) -> Mechanism | None:
+        """Return the release of a request, with the clipping bound in it; None without privacy.
 
         Guarantee: its event is that of the plan, whatever the request holds.
 

@@ -36,7 +36,7 @@ _LINEAR: Settings = {
         "batch_size": "full",
         "optimizer": {"name": "sgd", "lr": 1.0, "weight_decay": 0.05},
     },
-    "privacy": {"max_feature_norm": 1.0, "target_epsilon": 8, "delta": 1e-3},
+    "privacy": {"mechanism": {"max_feature_norm": 1.0}, "target_epsilon": 8, "delta": 1e-3},
 }
 
 
@@ -119,8 +119,8 @@ EXPERIMENTS: Mapping[str, Settings] = {
         "privacy": {"unit": "client", "trust": "central", "target_epsilon": 8, "delta": 1e-3},
         "pate": {"queries": 30, "sigma_threshold": 4, "sigma": 3, "student": {"steps": 20}},
     },
-    "output": {**_LINEAR, "privacy.perturbation": "output", "federation.rounds": 1},
-    "noisy-examples": {**_LINEAR, "privacy.perturbation": "input"},
+    "output": {**_LINEAR, "privacy.mechanism.name": "output_perturbation", "federation.rounds": 1},
+    "noisy-examples": {**_LINEAR, "privacy.mechanism.name": "input_perturbation"},
     "slopes": {
         **_sums("additive"),
         "model": {"name": "logistic"},

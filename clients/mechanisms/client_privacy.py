@@ -53,7 +53,7 @@ def resolve_client_privacy(
     singles = {int(name) for name in privacy.clients if is_client(name)}
     groups.check_exist("clients", singles)
     _draw_shares(groups, privacy.clients, singles, seed)
-    if privacy.unit == "client":
+    if privacy.release_kind.protects_client:
         privacy = _of_clients(privacy, num_clients, clients_per_round or num_clients)
     # Members of a group without entries of their own share one object.
     shared = {

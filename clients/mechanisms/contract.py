@@ -9,12 +9,15 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self, cast
 
+from torch import Tensor
+
 from fedsim.accountant import Event
 from fedsim.clients.correlated_noise.correlation import NoiseCorrelation
 from fedsim.clients.gradients.parameters import FlatParameters
 from fedsim.clients.sampling.independent_lots import PoissonSampling
 from fedsim.clients.sampling.sampling import Charges, Sampling
 from fedsim.noise.grid import nominal_multiplier
+from fedsim.noise.sources import NoiseSource
 from fedsim.protocol.clip_bound import LearntBound
 from fedsim.protocol.noisy_sums import SumPlan
 
@@ -27,15 +30,20 @@ class Mechanism(ABC):
     Attributes:
         noise_multiplier: z of one release.
         correlation: of noise from release to release; None: independent noise.
-        takes_steps: whether every local step is a release; otherwise a round is one.
+        releases_examples: whether the release is noisy examples, on which the client then trains.
         protects_client: whether everything that a client has is what one ε protects, so that the
             number of its examples is of no account.
     """
 
     noise_multiplier: float
     correlation: NoiseCorrelation | None = None
-    takes_steps: ClassVar[bool] = False
     protects_client: ClassVar[bool] = False
+    releases_examples: ClassVar[bool] = False
+
+    @property
+    def most_examples(self) -> int | None:
+        """Most examples that a client may have, for the rounding of its sums; None: any number."""
+        return None
 
     @property
     def sampling_rate(self) -> float:
@@ -66,6 +74,35 @@ class Mechanism(ABC):
             steps: number of further releases.
             noise_factor: noise of what is seen over the noise of the release, for a sum.
         """
+
+    def releases_of(self, steps: int) -> int:
+        """Return the releases of a round of so many local steps: one, but for steps of DP-SGD."""
+        return 1
+
+    def steps_of_round(self, planned: range, charged: range, *, has_examples: bool) -> range:
+        """Return the numbers of a client's local steps in a round, which key its random streams.
+
+        Args:
+            planned: from 0 on.
+            charged: numbers of the releases of the round over the client's whole life.
+            has_examples: whether the client has any.
+        """
+        return planned
+
+    def release_examples(
+        self, features: Tensor, targets: Tensor, noise: NoiseSource
+    ) -> tuple[Tensor, Tensor]:
+        """Return noisy features and targets (n, ...), in the types of the given ones.
+
+        Args:
+            features: the client's examples (n, ...).
+            targets: their targets (n, ...).
+            noise: the client's own; used for these examples only.
+
+        Raises:
+            ValueError: the release is another one.
+        """
+        raise ValueError(f"{type(self).__name__} releases no examples")
 
     def equivalent(self, steps: int) -> tuple[Sampling, int, float]:
         """Return Gaussian releases that cost as much, for a search of the noise.
@@ -139,6 +176,17 @@ class SummedMechanism(Mechanism):
             weight: of the client.
             lr: learning rate of the one local step.
             clip_norm: C of an example; of no account where the unit is the client.
+        """
+
+    @abstractmethod
+    def for_model(self, parameters: FlatParameters) -> Self:
+        """Return the release of a model, with the noise that its grid leaves.
+
+        Args:
+            parameters: its trained parameters.
+
+        Raises:
+            NoiseRangeError: their type cannot hold the noise or the bound.
         """
 
     @property

@@ -4,17 +4,20 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TypeVar
 
 from fedsim.accountant import PrivacyLedger
 from fedsim.accountant.ledger.journal import GENESIS
 from fedsim.accountant.sampler_slack import MAX_DRAWS
-from fedsim.clients.mechanisms.client_update.mechanism import UpdateMechanism
+from fedsim.clients.gradients.parameters import FlatParameters
 from fedsim.clients.mechanisms.contract import Mechanism, SumPart
-from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
+from fedsim.clients.mechanisms.kinds import ReleaseKind
 from fedsim.clients.sampling.sampling import Charges
-from fedsim.clients.settings import PrivacySettings
+from fedsim.clients.settings import LocalSettings, PrivacySettings
 from fedsim.core.errors import ExitCode, InputError
 from fedsim.protocol.client_spend import ClientSpend
+
+M = TypeVar("M", bound=Mechanism)
 
 
 class PrivacyPlanError(InputError):
@@ -93,21 +96,16 @@ class PrivacyPlan:
         release = self.release.of_round(round_number)
         return self if release is self.release else replace(self, release=release)
 
-    @property
-    def step(self) -> DpSgdMechanism:
-        """The step of DP-SGD.
+    def release_as(self, kind: type[M]) -> M:
+        """Return the release, which must be of a kind.
 
         Raises:
-            TypeError: the client has another mechanism.
+            TypeError: the client has another release.
         """
-        if not isinstance(self.release, DpSgdMechanism):
-            raise TypeError(f"a client with {type(self.release).__name__} takes no DP-SGD steps")
+        if not isinstance(self.release, kind):
+            found = type(self.release).__name__
+            raise TypeError(f"a client releases by {found}, and {kind.__name__} was asked for")
         return self.release
-
-    @property
-    def update(self) -> UpdateMechanism | None:
-        """The release of a whole update; None where the unit is the example."""
-        return self.release if isinstance(self.release, UpdateMechanism) else None
 
     @cached_property
     def mechanism_text(self) -> str:
@@ -142,6 +140,35 @@ class PrivacyPlan:
         )
 
 
+@dataclass(frozen=True)
+class PlanRequest:
+    """What the plan of a client follows from.
+
+    Attributes:
+        privacy: the client's settings.
+        local: the `local` section.
+        examples: the client's number of examples.
+        planned_rounds: rounds that the client is scheduled for.
+        planned_steps: steps over these rounds; None: whole rounds.
+        parameters: of what the client sends; None: not known.
+        drawn: probability with which the client is in each round, where who is drawn stays secret;
+            None: it is in all of them.
+        problem: what the kind needs beside settings, such as the bounds of an example or the
+            ballots of a vote; None: not known, or it needs nothing.
+        kind: of the releases; None: as the settings say.
+    """
+
+    privacy: PrivacySettings
+    local: LocalSettings
+    examples: int
+    planned_rounds: int
+    planned_steps: int | None = None
+    parameters: FlatParameters | None = None
+    drawn: float | None = None
+    problem: object = None
+    kind: ReleaseKind | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Draft:
     """A private release before its noise is known: what planning needs of its kind.
@@ -167,6 +194,39 @@ class Draft:
     build: Callable[[float], Mechanism]
     charges_itself: bool = True
     hint: str = ""
+
+
+def draft_of_bounded(
+    request: PlanRequest, mechanism: Callable[[float], Mechanism], known: Callable[[float], M]
+) -> Draft:
+    """Return the draft of a client with a public size that releases at most once a round.
+
+    Args:
+        request: its settings, its schedule and its model.
+        mechanism: returns the release with a noise multiplier, of an unknown model.
+        known: the same of the request's model, with its grid.
+    """
+    privacy, examples = request.privacy, request.examples
+
+    def build(noise: float) -> Mechanism:
+        try:
+            release = known(noise) if examples else mechanism(noise)
+            if privacy.noise_multiplier is None and request.parameters is not None and examples:
+                release = release.with_effective_noise(noise)
+        except ValueError as error:
+            raise PrivacyPlanError(
+                f"privacy.mechanism: {privacy.mechanism_name} cannot be used: {error}"
+            ) from error
+        return release
+
+    return Draft(
+        public_size=examples,
+        examples=examples,
+        steps=request.planned_rounds if examples else 0,  # nothing to release
+        given=privacy.noise_multiplier,
+        like=mechanism(1.0),
+        build=build,
+    )
 
 
 def delta_of(privacy: PrivacySettings, public_size: int) -> float:

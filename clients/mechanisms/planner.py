@@ -4,78 +4,32 @@ from dataclasses import replace
 from typing import Any, cast
 
 from fedsim.accountant.search import MOST_NOISE
-from fedsim.clients.gradients.parameters import FlatParameters
 from fedsim.clients.mechanisms.affordable_steps import affordable_steps
-from fedsim.clients.mechanisms.bounded_examples import BoundedExamples
-from fedsim.clients.mechanisms.client_update.draft import draft_of_updates, draft_of_votes
-from fedsim.clients.mechanisms.dp_sgd.draft import draft_of_steps
+from fedsim.clients.mechanisms.kinds import DRAFTS
 from fedsim.clients.mechanisms.noise_search import noise_of_release
-from fedsim.clients.mechanisms.output_perturbation.draft import draft_of_perturbation
-from fedsim.clients.mechanisms.output_perturbation.problem import ConvexProblem
 from fedsim.clients.mechanisms.plan import (
     Draft,
+    PlanRequest,
     PrivacyBudgetError,
     PrivacyPlan,
     PrivacyPlanError,
     delta_of,
 )
-from fedsim.clients.mechanisms.votes.ballots import Ballots
-from fedsim.clients.settings import LocalSettings, PrivacySettings
+from fedsim.clients.settings import PrivacySettings
 
 
-def plan_privacy(
-    privacy: PrivacySettings,
-    local: LocalSettings,
-    *,
-    examples: int,
-    planned_rounds: int,
-    planned_steps: int | None = None,
-    parameters: FlatParameters | None = None,
-    drawn: float | None = None,
-    problem: ConvexProblem | BoundedExamples | None = None,
-    ballots: Ballots | None = None,
-) -> PrivacyPlan:
-    """Return the plan of a client with `examples` examples that takes part in `planned_rounds`.
-
-    Where the unit is the client, a round is one release, and `examples` and `local` say nothing.
+def plan_privacy(request: PlanRequest) -> PrivacyPlan:
+    """Return the plan of a client.
 
     Args:
-        privacy: the `privacy` section.
-        local: the `local` section.
-        examples: the client's number of examples.
-        planned_rounds: rounds that the client is scheduled for.
-        planned_steps: steps over these rounds; None: whole rounds.
-        parameters: of what the client sends; with them, the ledger records each group of them.
-        drawn: probability with which the client is in each of the rounds, where the unit is the
-            client and nobody but the server learns who is; None: it is in all of them.
-        problem: the convex problem of perturbation output, or the bounds of an example of input;
-            None: the plan has no model, as that of a verification.
-        ballots: of a client that votes; None: it trains.
+        request: its settings, its schedule and its model.
 
     Raises:
         PrivacyPlanError: no noise reaches the target ε, the accountant has no rule for the
             sampling under this adjacency, or the clipping does not fit the model or the noise.
     """
-    if ballots is not None:
-        counts = None if parameters is None else parameters.size
-        draft = draft_of_votes(privacy, ballots, planned_rounds, counts)
-    elif privacy.unit == "client":
-        draft = draft_of_updates(privacy, planned_rounds, parameters, drawn)
-    elif privacy.perturbation != "gradient":
-        draft = draft_of_perturbation(privacy, local, examples, planned_rounds, parameters, problem)
-    else:
-        draft = draft_of_steps(
-            privacy,
-            local,
-            examples=examples,
-            planned_rounds=planned_rounds,
-            planned_steps=planned_steps,
-            parameters=parameters,
-        )
-    return _plan(privacy, draft)
-
-
-def _plan(privacy: PrivacySettings, draft: Draft) -> PrivacyPlan:
+    privacy, kind = request.privacy, request.kind or request.privacy.release_kind
+    draft = DRAFTS[kind.name](request)
     delta = delta_of(privacy, draft.public_size)
     noise = _calibrated(privacy, draft, delta) if draft.given is None else draft.given
     release, target, affordable = draft.build(noise), privacy.target_epsilon, None

@@ -20,7 +20,7 @@ from fedsim.clients.gradients.model_randomness import ModelRandomness
 from fedsim.clients.gradients.tiles import LotReader, tile_rows
 from fedsim.clients.mechanisms.client_update.mechanism import UpdateMechanism
 from fedsim.clients.mechanisms.client_update.release import release_updates
-from fedsim.clients.mechanisms.contract import SumPart
+from fedsim.clients.mechanisms.contract import Mechanism, SumPart
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.mechanisms.dp_sgd.step import PrivateStep
 from fedsim.clients.mechanisms.output_perturbation.mechanism import OutputMechanism, release_output
@@ -44,28 +44,39 @@ class BlockMember:
         targets: their targets (n, ...).
         key: of its random streams.
         steps: numbers of its steps over its whole life.
-        step: its mechanism; None without privacy.
+        release: what it releases: its steps, or once a round its update or model; None: nothing, as
+            without privacy, or where its examples are noisy.
         secure: whether lots and noise come from the operating system.
         part: its part of a noisy sum: its result is then integers of the grid, of its only step or
             of its update; None: its result is the trained values.
-        update: the release of its whole update, which it trains for without privacy; None: it
-            releases its steps, or nothing is private.
         start: flat values (size,) that it starts from; None: those of the loaded model.
         sent: flat arrays (size,) of the algorithm by name.
-        output: the release of the model that it trains without noise; None: as `update`.
     """
 
     features: Tensor
     targets: Tensor
     key: StreamKey
     steps: range
-    step: DpSgdMechanism | None = None
+    release: Mechanism | None = None
     secure: bool = False
     part: SumPart | None = None
-    update: UpdateMechanism | None = None
     start: Tensor | None = None
     sent: Mapping[str, Tensor] = field(default_factory=dict)
-    output: OutputMechanism | None = None
+
+    @property
+    def step(self) -> DpSgdMechanism | None:
+        """The release of each local step; None where a round is one release, or none."""
+        return self.release if isinstance(self.release, DpSgdMechanism) else None
+
+    @property
+    def update(self) -> UpdateMechanism | None:
+        """The release of the whole update, which is trained for without noise; None: another."""
+        return self.release if isinstance(self.release, UpdateMechanism) else None
+
+    @property
+    def output(self) -> OutputMechanism | None:
+        """The release of the model, which is trained without noise; None: another."""
+        return self.release if isinstance(self.release, OutputMechanism) else None
 
 
 @dataclass(frozen=True)

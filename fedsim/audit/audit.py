@@ -26,6 +26,7 @@ from fedsim.audit.updates import UpdateRounds
 from fedsim.clients.app import one_thread
 from fedsim.clients.gradients.choice import gradients_for
 from fedsim.clients.gradients.interface import PerExampleGradients
+from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.mechanisms.plan import PrivacyPlanError
 from fedsim.clients.model_checks.safety import preserve_state
 from fedsim.clients.sampling.independent_lots import PoissonSampling
@@ -82,10 +83,12 @@ def _audit(
     on_client: Callable[[int, int], None],
     phases: Phases,
 ) -> Audit:
-    if loaded.experiment.pate is not None:
+    kind = loaded.experiment.release_kind
+    if loaded.experiment.privacy is not None and not kind.takes_canaries:
         raise PrivacyPlanError(
-            "fedsim audit plants canaries in training, and with task: pate clients release votes; "
-            "check the noise of a run with fedsim verify --replay, or audit task: federated"
+            "fedsim audit plants canaries in gradients or updates, and clients release "
+            f"{kind.releases}: fedsim validate --data probes this noise, and fedsim verify "
+            "--replay draws that of a run again"
         )
     federation = assemble(loaded, ledger=None, phases=phases)
     chosen = _choose_clients(federation, clients)
@@ -102,7 +105,7 @@ def _audit(
             on_client(done, len(chosen))
     phases.begin("comparing with the claims")
     audited.sort(key=lambda one: one.client)  # stable: the claimed view of a client is first
-    if federation.sums is None and federation.experiment.clips_examples:
+    if federation.sums is None and federation.experiment.release_kind.draws_lots:
         views = views_of(federation, {one.client: one.findings.uploads for one in audited})
         audited = [replace(one, views=views.get(one.client)) for one in audited]
     return Audit(
@@ -120,12 +123,6 @@ def _choose_clients(federation: Federation, most: int) -> list[tuple[int, list[O
     privacy = federation.experiment.privacy
     if privacy is None or federation.plans is None:
         raise PrivacyPlanError("there is nothing to audit: the experiment has no privacy section")
-    if privacy.perturbation != "gradient":
-        raise PrivacyPlanError(
-            "an audit plants canaries in gradients or updates, and privacy.perturbation is "
-            f"{privacy.perturbation}, whose noise is elsewhere: audit a file with perturbation: "
-            "gradient (fedsim validate --data probes the noise of this one)"
-        )
     if privacy.noise_correlation != "none":
         raise PrivacyPlanError(
             "an audit measures noise that is independent from step to step, and "
@@ -151,8 +148,9 @@ def _audit_client(
     if plans is None or terms is None or experiment.privacy is None:
         raise ValueError("an audit needs plans")
     plan, size = plans[client], federation.data.clients.size(client)
-    if plan.update is not None:
+    if plan.release.protects_client:
         return _audit_updates(federation, client, observer, steps=steps, miss=miss)
+    release = plan.release_as(DpSgdMechanism)
     has_canary = _choose_canaries(experiment.seed, client, size)
     gradients, targets = _canary_gradients(
         federation,
@@ -160,9 +158,9 @@ def _audit_client(
         has_canary,
         bound=terms[client].privacy.clip_norm,
         spares=num_spares(size, steps),
-        groups=num_groups(plan.step),
+        groups=num_groups(release),
     )
-    step = with_canaries(plan.step, gradients.parameters)
+    step = with_canaries(release, gradients.parameters)
     view = observer.view
     seen = observe(
         gradients,

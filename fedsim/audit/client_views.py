@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from fedsim.audit.views import UploadLaw, Views, estimate_views, noise_of_rounds
+from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.mechanisms.plan import PrivacyPlan
 from fedsim.federation.federation import Federation
 
@@ -76,8 +77,9 @@ def _noise(
     """Return the variance of the noise of every client's upload."""
     terms = federation.client_privacy or ()
     charged = [
-        (plan.step.noise_multiplier * own.privacy.clip_norm / plan.step.expected_lot) ** 2
+        (release.noise_multiplier * own.privacy.clip_norm / release.expected_lot) ** 2
         for plan, own in zip(plans, terms, strict=True)
+        for release in (plan.release_as(DpSgdMechanism),)
     ]
     ratio = float(np.mean([law.noise / charged[client] for client, law in known.items()]))
     measured = {client: law.noise for client, law in known.items()}

@@ -17,9 +17,7 @@ from torch import Tensor
 from fedsim.accountant import make_accountant
 from fedsim.accountant.sampler_slack import epsilon_with_slack
 from fedsim.clients.gradients.interface import PerExampleGradients, PerExampleLoss
-from fedsim.clients.mechanisms.client_update.mechanism import UpdateMechanism
-from fedsim.clients.mechanisms.contract import SumPart
-from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
+from fedsim.clients.mechanisms.contract import SummedMechanism, SumPart
 from fedsim.clients.mechanisms.plan import PrivacyPlan
 from fedsim.clients.training.block import BlockMember, train_block
 from fedsim.clients.training.shared_model import SharedModel
@@ -135,7 +133,10 @@ class OtherNoise:
         self._model, self._loss, self._targets = model, loss, targets[:0]
         self._index = torch.arange(0, device=targets.device)
         plans = federation.plans or ()
-        self._releases = {client: _for_model(plans[client], model) for client in view.others}
+        self._releases = {
+            client: plans[client].release_as(SummedMechanism).for_model(model.parameters)
+            for client in view.others
+        }
 
     def of_round(self, number: int, *, secure: bool) -> Tensor:
         """Return the noise of a round, integers in float64 (size,).
@@ -165,14 +166,5 @@ class OtherNoise:
         release = self._releases[client]
         key = StreamKey(self._federation.experiment.seed, client, number)
         none = (self._index, self._targets, key)
-        if isinstance(release, UpdateMechanism):
-            return BlockMember(*none, range(0), secure=secure, part=self.part, update=release)
-        return BlockMember(*none, range(1), release, secure, self.part)
-
-
-def _for_model(plan: PrivacyPlan, model: SharedModel) -> DpSgdMechanism | UpdateMechanism:
-    """Return a client's mechanism for the model of an audit."""
-    parameters = model.parameters
-    if plan.update is not None:
-        return plan.update.for_model(parameters.size, parameters.tensors[0].dtype)
-    return replace(plan.step, bound_groups=None).for_model(parameters)
+        steps = release.steps_of_round(range(1), range(1), has_examples=False)
+        return BlockMember(*none, steps, release, secure, self.part)

@@ -58,21 +58,18 @@ class UpdateRounds:
 
     def __init__(self, federation: Federation, client: int, view: SumView | None) -> None:
         plan = (federation.plans or ())[client]
-        if plan.update is None:
-            raise ValueError("the client does not release whole updates")
+        release = plan.release_as(UpdateMechanism)
         self._federation, self._client, self._plan = federation, client, plan
         self._data = to_tensors(federation.data.clients[client], federation.device)
         rate = federation.experiment.local.optimizer.lr
         network = deepcopy(federation.model)
         with preserve_state(network), torch.no_grad():
             shape = network(self._data[0][:1]).shape[1:]
-        model = CanaryClient(network, _STEEPNESS * plan.update.max_update_norm / rate)
+        model = CanaryClient(network, _STEEPNESS * release.max_update_norm / rate)
         self._shared_model = SharedModel(model.to(federation.device))
         self._loss = add_canary_loss(federation.loss, shape)
         parameters = self._shared_model.parameters
-        self.update: UpdateMechanism = plan.update.for_model(
-            parameters.size, parameters.tensors[0].dtype
-        )
+        self.update = release.for_model(parameters)
         (self._place,) = parameters.slices([parameters.names.index("canaries")])
         self._others = (
             None
@@ -133,7 +130,7 @@ class UpdateRounds:
             range(federation.steps.whole_rounds[self._client] if has_data else 0),
             secure=secure,
             part=self._plan.part,
-            update=self.update,
+            release=self.update,
         )
         local = federation.experiment.local.without_schedule().with_equal_views()
         result = train_block(self._shared_model, self._loss, None, local, [member])

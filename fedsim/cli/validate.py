@@ -83,7 +83,7 @@ def _privacy_in_words(experiment: "Experiment") -> str:
     if experiment.privacy is None:
         return "no differential privacy"
     target = experiment.privacy.target_epsilon
-    what = "DP-SGD" if experiment.pate is None else "votes"
+    what = experiment.release_kind.releases
     if target is None:
         return f"{what} with noise multiplier {experiment.privacy.noise_multiplier:g}"
     delta = experiment.privacy.delta

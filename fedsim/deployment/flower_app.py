@@ -100,17 +100,8 @@ def write_app(loaded: LoadedExperiment, out: Path) -> WrittenApp:
             "node's ledger would show when it was drawn; deploy with "
             "federation.participation.scheme=uniform, or simulate with fedsim run"
         )
-    if privacy is not None and privacy.perturbation == "input":
-        raise DeploymentError(
-            "privacy.perturbation: input keeps noisy examples for all rounds by the seed, and a "
-            "node's examples may change between rounds; deploy with privacy.perturbation=gradient, "
-            "or simulate with fedsim run"
-        )
-    if loaded.experiment.pate is not None:
-        raise DeploymentError(
-            "task: pate is for simulations: a node's policy has no limits for votes yet; deploy "
-            "with task=federated, or simulate with fedsim run"
-        )
+    if reason := loaded.experiment.not_deployed:
+        raise DeploymentError(f"{reason}, or simulate with fedsim run")
     if loaded.experiment.runtime.trackers:
         raise DeploymentError(
             "runtime.trackers: trackers watch simulations, and a deployed server calls none; "

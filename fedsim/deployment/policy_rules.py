@@ -116,13 +116,8 @@ def _settings_rules(policy: NodePolicy, experiment: Experiment) -> Iterator[str]
             f"require_secure_noise is true, and privacy.noise is {privacy.noise}: set "
             "privacy.noise: secure"
         )
-    if privacy is not None and privacy.perturbation == "input":
-        yield (
-            "noisy examples are charged once, and this node's examples may change between rounds: "
-            "set privacy.perturbation to gradient"
-        )
-    if experiment.pate is not None:
-        yield "task: pate asks for votes, for which no policy has a limit; use federated"
+    if experiment.not_deployed:
+        yield experiment.not_deployed
     if policy.max_rounds is not None and rounds > policy.max_rounds:
         yield (
             f"max_rounds is {policy.max_rounds}, and federation.rounds is {rounds}: lower "

@@ -6,6 +6,7 @@ from pydantic import Field, ValidationError, field_validator
 from pydantic.json_schema import GenerateJsonSchema
 
 from fedsim.clients.faults.settings import FaultSettings
+from fedsim.clients.mechanisms.kinds import KINDS, NO_RELEASE, ReleaseKind
 from fedsim.clients.mechanisms.votes.ballots import Ballots
 from fedsim.clients.settings import LocalSettings, PrivacySettings
 from fedsim.core.settings import Settings
@@ -117,9 +118,17 @@ class Experiment(Settings):
         return None if self.pate is None else self.pate.ballots(self.federation.rounds)
 
     @property
-    def clips_examples(self) -> bool:
-        """Whether clients train with DP-SGD: noise on clipped gradients of examples."""
-        return self.privacy is not None and self.privacy.clips_examples
+    def release_kind(self) -> ReleaseKind:
+        """The kind of a client's private releases; `NO_RELEASE` without privacy."""
+        if self.privacy is None:
+            return NO_RELEASE
+        return KINDS["votes"] if self.task == "pate" else self.privacy.release_kind
+
+    @property
+    def not_deployed(self) -> str:
+        """Why nodes of a real federation do not answer what clients are asked; "" where they do."""
+        votes = KINDS["votes"] if self.task == "pate" else self.release_kind
+        return votes.not_deployed
 
     @property
     def holdout(self) -> float | None:

@@ -40,8 +40,8 @@ from fedsim.federation.initial_model import (
 )
 from fedsim.federation.movement import StillParameter, parameters_without_effect, still_parameters
 from fedsim.federation.noise_shares import share_noise
-from fedsim.federation.perturbation import perturbed_problem
 from fedsim.federation.plan_digest import plan_digest
+from fedsim.federation.release_problem import problem_of
 from fedsim.federation.schedule import StepSchedule, participation_of
 from fedsim.federation.trained_parts import TrainedParts, release_parameters, trained_parts
 from fedsim.federation.voting import Goal, voting_of
@@ -189,7 +189,7 @@ def _checked_model(
         preflight(model, loss, task, data.test)
         model = model.to(device)
         features, targets = to_tensors(public_examples(data, NUM_CHECK_EXAMPLES), device)
-        if experiment.clips_examples or local_base(model) is not None:
+        if experiment.release_kind.draws_lots or local_base(model) is not None:
             check_private_model(model, features)
         if experiment.personalization is not None:
             from fedsim.personalization.personalize import check_personalization
@@ -232,7 +232,7 @@ def _planned(
     plans = None
     if client_privacy is not None:
         parameters = release_parameters(experiment, parts.gradients, parts.shared_model)
-        problem = perturbed_problem(experiment, parts.shared_model.model, data, algorithm)
+        problem = problem_of(experiment, parts.shared_model.model, data, algorithm)
         sizes = data.clients.sizes
         plans = client_plans(experiment, client_privacy, sizes, steps, parameters, problem)
     weights = client_weights(

@@ -66,7 +66,7 @@ def full_batch_note(experiment: Experiment, sizes: Sequence[int]) -> str | None:
 def _declared_sizes(experiment: Experiment, sizes: Sequence[int]) -> Sequence[int]:
     """Return the public sizes that set sampling rates; none where `batch_size` sets no rate."""
     privacy = experiment.privacy
-    if privacy is None or not privacy.clips_examples or privacy.sampling_rate is not None:
+    if privacy is None or not privacy.release_kind.draws_lots or privacy.sampling_rate is not None:
         return ()
     declared = privacy.declared_examples
     return sizes if declared is None else [declared] * len(sizes)

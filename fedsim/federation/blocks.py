@@ -12,6 +12,7 @@ from fedsim.clients.app import one_thread
 from fedsim.clients.gradients.interface import PerExampleGradients
 from fedsim.clients.gradients.rule_gradients import RuleGradients
 from fedsim.clients.gradients.tiles import tile_rows
+from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.mechanisms.plan import PrivacyPlan
 from fedsim.clients.model_checks.member_isolation import MemberIsolation
 from fedsim.clients.model_checks.row_isolation import RowIsolation
@@ -126,7 +127,7 @@ class Blocks:
         examples = to_tensors(public_examples(self.data, NUM_CHECK_EXAMPLES), self.device)
         local = self.experiment.local
         views = 1 if local.views is None else local.augmentations
-        if self.experiment.clips_examples:
+        if self.experiment.release_kind.draws_lots:
             return RowIsolation(self.gradients, *examples, views=views)
         if not isinstance(self.gradients, RuleGradients):
             return None
@@ -150,7 +151,7 @@ class Blocks:
 
     def _planned_rows(self, members: Sequence[int]) -> int:
         local, size_of = self.experiment.local, self.data.clients.size  # all are in this process
-        if self.experiment.clips_examples:
+        if self.experiment.release_kind.draws_lots:
             return max(self._step_rows[client] for client in members)
         if self.places is not None:
             return self._packed_rows
@@ -166,21 +167,20 @@ class Blocks:
     @cached_property
     def _step_rows(self) -> tuple[int, ...]:
         """Rows of each private client in the tiles of a block of one."""
-        return tuple(plan.step.tile_rows for plan in self.plans or ())
+        return tuple(plan.release_as(DpSgdMechanism).tile_rows for plan in self.plans or ())
 
     def _expected_lots(self) -> Sequence[float]:
         """Return the public expected lot of each client, by which blocks are cut."""
         if self._has_private_sizes:
             return [1.0] * self.participation.num_clients
-        if self.plans is not None and self.experiment.clips_examples:
-            return [plan.step.expected_lot for plan in self.plans]
+        if self.plans is not None and self.experiment.release_kind.draws_lots:
+            return [plan.release_as(DpSgdMechanism).expected_lot for plan in self.plans]
         return [float(self.experiment.local.lot(size)) for size in self.data.clients.sizes]
 
     @property
     def _has_private_sizes(self) -> bool:
         """Whether the number of examples of a client is a part of what is protected."""
-        privacy = self.experiment.privacy
-        return privacy is not None and privacy.unit == "client"
+        return self.experiment.release_kind.protects_client
 
 
 def block_size(

@@ -3,10 +3,8 @@
 from collections.abc import Sequence
 
 from fedsim.clients.gradients.parameters import FlatParameters
-from fedsim.clients.mechanisms.bounded_examples import BoundedExamples
 from fedsim.clients.mechanisms.client_privacy import ClientPrivacy
-from fedsim.clients.mechanisms.output_perturbation.problem import ConvexProblem
-from fedsim.clients.mechanisms.plan import PrivacyPlan
+from fedsim.clients.mechanisms.plan import PlanRequest, PrivacyPlan
 from fedsim.clients.mechanisms.planner import plan_privacy
 from fedsim.clients.settings import PrivacySettings
 from fedsim.core.shared_values import map_shared
@@ -20,7 +18,7 @@ def client_plans(
     sizes: Sequence[int],
     steps: StepSchedule,
     parameters: FlatParameters | None = None,
-    problem: ConvexProblem | BoundedExamples | None = None,
+    problem: object = None,
 ) -> tuple[PrivacyPlan, ...]:
     """Return the plan of every client as if it added all noise of its claim alone.
 
@@ -30,17 +28,17 @@ def client_plans(
         sizes: number of examples of each client; unused where the unit is the client.
         steps: the planned steps of each client.
         parameters: of what clients send, for the rounding of the grid; None: not known.
-        problem: what noise on models or examples is calibrated to; None: not known.
+        problem: what a kind of release needs beside settings (see `PlanRequest`); None: not known.
 
     Raises:
         PrivacyPlanError: no noise meets the settings of a client.
     """
-    ballots, drawn = experiment.ballots, steps.participation.secret_rate
+    kind, drawn = experiment.release_kind, steps.participation.secret_rate
 
     def plan(
         privacy: PrivacySettings, examples: int, planned_rounds: int, planned_steps: int
     ) -> PrivacyPlan:
-        return plan_privacy(
+        request = PlanRequest(
             privacy,
             experiment.local,
             examples=examples,
@@ -48,9 +46,10 @@ def client_plans(
             planned_steps=planned_steps,
             parameters=parameters,
             drawn=drawn,
-            problem=problem,
-            ballots=ballots,
+            problem=experiment.ballots or problem,
+            kind=kind,
         )
+        return plan_privacy(request)
 
     settings = [own.privacy for own in terms]
     rounds = steps.participation.planned_rounds()

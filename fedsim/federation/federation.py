@@ -381,7 +381,8 @@ class Federation:
     def _shared_bound(self) -> SharedBound | None:
         """Return what learns the bound of whole updates; None where no server learns one."""
         privacy, sums = self.experiment.privacy, self.sums
-        if privacy is None or privacy.unit == "example" or privacy.clipping != "adaptive":
+        learns = self.experiment.release_kind.server_learns_bound
+        if privacy is None or not learns or privacy.clipping != "adaptive":
             return None
         given = {"quantile": privacy.clip_quantile, "learning_rate": privacy.clip_learning_rate}
         return SharedBound(

@@ -297,7 +297,7 @@ class UpdateProbe(_TrainedProbe[UpdateMechanism]):
             range(steps if trial.is_large else 0),
             secure=self._is_secure(client, trial),
             part=plan.part,
-            update=self._mechanism(client),
+            release=self._mechanism(client),
         )
 
     def _parts(self, client: int) -> Sequence[ChargedPart]:

@@ -76,7 +76,7 @@ class StepSchedule:
         local = experiment.local
         private = [None] * len(sizes) if terms is None else [own.privacy for own in terms]
         steps = map_shared(lambda own, size: whole_round_steps(own, local, size), private, sizes)
-        whole = experiment.privacy is not None and not experiment.clips_examples
+        whole = experiment.privacy is not None and not experiment.release_kind.draws_lots
         return cls(participation, tuple(steps), releases_updates=whole)
 
     def local_steps(self, client: int, round_number: int) -> int:

@@ -47,7 +47,7 @@ def trained_parts(
     Raises:
         UnsafeModelError: gradients are clipped, and examples are coupled.
     """
-    base, private = local_base(model), experiment.clips_examples
+    base, private = local_base(model), experiment.release_kind.draws_lots
     if isinstance(base, RebuiltModel):
         # Their tiles are checked bit for bit (`RowIsolation`), by forward passes.
         slopes = Slopes(model, loss, base.directions)
@@ -67,6 +67,6 @@ def release_parameters(
         gradients: of the model.
         shared_model: the model that clients share.
     """
-    if experiment.clips_examples and isinstance(gradients, Slopes):
+    if experiment.release_kind.draws_lots and isinstance(gradients, Slopes):
         return gradients.parameters
     return shared_model.parameters

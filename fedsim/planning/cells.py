@@ -122,7 +122,7 @@ def plan_cells(loaded: LoadedExperiment, federation: Federation) -> tuple[Planne
     privacy = loaded.experiment.privacy
     if privacy is None:
         return ()
-    if privacy.perturbation != "gradient":  # it has a proof in its own cell alone
+    if privacy.release_kind.local_trust_only:  # it has a proof in its own cell alone
         return (_planned(federation, is_own=True),)
     return tuple(
         _planned(federation, is_own=True)

@@ -116,8 +116,7 @@ def check_data(loaded: LoadedExperiment, *, phases: Phases | None = None) -> Dat
 def _public_sizes(federation: Federation) -> tuple[int, ...] | None:
     if federation.plans is None:
         return tuple(federation.data.clients.sizes)
-    privacy = federation.experiment.privacy
-    if privacy is not None and privacy.unit == "client":
+    if federation.experiment.release_kind.protects_client:
         return None
     return tuple(plan.examples for plan in federation.plans)
 

@@ -9,7 +9,12 @@ from typing import Any
 
 from fedsim.accountant.search import largest_count
 from fedsim.accountant.textbook.bounds import choose_bounds
-from fedsim.clients.mechanisms.plan import PrivacyBudgetError, PrivacyPlan, PrivacyPlanError
+from fedsim.clients.mechanisms.plan import (
+    PlanRequest,
+    PrivacyBudgetError,
+    PrivacyPlan,
+    PrivacyPlanError,
+)
 from fedsim.clients.mechanisms.planner import plan_privacy
 from fedsim.clients.sampling.schemes import SAMPLING_SCHEMES
 from fedsim.clients.settings import LocalSettings, PrivacySettings
@@ -270,11 +275,13 @@ def _variations(
     for change, other_local, other_privacy, other_rounds in _changes(local, privacy, rounds):
         try:
             plan = plan_privacy(
-                other_privacy,
-                other_local,
-                examples=examples,
-                planned_rounds=other_rounds,
-                drawn=federation.participation.secret_rate,
+                PlanRequest(
+                    other_privacy,
+                    other_local,
+                    examples=examples,
+                    planned_rounds=other_rounds,
+                    drawn=federation.participation.secret_rate,
+                )
             )
         except PrivacyPlanError:
             continue  # this combination has no guarantee, so there is nothing to compare
@@ -286,14 +293,14 @@ def _changes(
     local: LocalSettings, privacy: PrivacySettings, rounds: int
 ) -> Iterator[tuple[str, LocalSettings, PrivacySettings, int]]:
     yield "as planned", local, privacy, rounds
-    if privacy.clips_examples:
+    if privacy.release_kind.draws_lots:
         yield from _lots(local, privacy, rounds)
     if privacy.orders is not None:
         other = privacy.model_copy(update={"orders": None})
         yield "the accountant's orders: privacy.orders=null", local, other, rounds
     for factor, name in ((0.5, "half"), (2, "double")):
         yield f"{name} the rounds", local, privacy, max(1, round(rounds * factor))
-    if privacy.clips_examples and privacy.trust == "local":  # others have one sampling
+    if privacy.release_kind.draws_lots and privacy.trust == "local":  # others have one sampling
         yield from _samplings(local, privacy, rounds)
 
 

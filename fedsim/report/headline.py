@@ -119,17 +119,10 @@ def _feature_names(federation: Federation) -> list[str] | None:
     return [name for one in columns for name in dataset.constants_of(one).feature_names(one)]
 
 
-_NOISE_ON = {"output": "noise on trained models", "input": "noise on examples, once"}
-
-
 def _mechanism(federation: Federation) -> str:
     experiment = federation.experiment
     privacy = experiment.privacy
-    what = "DP-SGD in every client" if experiment.clips_examples else "whole updates of clients"
-    if privacy is not None and privacy.perturbation != "gradient":
-        what = _NOISE_ON[privacy.perturbation]
-    if federation.voting is not None:
-        what = "votes of clients"
+    what = experiment.release_kind.releases
     if privacy is None or privacy.trust == "local":
         return what
     return f"{what}, {privacy.trust} trust"
@@ -139,7 +132,7 @@ def _sizes(federation: Federation) -> str:
     privacy = federation.experiment.privacy
     if privacy is not None and privacy.adjacency == "add_remove":
         return f"{privacy.declared_examples:,} declared examples each"
-    if privacy is not None and privacy.unit == "client":
+    if federation.experiment.release_kind.protects_client:
         return "private numbers of examples"
     return f"{range_text(federation.data.clients.sizes)} examples"
 

@@ -13,7 +13,7 @@ from fedsim.accountant.accountants import AccountantChoice, renyi_choice
 from fedsim.accountant.adjacency import Adjacency
 from fedsim.accountant.sampler_slack import Slack, sampler_slack
 from fedsim.accountant.trust.certificates import OBSERVERS, Trust, Unit
-from fedsim.clients.settings import PrivacySettings, recorded_correlation, recorded_perturbation
+from fedsim.clients.settings import PrivacySettings, recorded_correlation, recorded_mechanism
 from fedsim.core.formatting import count_text
 from fedsim.core.json_numbers import finite_or_none
 from fedsim.federation.federation import Federation
@@ -75,7 +75,7 @@ class PrivacySummary:
     personal_models: str | None = None
     noise_correlation: Mapping[str, Any] | None = None
     public_parts: Mapping[str, Any] | None = None
-    perturbation: Mapping[str, Any] | None = None
+    mechanism: Mapping[str, Any] | None = None
     trust: Trust = "local"
     unit: Unit = "example"
     terms: Mapping[str, Any] = field(default_factory=dict)
@@ -121,7 +121,7 @@ class PrivacySummary:
     def _optional(self) -> dict[str, Any]:
         """Return the keys that files without them lack."""
         found = {
-            "perturbation": self.perturbation,
+            "mechanism": self.mechanism,
             "noise_correlation": self.noise_correlation,
             "public_parts": self.public_parts,
             "orders": None if self.orders is None else list(self.orders),
@@ -259,14 +259,14 @@ def summarise_privacy(
         settings.adjacency,
         settings.accountant,
         tuple(clients),
-        sampling=settings.sampling if settings.clips_examples else None,
+        sampling=settings.sampling if settings.release_kind.draws_lots else None,
         noise=settings.noise,
         clipping=settings.recorded_clipping,
         secure_aggregation=secure_aggregation,
         personal_models=federation.experiment.personal_models,
         noise_correlation=recorded_correlation(settings),
         public_parts=federation.experiment.public_parts,
-        perturbation=recorded_perturbation(settings),
+        mechanism=recorded_mechanism(settings),
         trust=settings.trust,
         unit=settings.unit,
         terms=trust_terms(federation.experiment),

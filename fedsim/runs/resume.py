@@ -32,7 +32,7 @@ def refuse_changes(before: Experiment, after: Experiment) -> None:
 
     `runtime` may change, since it changes no result. `secure_aggregation.on_abort` and
     `combine_...` may change. `federation.rounds` may grow under a given `noise_multiplier` and with
-    `perturbation: input`, whose rounds cost nothing, but not with `noise_correlation`, which
+    `input_perturbation`, whose rounds cost nothing, but not with `noise_correlation`, which
     charges a whole run at its start.
 
     Args:
@@ -64,7 +64,7 @@ def _check_rounds(after: Experiment, old: int, new: int) -> None:
         raise RunDirectoryError(
             f"federation.rounds was {old} in the run and is {new} now: rounds can only be added"
         )
-    if after.privacy is not None and after.privacy.perturbation == "input":
+    if after.release_kind.no_more_rounds_cost:
         return  # the noisy examples are paid for, and rounds cost nothing
     if after.privacy is not None and not after.privacy.gives_noise:
         raise RunDirectoryError(

@@ -30,7 +30,7 @@ def trust_terms(experiment: Experiment) -> dict[str, Any]:
         terms["participation"] = {"scheme": participation.scheme, "rate": participation.rate}
     if experiment.pate is not None:
         terms["votes"] = _votes(experiment.pate)
-    if privacy.unit == "client":
+    if privacy.release_kind.protects_client:
         terms["weighting"] = experiment.federation.weights.name
     return terms
 
@@ -52,7 +52,7 @@ def _sums(experiment: Experiment) -> dict[str, Any]:
     sums: dict[str, Any] = {}
     if privacy is not None and privacy.trust == "distributed" and secure is not None:
         sums = {"min_clients": secure.min_clients, "colluding_clients": privacy.colluders}
-    if privacy is not None and privacy.unit == "example":
+    if privacy is not None and not privacy.release_kind.protects_client:
         local = experiment.local
         sums |= {"local_steps": local.steps, "optimizer": _optimizer(local.optimizer)}
     return sums

@@ -152,42 +152,21 @@ class ClientUnitSentence(Sentence):
         )
 
 
-_PERTURBED = {
-    "output": "a trained model",
-    "input": "an example, features and target over √2 times their bounds,",
-}
 _CLIENT_ADJACENCIES = {
-    "zero_out": (
-        "zero-out adjacency: the updates of one client are replaced by zero",
-        "S",
-    ),
-    "replace_one": (
-        "replace-one adjacency: everything that one client has is replaced",
-        "2S",
-    ),
+    "zero_out": "zero-out adjacency: the updates of one client are replaced by zero",
+    "replace_one": "replace-one adjacency: everything that one client has is replaced",
 }
 _ADJACENCIES = {
-    "zero_out": (
-        "zero-out adjacency: the contribution of one example is replaced by zero, and client "
-        "sizes are public",
-        "C",
-    ),
-    "add_remove": (
-        "add/remove adjacency: one example is added or removed; client sizes are private, and a "
-        "declared size takes their place",
-        "C",
-    ),
-    "replace_one": (
-        "replace-one adjacency: one example is replaced by another, and client sizes are public",
-        "2C",
-    ),
+    "zero_out": "zero-out adjacency: the contribution of one example is replaced by zero, and "
+    "client sizes are public",
+    "add_remove": "add/remove adjacency: one example is added or removed; client sizes are "
+    "private, and a declared size takes their place",
+    "replace_one": "replace-one adjacency: one example is replaced by another, and client sizes "
+    "are public",
 }
-
-
 _VOTE_ADJACENCY = (
     "zero-out adjacency, where one client votes for nothing, and by replacement, where everything "
-    "that one client has is replaced; the charge covers both",
-    "√2 votes",
+    "that one client has is replaced; the charge covers both"
 )
 
 
@@ -222,11 +201,11 @@ class AdjacencySentence(Sentence):
                 "settings, the planned number of clients and the server's test set are public as "
                 "well."
             )
-        what = _PERTURBED.get(self.facts.perturbation or "", "a sum of clipped gradients")
         return (
-            f"Data sets are neighbours by {meaning}. The L2 sensitivity of {what} "
-            f"is then at most {sensitivity}. All settings, the participation schedule, "
-            "sampling rates, step counts and the server's test set are public as well."
+            f"Data sets are neighbours by {meaning}. The L2 sensitivity of "
+            f"{self.facts.kind.sensitivity_of} is then at most {sensitivity}. All settings, the "
+            "participation schedule, sampling rates, step counts and the server's test set are "
+            "public as well."
         )
 
     @property
@@ -236,15 +215,13 @@ class AdjacencySentence(Sentence):
 
     @property
     def _meaning(self) -> tuple[str, str]:
+        kind = self.facts.kind
         if self.facts.counts_votes:
-            return _VOTE_ADJACENCY
-        of_unit = _CLIENT_ADJACENCIES if self.facts.protects_clients else _ADJACENCIES
-        meaning, sensitivity = of_unit[self._name]
-        if self.facts.perturbation == "output":
-            return meaning, sensitivity.replace("C", "Δ")
-        if self.facts.perturbation == "input":
-            return meaning, "2" if sensitivity == "2C" else "1"
-        return meaning, sensitivity
+            return _VOTE_ADJACENCY, kind.sensitivity
+        of_unit = _CLIENT_ADJACENCIES if kind.protects_client else _ADJACENCIES
+        if self._name != "replace_one":
+            return of_unit[self._name], kind.sensitivity
+        return of_unit[self._name], f"2{kind.sensitivity}".replace("21", "2")
 
     @property
     def _name(self) -> str:

@@ -138,16 +138,10 @@ class DataAccessSentence(Sentence):
     @property
     def text(self) -> str:
         """The sentence in words."""
-        charged = "release of an update" if self.facts.protects_clients else "training step"
-        if self.facts.counts_votes:
-            charged = "ballot"
-        read = f"for training only, and every {charged}"
-        if self.facts.perturbation == "output":
-            read = "for training only, and every release of a trained model"
-        elif self.facts.perturbation == "input":
-            read = "for their noisy copies only, and the release of these"
+        kind = self.facts.kind
         return (
-            f"Clients' examples were read {read} is in the ledger. "
+            f"Clients' examples were read for {kind.reads} only, and {kind.charged} is in the "
+            "ledger. "
             "The metrics are those of the global model on the server's test set, which "
             "counts as public. If it is not public, the metrics reveal information about it."
         )

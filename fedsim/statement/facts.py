@@ -8,6 +8,13 @@ from functools import cached_property
 from typing import Any
 
 from fedsim.accountant.sampler_slack import Slack
+from fedsim.clients.mechanisms.kinds import (
+    GRADIENT_PERTURBATION,
+    KINDS,
+    NO_RELEASE,
+    ReleaseKind,
+    kind_of,
+)
 from fedsim.clients.sampling.schemes import SAMPLING_SCHEMES
 from fedsim.core.formatting import epsilon_text
 from fedsim.statement.attack import AttackBound
@@ -20,9 +27,6 @@ NOISES = ("seeded", "secure")
 CLIPPINGS = ("flat", "per_layer", "automatic", "adaptive", "groups", "adaptive_groups")
 # These adapt the bound by a noisy count: count and gradients must be one event in the ledger.
 COUNTING_CLIPPINGS = ("adaptive", "adaptive_groups")
-
-# Types of the events of noise on trained models, and on examples: features and target together.
-_PERTURBED_EVENTS = {"output": frozenset({"Gaussian"}), "input": frozenset({"JointGaussian"})}
 
 _RELATIVE_TOLERANCE = 1e-9  # the same accountant on another machine
 
@@ -75,7 +79,8 @@ class MechanismFacts:
     Attributes:
         orders: Rényi orders of one's own; None: those of the accountant.
         noise_correlation: the correlation of noise from step to step; None for independent noise.
-        perturbation: where the noise is, with its bounds; None: on gradients or whole updates.
+        off_gradients: the mechanism with its bounds, where the noise is neither on gradients nor on
+            whole updates; None elsewhere.
         slack: what the sampler of noise adds to ε and δ of any client at most.
     """
 
@@ -86,7 +91,7 @@ class MechanismFacts:
     clipping: str | None = None
     orders: tuple[float, ...] | None = None
     noise_correlation: Mapping[str, object] | None = field(default=None, hash=False)
-    perturbation: Mapping[str, object] | None = field(default=None, hash=False)
+    off_gradients: Mapping[str, object] | None = field(default=None, hash=False)
     slack: Slack | None = None
 
 
@@ -193,9 +198,18 @@ class Facts:
         return tuple(client.client for client in self.clients if client.has_large_delta)
 
     @property
-    def protects_clients(self) -> bool:
-        """Whether one ε is for everything that a client has."""
-        return self.trust.unit == "client"
+    def off_gradients(self) -> Mapping[str, object] | None:
+        """As recorded in `MechanismFacts`."""
+        return None if self.mechanism is None else self.mechanism.off_gradients
+
+    @cached_property
+    def kind(self) -> ReleaseKind:
+        """The kind of the releases; `NO_RELEASE` where the record names none that is known."""
+        recorded = self.off_gradients
+        name = GRADIENT_PERTURBATION if recorded is None else str(recorded.get("name"))
+        if name != GRADIENT_PERTURBATION and name not in KINDS:
+            return NO_RELEASE
+        return kind_of(unit=self.trust.unit, mechanism=name, votes=self.counts_votes)
 
     @property
     def counts_votes(self) -> bool:
@@ -203,15 +217,9 @@ class Facts:
         return self.trust.votes is not None
 
     @property
-    def perturbation(self) -> str | None:
-        """Where the noise is: output or input; None: on gradients or whole updates."""
-        recorded = None if self.mechanism is None else self.mechanism.perturbation
-        return None if recorded is None else str(recorded.get("name"))
-
-    @property
-    def clips_examples(self) -> bool:
-        """Whether the noise is on sums of clipped gradients of examples: DP-SGD."""
-        return not self.protects_clients and self.perturbation is None
+    def protects_clients(self) -> bool:
+        """Whether one ε is for everything that a client has."""
+        return self.kind.protects_client
 
     @property
     def sizes_are_declared(self) -> bool:
@@ -271,8 +279,8 @@ def _objections(facts: Facts) -> Iterator[str]:
         clipping=mechanism.clipping,
         secure_aggregation=facts.secure_aggregation,
     )
-    if mechanism.perturbation is not None:
-        yield from _perturbation_objections(facts, mechanism)
+    if mechanism.off_gradients is not None:
+        yield from _objections_off_gradients(facts, mechanism)
     if not facts.has_charges:
         return
     yield from _objections_to_events(facts, mechanism)
@@ -290,17 +298,17 @@ def _objections(facts: Facts) -> Iterator[str]:
 def _objections_to_events(facts: Facts, mechanism: MechanismFacts) -> Iterator[str]:
     """Yield the events that were not accounted for as the lots or the clients were drawn."""
     scheme = SAMPLING_SCHEMES.get(mechanism.sampling or "")
-    if scheme is None and facts.clips_examples:
+    if scheme is None and facts.kind.draws_lots:
         yield "the sampling of its lots is not recorded"
         return
     types = facts.trust.event_types(None if scheme is None else scheme.event)
-    if facts.perturbation is not None:
-        types = _PERTURBED_EVENTS.get(facts.perturbation, frozenset())
+    if mechanism.off_gradients is not None:
+        types = facts.kind.events
     if mismatched := _mismatched(facts.clients, types):
-        if facts.perturbation is not None:
+        if mechanism.off_gradients is not None:
             yield (
                 f"the ledger of client {mismatched[0]} accounts for {_listed(mismatched[1])}, "
-                f"which perturbation {facts.perturbation} does not release"
+                f"which {mechanism.off_gradients.get('name')} does not release"
             )
             return
         how = "clients" if facts.protects_clients else "lots"
@@ -313,14 +321,14 @@ def _objections_to_events(facts: Facts, mechanism: MechanismFacts) -> Iterator[s
         )
 
 
-def _perturbation_objections(facts: Facts, mechanism: MechanismFacts) -> Iterator[str]:
-    if facts.perturbation not in _PERTURBED_EVENTS:
-        yield f"its perturbation {facts.perturbation!r} is not known"
+def _objections_off_gradients(facts: Facts, mechanism: MechanismFacts) -> Iterator[str]:
+    if not facts.kind.local_trust_only:
+        yield f"its mechanism {(mechanism.off_gradients or {}).get('name')!r} is not known"
     if facts.trust.trust != "local" or facts.protects_clients:
         yield "noise off the gradients has no guarantee but in local trust, for the example unit"
     if mechanism.adjacency == "add_remove":
         yield "noise off the gradients has no guarantee under add_remove adjacency"
-    if (facts.perturbation, mechanism.noise) == ("input", "secure"):
+    if facts.kind.no_more_rounds_cost and mechanism.noise == "secure":
         yield "secure noise cannot be drawn twice, and noisy examples are made anew by a process"
 
 

@@ -96,7 +96,7 @@ class FloatingPointSentence(Sentence):
             sums = (
                 "Integers of one grid add up exactly, so a sum has the noise of all its clients. "
             )
-        if self.facts.clips_examples:
+        if self.facts.kind.draws_lots:
             examples = (
                 "The proof assumes that what an example adds depends on the model and the example "
                 "alone, which a test before the first round checks. "

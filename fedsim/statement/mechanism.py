@@ -67,7 +67,7 @@ class DpSgdSentence(Sentence):
     @classmethod
     def holds(cls, facts: Facts) -> bool:
         """Whether a client was charged for steps in a private run."""
-        return _is_charged(facts) and facts.clips_examples
+        return _is_charged(facts) and facts.kind.name == "dp_sgd"
 
     @property
     def text(self) -> str:
@@ -118,7 +118,7 @@ class ClientUpdateSentence(Sentence):
     @classmethod
     def holds(cls, facts: Facts) -> bool:
         """Whether a client was charged for whole updates."""
-        return _is_charged(facts) and facts.protects_clients and not facts.counts_votes
+        return _is_charged(facts) and facts.kind.name == "client_update"
 
     @property
     def text(self) -> str:
@@ -153,7 +153,7 @@ class OutputSentence(Sentence):
     @classmethod
     def holds(cls, facts: Facts) -> bool:
         """Whether a client was charged for trained models."""
-        return _is_charged(facts) and facts.perturbation == "output"
+        return _is_charged(facts) and facts.kind.name == "output_perturbation"
 
     @property
     def text(self) -> str:
@@ -182,7 +182,7 @@ class InputSentence(Sentence):
     @classmethod
     def holds(cls, facts: Facts) -> bool:
         """Whether a client was charged for its noisy examples."""
-        return _is_charged(facts) and facts.perturbation == "input"
+        return _is_charged(facts) and facts.kind.name == "input_perturbation"
 
     @property
     def text(self) -> str:
@@ -210,7 +210,7 @@ class VotesSentence(Sentence):
     @classmethod
     def holds(cls, facts: Facts) -> bool:
         """Whether a client was charged for votes."""
-        return _is_charged(facts) and facts.counts_votes
+        return _is_charged(facts) and facts.kind.name == "votes"
 
     @property
     def text(self) -> str:
@@ -316,7 +316,7 @@ class PublicConstantsSentence(Sentence):
                 "Divisor, noise and number of rounds follow from settings: no number of examples "
                 "and no metric leaves a client."
             )
-        if self.facts.perturbation is not None:
+        if self.facts.off_gradients is not None:
             return (
                 "Bounds, noise and number of steps follow from settings and public client sizes: "
                 "no private number of examples enters them."
@@ -342,7 +342,7 @@ class SamplerSentence(Sentence):
     @classmethod
     def holds(cls, facts: Facts) -> bool:
         """Whether there is a guarantee of lots, so that both samplers are known to agree."""
-        return facts.is_bounded and facts.clips_examples
+        return facts.is_bounded and facts.kind.draws_lots
 
     @property
     def text(self) -> str:
@@ -420,14 +420,9 @@ class AccountingSentence(Sentence):
         """The sentence in words."""
         version = self.facts.version
         by = f" by fedsim {version}" if version else ""
-        fixed = "Noise, sampling rates and step counts"
-        if not self.facts.clips_examples:
-            fixed = "Noise and the number of rounds"
-        if self.facts.counts_votes:
-            fixed = "Noise and the charged number of queries"
         return (
-            f"Every ε was computed{by} with {self._method()}. {fixed} were fixed before the run, "
-            "so the releases compose."
+            f"Every ε was computed{by} with {self._method()}. {self.facts.kind.fixed} were fixed "
+            "before the run, so the releases compose."
         )
 
     def _method(self) -> str:
@@ -457,7 +452,7 @@ def _is_charged(facts: Facts) -> bool:
 
 def _with_bounds(facts: Facts) -> Mapping[str, Any]:
     """Return the figures of noise off the gradients, with the bounds of an example."""
-    recorded = (None if facts.mechanism is None else facts.mechanism.perturbation) or {}
+    recorded = facts.off_gradients or {}
     ranges = _ranges(facts, ("noise_multiplier", "rounds"))
     return {name: ranges[name] for name in ("noise_multiplier", "rounds")} | {
         name: recorded.get(name) for name in ("max_feature_norm", "max_target_norm")

@@ -71,7 +71,7 @@ class PrivacyFile(TypedDict):
     sums: NotRequired[Mapping[str, Any]]
     participation: NotRequired[Mapping[str, Any]]
     weighting: NotRequired[str]
-    perturbation: NotRequired[Mapping[str, Any]]
+    mechanism: NotRequired[Mapping[str, Any]]
     noise_correlation: NotRequired[Mapping[str, Any]]
     public_parts: NotRequired[Mapping[str, Any]]
     orders: NotRequired[list[float]]

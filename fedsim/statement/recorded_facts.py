@@ -51,7 +51,7 @@ def read_facts(privacy: Mapping[str, Any], *, run: RunFacts | None = None) -> Fa
             clipping=privacy["clipping"],
             orders=None if (orders := privacy.get("orders")) is None else tuple(orders),
             noise_correlation=privacy.get("noise_correlation"),
-            perturbation=privacy.get("perturbation"),
+            off_gradients=privacy.get("mechanism"),
         )
     rows: list[ClientRow] = privacy["clients"]
     trust = _trust(privacy)

@@ -50,6 +50,11 @@ class TrustFacts:
     votes: Mapping[str, float] | None = None
 
     @property
+    def protects_client(self) -> bool:
+        """Whether the unit is everything that a client has."""
+        return self.unit == "client"
+
+    @property
     def observers(self) -> tuple[Observer, ...]:
         """The observers that have a certificate, the claimed view first."""
         return OBSERVERS.get(self.trust, ())
@@ -67,7 +72,7 @@ class TrustFacts:
         Args:
             of_lots: type of the event of a lot; None where no sampling of lots is known.
         """
-        if self.unit != "client":
+        if not self.protects_client:
             return frozenset() if of_lots is None else frozenset({of_lots})
         if self.participation_rate is not None:
             return frozenset({"PoissonSampled"})
@@ -99,7 +104,7 @@ def trust_objections(
         yield f"its trust model {trust.trust!r} is not known"
     if trust.unit not in UNITS:
         yield f"its unit {trust.unit!r} is not known"
-    if trust.unit == "client" and clipping not in _LINEAR_CLIPPINGS["client"]:
+    if trust.protects_client and clipping not in _LINEAR_CLIPPINGS["client"]:
         yield f"clipping {clipping} bounds no whole update"
     if trust.trust == "distributed":
         yield from _objections_to_sums(trust, secure_aggregation)
@@ -155,7 +160,7 @@ def _objections_to_parts(
     """Yield what speaks against parts that depend on the client's data through one release only."""
     if clipping not in _LINEAR_CLIPPINGS.get(trust.unit, ()):
         yield f"clipping {clipping} has no theorem for sums"
-    if trust.unit == "client":
+    if trust.protects_client:
         return
     if trust.local_steps != 1:
         yield f"a client took {trust.local_steps} steps in a round, and sums need exactly one"

@@ -18,7 +18,7 @@ from fedsim.accountant import (
     make_accountant,
 )
 from fedsim.accountant.accountants import RdpOrders, choose_accountant, renyi_choice
-from fedsim.clients.mechanisms.plan import PrivacyBudgetError, PrivacyPlanError
+from fedsim.clients.mechanisms.plan import PlanRequest, PrivacyBudgetError, PrivacyPlanError
 from fedsim.clients.mechanisms.planner import plan_privacy
 from fedsim.clients.settings import LocalSettings, PrivacySettings
 
@@ -71,7 +71,9 @@ def test_calibration_and_filter_never_exceed_the_target_at_these_orders() -> Non
 
 def test_plans_use_the_orders_and_say_when_they_are_too_few() -> None:
     def noise(**changes: Any) -> float:
-        plan = plan_privacy(settings(**changes), LOCAL, examples=400, planned_rounds=20)
+        plan = plan_privacy(
+            PlanRequest(settings(**changes), LOCAL, examples=400, planned_rounds=20)
+        )
         return plan.noise_multiplier
 
     assert noise(target_epsilon=2.0, orders=[4.0]) > noise(target_epsilon=2.0) * 1.05

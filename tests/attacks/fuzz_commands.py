@@ -36,7 +36,10 @@ BASE: dict[str, Any] = {
 ADAPTIVE = {**BASE["privacy"], "clipping": "adaptive", "clip_quantile": 0.5}
 CLIENT_UNIT = {"unit": "client", "max_update_norm": 0.5, "noise_multiplier": 1.0, "delta": 0.1}
 OUTPUT = {
-    **{"perturbation": "output", "max_feature_norm": 1.0, "noise_multiplier": 1.0},
+    **{
+        "mechanism": {"name": "output_perturbation", "max_feature_norm": 1.0},
+        "noise_multiplier": 1.0,
+    },
     "delta": 1e-3,
 }
 OPTIMIZERS: tuple[dict[str, Any], ...] = (

@@ -168,7 +168,7 @@ def pair_of(experiment: Mapping[str, Any], data: Dataset, row: int) -> Pair:
         if adjacency == "zero_out":
             return Pair(data.with_emptied_client(), 1.0)
         return Pair(data.with_other_client(), 2.0)
-    if privacy.get("perturbation", "gradient") != "gradient":  # no lot leaves an example out
+    if isinstance(privacy.get("mechanism"), dict):  # no lot leaves an example out
         return Pair(data.with_other_example(row), 2.0)
     if adjacency == "add_remove":
         return Pair(data.without_last_example(), 1.0, gone=int((data.clients == CLIENT).sum()) - 1)

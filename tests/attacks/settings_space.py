@@ -32,7 +32,7 @@ BASE: dict[str, Any] = {
 }
 _NO_GRADIENT: Keys = {
     "privacy.max_grad_norm": None,
-    "privacy.max_feature_norm": 1.0,
+    "privacy.mechanism.max_feature_norm": 1.0,
     "model": {"name": "logistic"},
     "local.optimizer.weight_decay": 0.1,
 }
@@ -133,8 +133,12 @@ SPACE: Mapping[str, Mapping[str, Keys]] = {
     },
     "release": {
         "gradient": {},
-        "output": {**_NO_GRADIENT, "privacy.perturbation": "output", "local.batch_size": "full"},
-        "input": {**_NO_GRADIENT, "privacy.perturbation": "input"},
+        "output": {
+            **_NO_GRADIENT,
+            "privacy.mechanism.name": "output_perturbation",
+            "local.batch_size": "full",
+        },
+        "input": {**_NO_GRADIENT, "privacy.mechanism.name": "input_perturbation"},
         "slopes": {
             "local.gradient": {"name": "zeroth_order", "directions": 4},
             "model": {"name": "logistic"},
@@ -206,7 +210,7 @@ def experiment_of(choice: Choice) -> dict[str, Any]:
         local["steps"] = 1
     if privacy.get("adjacency") == "add_remove" and is_example:
         privacy["declared_examples"] = 14
-    if not is_example or privacy.get("perturbation", "gradient") != "gradient":
+    if not is_example or isinstance(privacy.get("mechanism"), dict):
         privacy.pop("max_grad_norm", None)
     return content
 

@@ -72,7 +72,12 @@ def train(federation: Federation, block: tuple[int, ...]) -> BlockResult:
         assert task.privacy is not None
         steps = range((task.local.steps or 0) if task.size else 0)
         members.append(
-            BlockMember(*task.data(), StreamKey(0, client, 1), steps, update=task.privacy.update)
+            BlockMember(
+                *task.data(),
+                StreamKey(0, client, 1),
+                steps,
+                release=task.privacy.release,
+            )
         )
     with one_thread():
         return train_block(
@@ -133,8 +138,8 @@ def test_nothing_stays_in_a_model_that_clients_share() -> None:
     x, y = torch.randn(8, 4), torch.randint(0, 2, (8,))
 
     def update_of(features: Tensor, client: int) -> Tensor:
-        update = UpdateMechanism(1.0, 1.0).for_model(shared.parameters.size, torch.float32)
-        member = BlockMember(features, y, StreamKey(0, client, 1), range(2), update=update)
+        update = UpdateMechanism(1.0, 1.0).for_model(shared.parameters)
+        member = BlockMember(features, y, StreamKey(0, client, 1), range(2), update)
         return train_block(shared, cross_entropy, None, local, [member]).values
 
     found = []

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedsim.cli import cli
 from fedsim.clients import client_round
-from fedsim.clients.mechanisms import plan
+from fedsim.clients.mechanisms.dp_sgd import mechanism
 from fedsim.clients.training.streams import StreamKey
 from fedsim.core.errors import ExitCode
 from fedsim.noise.sources import NoiseSource
@@ -191,13 +191,13 @@ def test_a_model_that_was_replaced_after_the_run_is_found(tmp_path: Path) -> Non
 
 def test_an_engine_that_charges_less_is_found_by_both(tmp_path: Path) -> None:
     """More noise in the ledger than was added: `verify` knows the plan, the replay the charge."""
-    charges = plan.DpSgdMechanism.charges
+    charges = mechanism.DpSgdMechanism.charges
 
     def attack(patch: pytest.MonkeyPatch) -> None:
         def patched(self: Any, first: int, steps: int, **factor: float) -> Any:
             return charges(replace(self, noise_multiplier=3.0), first, steps, **factor)
 
-        patch.setattr(plan.DpSgdMechanism, "charges", patched)
+        patch.setattr(mechanism.DpSgdMechanism, "charges", patched)
 
     with pytest.MonkeyPatch.context() as patch:
         attack(patch)

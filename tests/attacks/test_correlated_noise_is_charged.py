@@ -24,6 +24,7 @@ from fedsim.clients.correlated_noise.correlation import (
 )
 from fedsim.clients.correlated_noise.noise import CorrelatedNoise, NoiseStates
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
+from fedsim.clients.mechanisms.plan import PlanRequest
 from fedsim.clients.mechanisms.planner import plan_privacy
 from fedsim.clients.sampling.cyclic import CyclicLots, CyclicPoisson
 from fedsim.clients.settings import LocalSettings, PrivacySettings
@@ -92,12 +93,12 @@ def test_an_example_has_the_lots_that_are_charged(name: str, examples: int, band
         }
     )
     local = LocalSettings(steps=3, batch_size=4)
-    plan = plan_privacy(settings, local, examples=examples, planned_rounds=8)
-    ((event, count),) = plan.step.charges(0, 3)
+    plan = plan_privacy(PlanRequest(settings, local, examples=examples, planned_rounds=8))
+    ((event, count),) = plan.release.charges(0, 3)
     assert isinstance(event, SelfComposed)
     assert count == 1
     key = StreamKey(0, 1, 1)
-    lots = key.lots(plan.step.sampling, examples, first_step=0)
+    lots = key.lots(plan.release_as(DpSgdMechanism).sampling, examples, first_step=0)
     seen: dict[int, list[int]] = {}
     for step in range(24):
         for example in next(lots):
@@ -251,8 +252,8 @@ def charged(sampling: str, bands: int, delta: float = 1e-3) -> tuple[Any, Any]:
         }
     )
     local = LocalSettings(steps=1, batch_size=50)
-    plan = plan_privacy(settings, local, examples=2500, planned_rounds=250)
-    ((event, _),) = plan.step.charges(0, 1)
+    plan = plan_privacy(PlanRequest(settings, local, examples=2500, planned_rounds=250))
+    ((event, _),) = plan.release.charges(0, 1)
     return plan, event
 
 

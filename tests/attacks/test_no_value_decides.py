@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.training.block import BlockMember, train_block
 from fedsim.clients.training.streams import StreamKey
 from fedsim.experiment import load_experiment
@@ -73,7 +74,7 @@ def integers_of(whole: Federation) -> np.ndarray:
             *whole.client_task(k).data(),
             StreamKey(whole.experiment.seed, k, 1),
             range(1),
-            plan.step,
+            plan.release_as(DpSgdMechanism),
             plan.secure_noise,
             plan.part,
         )
@@ -112,6 +113,6 @@ def test_the_bound_is_no_more_than_what_a_full_lot_needs(trust: str, tmp_path: P
     assert whole.sums is not None
     assert whole.plans is not None
     reserve = MAX_DRAW if trust == "distributed" else 0
-    full = 40 / whole.plans[0].step.noise_multiplier * 2**24
+    full = 40 / whole.plans[0].release.noise_multiplier * 2**24
     assert whole.sums.bound - reserve == pytest.approx(full, rel=2e-3)
     assert np.abs(integers_of(whole)).max() == pytest.approx(full / 3**0.5, rel=0.05)

@@ -20,6 +20,7 @@ from scipy import stats
 
 from fedsim.accountant import Gaussian, PoissonSampled
 from fedsim.accountant.sampler_slack import SHARE, sampler_slack
+from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.training.block import BlockMember, train_block
 from fedsim.clients.training.streams import StreamKey
 from fedsim.experiment import load_experiment
@@ -92,7 +93,7 @@ def released(whole: Federation, number: int) -> np.ndarray:
             *whole.client_task(k).data(),
             StreamKey(whole.experiment.seed, k, number),
             range(1),
-            plan.step,
+            plan.release_as(DpSgdMechanism),
             plan.secure_noise,
             plan.part,
         )
@@ -177,9 +178,9 @@ def test_one_honest_client_is_local_trust_to_the_bit(tmp_path: Path) -> None:
     assert shared.plans is not None
     assert local.plans is not None
     for one, other in zip(shared.plans, local.plans, strict=True):
-        z = other.step.noise_multiplier
-        assert z <= one.step.noise_multiplier <= z * (1 + 2**-39)
-        assert one.charges(0, 3)[0][0] == one.step.event
+        z = other.release.noise_multiplier
+        assert z <= one.release.noise_multiplier <= z * (1 + 2**-39)
+        assert one.charges(0, 3)[0][0] == one.release_as(DpSgdMechanism).event
     length = Z / 2**24 / (LOT * CLIENTS / 2)
     for number in range(1, 6):
         integers = released(shared, number)

@@ -11,6 +11,7 @@ import pytest
 
 from fedsim.accountant.events import to_dict
 from fedsim.api import run
+from fedsim.clients.mechanisms.plan import PlanRequest
 from fedsim.clients.mechanisms.planner import plan_privacy
 from fedsim.clients.settings import LocalSettings, PrivacySettings
 from fedsim.core.formatting import epsilon_text
@@ -34,10 +35,10 @@ def rows_of(sizes: tuple[int, ...], delta: float | str) -> list[dict[str, Any]]:
     local = LocalSettings.model_validate({"steps": 5, "batch_size": 28})
     rows = []
     for client, size in enumerate(sizes):
-        plan = plan_privacy(privacy, local, examples=size, planned_rounds=60)
+        plan = plan_privacy(PlanRequest(privacy, local, examples=size, planned_rounds=60))
         ledger = [
             {"event": to_dict(event), "count": count}
-            for event, count in plan.step.charges(0, plan.planned_steps)
+            for event, count in plan.release.charges(0, plan.planned_steps)
         ]
         profile = profile_of(
             client, ledger, delta=plan.delta, accountant="pld", adjacency="zero_out"
@@ -47,7 +48,10 @@ def rows_of(sizes: tuple[int, ...], delta: float | str) -> list[dict[str, Any]]:
             {
                 **{"client": client, "examples": size, "delta": plan.delta, "ledger": ledger},
                 **{"epsilon": profile.epsilon, "rounds": 60, "steps": 300},
-                **{"sampling_rate": 28 / size, "noise_multiplier": plan.step.noise_multiplier},
+                **{
+                    "sampling_rate": 28 / size,
+                    "noise_multiplier": plan.release.noise_multiplier,
+                },
                 "ledger_head": f"{client:064x}",
             }
         )

@@ -42,7 +42,7 @@ def charge(
 
 def ledger_of(steps: int) -> PrivacyLedger:
     ledger = PrivacyLedger()
-    ledger.record(PLAN.step.event, steps)
+    ledger.record(PLAN.release_as(DpSgdMechanism).event, steps)
     return ledger
 
 
@@ -138,7 +138,7 @@ def test_the_last_round_takes_the_steps_that_are_left(tmp_path: Path, durable: b
 @pytest.mark.parametrize("durable", [True, False])
 def test_shuffled_data_is_charged_when_an_epoch_starts(tmp_path: Path, durable: bool) -> None:
     """Epochs of 4 lots, rounds of 5 steps: 2, 1 and 1 epochs start, then budget for 15 steps."""
-    step = replace(PLAN.step, sampling=ShuffledEpochs(4))
+    step = replace(PLAN.release_as(DpSgdMechanism), sampling=ShuffledEpochs(4))
     plan = replace(PLAN, release=step)
     state, journal = RecordDict(), FileJournal(tmp_path / "ledger.jsonl") if durable else None
     for round_number, epochs in ((1, 2), (2, 3), (6, 4)):
@@ -149,7 +149,7 @@ def test_shuffled_data_is_charged_when_an_epoch_starts(tmp_path: Path, durable: 
 
 
 def test_a_round_within_an_epoch_costs_nothing_and_is_recorded(tmp_path: Path) -> None:
-    step = replace(PLAN.step, sampling=ShuffledEpochs(100))
+    step = replace(PLAN.release_as(DpSgdMechanism), sampling=ShuffledEpochs(100))
     plan = replace(PLAN, release=step, target_epsilon=None, affordable_steps=None)
     path = tmp_path / "ledger.jsonl"
     for round_number in (1, 2, 3):

@@ -157,9 +157,7 @@ privacy:
   delta: 0.001
   max_grad_norm: 0.5
   max_update_norm: null
-  perturbation: gradient
-  max_feature_norm: null
-  max_target_norm: null
+  mechanism: gradient_perturbation
   clipping: flat
   groups: {}
   clip_rule: null

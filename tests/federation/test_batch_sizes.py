@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from fedsim.accountant import Gaussian, PldAccountant, PoissonSampled
-from fedsim.clients.mechanisms.plan import PrivacyPlan
+from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
+from fedsim.clients.mechanisms.plan import PlanRequest, PrivacyPlan
 from fedsim.clients.mechanisms.planner import plan_privacy
 from fedsim.clients.sampling.schemes import SAMPLING_SCHEMES, SamplingName
 from fedsim.clients.settings import LocalSettings, PrivacySettings
@@ -34,13 +35,13 @@ EXPERIMENT: dict[str, Any] = {
 
 def planned(examples: int, local: LocalSettings, **privacy: Any) -> PrivacyPlan:
     settings = PrivacySettings(noise_multiplier=1.0, delta=1e-3, max_grad_norm=1.0, **privacy)
-    return plan_privacy(settings, local, examples=examples, planned_rounds=4)
+    return plan_privacy(PlanRequest(settings, local, examples=examples, planned_rounds=4))
 
 
 @pytest.mark.parametrize("sampling", sorted(SAMPLING_SCHEMES))
 def test_a_full_lot_is_all_examples_whatever_the_sampling(sampling: SamplingName) -> None:
     local = LocalSettings(steps=2, batch_size="full")
-    step = planned(37, local, sampling=sampling, adjacency="replace_one").step
+    step = planned(37, local, sampling=sampling, adjacency="replace_one").release_as(DpSgdMechanism)
     assert (step.sampling.sampling_rate, step.expected_lot) == (1.0, 37.0)
     lots = KEY.lots(step.sampling, 37, first_step=5)
     for _ in range(3):
@@ -60,9 +61,9 @@ def test_a_full_lot_of_a_private_size_has_a_public_normaliser() -> None:
         planned(size, local, adjacency="add_remove", declared_examples=50) for size in (0, 40, 90)
     ]
     assert {repr(plan) for plan in plans} == {repr(plans[0])}
-    assert plans[0].step.expected_lot == 50.0
-    assert plans[0].step.event == PoissonSampled(1.0, Gaussian(1.0))
-    assert len(next(KEY.lots(plans[0].step.sampling, 90, first_step=0))) == 90
+    assert plans[0].release_as(DpSgdMechanism).expected_lot == 50.0
+    assert plans[0].release_as(DpSgdMechanism).event == PoissonSampled(1.0, Gaussian(1.0))
+    assert len(next(KEY.lots(plans[0].release_as(DpSgdMechanism).sampling, 90, first_step=0))) == 90
 
 
 def test_full_batches_without_privacy_are_all_examples_in_order() -> None:
@@ -79,7 +80,15 @@ def test_full_is_the_largest_batch_size_of_equal_clients() -> None:
         loaded = load_experiment(EXPERIMENT, {**iid, "local.batch_size": batch})
         federation = assemble(loaded, ledger=None)
         plans = federation.plans or ()
-        models.append([(p.step.sampling.sampling_rate, p.step.noise_multiplier) for p in plans])
+        models.append(
+            [
+                (
+                    p.release_as(DpSgdMechanism).sampling.sampling_rate,
+                    p.release.noise_multiplier,
+                )
+                for p in plans
+            ]
+        )
         assert federation.blocks.rows([0, 1, 2]) == 480
     assert models[0] == models[1]
 
@@ -88,7 +97,7 @@ def test_every_client_has_a_rate_of_one_and_the_same_noise() -> None:
     federation = assemble(load_experiment(EXPERIMENT), ledger=None)
     sizes = federation.data.clients.sizes
     assert max(sizes) > 2 * min(sizes)
-    steps = [plan.step for plan in federation.plans or ()]
+    steps = [plan.release_as(DpSgdMechanism) for plan in federation.plans or ()]
     assert {step.sampling.sampling_rate for step in steps} == {1.0}
     assert [step.expected_lot for step in steps] == [float(size) for size in sizes]
     noise = [step.noise_multiplier for step in steps]

@@ -26,14 +26,14 @@ EXPERIMENT: dict[str, Any] = {
     "model": {"name": "logistic"},
     "federation": {"rounds": 2},
     "local": {"steps": 2, "batch_size": 16, "optimizer": {"name": "sgd", "lr": 0.5}},
-    "privacy": {"noise_multiplier": 2.0, "delta": 1e-3, "max_feature_norm": 4.0},
+    "privacy": {"noise_multiplier": 2.0, "delta": 1e-3, "mechanism": {"max_feature_norm": 4.0}},
 }
 OUTPUT = {
-    "privacy.perturbation": "output",
+    "privacy.mechanism.name": "output_perturbation",
     "local.optimizer.lr": 0.05,
     "local.optimizer.weight_decay": 0.01,
 }
-INPUT = {"privacy.perturbation": "input"}
+INPUT = {"privacy.mechanism.name": "input_perturbation"}
 
 
 def federation(overrides: dict[str, Any]) -> Federation:

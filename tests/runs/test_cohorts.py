@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from fedsim.clients import client_round
 from fedsim.clients.app import BatchClientApp
 from fedsim.clients.gradients.choice import training_gradients
+from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.training.streams import StreamKey
 from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
@@ -141,7 +142,7 @@ def test_the_shape_of_tiles_is_planned_whoever_is_absent(
     content["privacy"] = {**PRIVACY, "clients": {"4": {"sampling_rate": 31 / size}}}
     content["faults"] = [{"kind": "dropout_before", "clients": [4], "rounds": [1]}]
     plans = assemble(load_experiment(content), ledger=None).plans or ()
-    rows = [plan.step.tile_rows for plan in plans]
+    rows = [plan.release_as(DpSgdMechanism).tile_rows for plan in plans]
     assert rows[4] > max(rows[3], rows[5], rows[6])
     run_experiment(content, out=tmp_path / "r")
     assert shapes == [(3, max(rows[:3])), (4, rows[4])]

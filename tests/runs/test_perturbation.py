@@ -18,11 +18,11 @@ from fedsim.audit.audit import audit_experiment
 from fedsim.clients.mechanisms.plan import PrivacyPlanError
 from fedsim.deployment.errors import DeploymentError
 from fedsim.deployment.flower_app import write_app
-from fedsim.experiment import load_experiment
+from fedsim.experiment import LoadedExperiment, load_experiment
 from fedsim.experiment.errors import ExperimentError
 from fedsim.federation.assembly import assemble
 from fedsim.federation.mechanism_probe import MechanismMismatchError, probe_mechanisms
-from fedsim.federation.perturbation import perturbed_problem
+from fedsim.federation.release_problem import problem_of
 from fedsim.noise import spline
 from fedsim.planning.projection import plan_experiment
 from fedsim.runs.directory import RunDirectory
@@ -44,8 +44,7 @@ EXPERIMENT: dict[str, Any] = {
         "optimizer": {"name": "sgd", "lr": 1.0, "weight_decay": 0.1},
     },
     "privacy": {
-        "perturbation": "output",
-        "max_feature_norm": 1.0,
+        "mechanism": {"name": "output_perturbation", "max_feature_norm": 1.0},
         "target_epsilon": 10.0,
         "delta": 1e-3,
     },
@@ -54,8 +53,15 @@ KINDS = ("output", "input")
 TITLES = {"output": "trained model", "input": "examples"}
 
 
+def changed(kind: str, **changes: Any) -> LoadedExperiment:
+    """Return the experiment with the mechanism of a kind."""
+    return load_experiment(
+        EXPERIMENT, {"privacy.mechanism.name": f"{kind}_perturbation", **changes}
+    )
+
+
 def run(path: Path, kind: str, overrides: dict[str, Any] | None = None, **options: Any) -> Path:
-    changes = {"privacy.perturbation": kind, **(overrides or {})}
+    changes = {"privacy.mechanism.name": f"{kind}_perturbation", **(overrides or {})}
     return run_experiment(EXPERIMENT, overrides=changes, out=path, **options).path
 
 
@@ -63,8 +69,8 @@ def run(path: Path, kind: str, overrides: dict[str, Any] | None = None, **option
 def test_a_run_is_charged_as_it_releases(tmp_path: Path, kind: str) -> None:
     path = run(tmp_path / "r", kind)
     privacy = json.loads((path / "privacy.json").read_text())
-    assert privacy["perturbation"] == {
-        "name": kind,
+    assert privacy["mechanism"] == {
+        "name": f"{kind}_perturbation",
         "max_feature_norm": 1.0,
         "max_target_norm": None,
     }
@@ -99,7 +105,10 @@ def test_rounds_cost_nothing_after_noisy_examples() -> None:
         plan_experiment(
             load_experiment(
                 EXPERIMENT,
-                overrides={"privacy.perturbation": "input", "federation.rounds": rounds},
+                overrides={
+                    "privacy.mechanism.name": "input_perturbation",
+                    "federation.rounds": rounds,
+                },
             ),
             curves=False,
         )
@@ -170,27 +179,35 @@ def test_it_works_with_the_rest(tmp_path: Path, kind: str, changes: dict[str, An
             "groups bounds nothing",
         ),
         ("input", {"privacy.sampling_rate": 0.5}, "privacy.sampling_rate", "acts on gradients"),
-        ("input", {"model.loss": "mse"}, "privacy", "needs max_target_norm"),
-        ("input", {"privacy.max_target_norm": 1.0}, "privacy.max_target_norm", "have a bound"),
+        ("input", {"model.loss": "mse"}, "privacy.mechanism", "needs max_target_norm"),
+        (
+            "input",
+            {"privacy.mechanism.max_target_norm": 1.0},
+            "privacy.mechanism.max_target_norm",
+            "have a bound",
+        ),
+        (
+            "output",
+            {"local.lr_schedule": {"name": "cosine", "T_max": 3}},
+            "local.lr_schedule",
+            "one learning",
+        ),
         ("output", {"privacy.max_grad_norm": 1.0}, "privacy", "bounds nothing"),
-        ("output", {"privacy.max_feature_norm": None}, "privacy", "needs max_feature_norm"),
+        (
+            "output",
+            {"privacy.mechanism": {"name": "output_perturbation"}},
+            "privacy.mechanism.max_feature_norm",
+            "missing",
+        ),
     ],
 )
 def test_what_has_no_proof_is_refused(
     kind: str, changes: dict[str, Any], path: str, message: str
 ) -> None:
     with pytest.raises(ExperimentError) as caught:
-        load_experiment(EXPERIMENT, overrides={"privacy.perturbation": kind, **changes})
+        changed(kind, **changes)
     found = {".".join(map(str, one.path)): one.message for one in caught.value.problems}
     assert message in found[path]
-
-
-def test_noise_on_gradients_takes_no_bound_of_examples() -> None:
-    with pytest.raises(ExperimentError, match="belongs to perturbation output or input"):
-        load_experiment(
-            EXPERIMENT,
-            overrides={"privacy.perturbation": "gradient", "privacy.max_grad_norm": 1.0},
-        )
 
 
 def test_a_rate_without_proof_and_another_model_are_refused_before_training() -> None:
@@ -201,18 +218,18 @@ def test_a_rate_without_proof_and_another_model_are_refused_before_training() ->
     frozen = nn.Linear(64, 10)
     frozen.bias.requires_grad_(False)
     for model in (deep, frozen):
-        with pytest.raises(PrivacyPlanError, match="one linear layer alone"):
-            perturbed_problem(federation.experiment, model, federation.data, FedAvg())
+        with pytest.raises(PrivacyPlanError, match="one linear layer"):
+            problem_of(federation.experiment, model, federation.data, FedAvg())
     linear = federation.model
     with pytest.raises(PrivacyPlanError, match="changes local steps"):
-        perturbed_problem(federation.experiment, linear, federation.data, FedProx())
+        problem_of(federation.experiment, linear, federation.data, FedProx())
 
 
 def test_audit_and_deployment_refuse_it_by_name(tmp_path: Path) -> None:
-    with pytest.raises(PrivacyPlanError, match=r"privacy\.perturbation is output"):
+    with pytest.raises(PrivacyPlanError, match="noise on trained models"):
         audit_experiment(load_experiment(EXPERIMENT))
-    loaded = load_experiment(EXPERIMENT, overrides={"privacy.perturbation": "input"})
-    with pytest.raises(DeploymentError, match=r"privacy\.perturbation: input"):
+    loaded = changed("input")
+    with pytest.raises(DeploymentError, match="noisy examples are charged once"):
         write_app(loaded, tmp_path / "app")
 
 
@@ -220,7 +237,7 @@ def test_audit_and_deployment_refuse_it_by_name(tmp_path: Path) -> None:
 def test_the_probe_finds_less_noise_than_charged(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loaded = load_experiment(EXPERIMENT, overrides={"privacy.perturbation": kind})
+    loaded = changed(kind)
     federation = assemble(loaded, ledger=None)
     probe_mechanisms(federation)
     whole = spline.fill_rows

@@ -12,6 +12,7 @@ from safetensors.numpy import load_file
 from fedsim.accountant import Gaussian, JointGaussian, PoissonSampled
 from fedsim.accountant.groups import group_noise_multiplier
 from fedsim.accountant.ledger.journal import FileJournal
+from fedsim.clients.mechanisms.client_update.mechanism import UpdateMechanism
 from fedsim.experiment import load_experiment
 from fedsim.experiment.errors import ExperimentError
 from fedsim.federation.assembly import assemble
@@ -70,7 +71,7 @@ def test_shares_are_planned_for_the_smallest_sum() -> None:
     assert federation.plans is not None
     assert federation.sums is not None
     for plan in federation.plans:
-        assert plan.update is not None
+        update = plan.release_as(UpdateMechanism)
         ((event, count),) = plan.charges(0, 1)
         assert isinstance(event, Gaussian)
         assert count == 1
@@ -78,7 +79,7 @@ def test_shares_are_planned_for_the_smallest_sum() -> None:
         ((own, _),) = plan.server_charges(0, 1) or []
         assert isinstance(own, Gaussian)
         assert own.noise_multiplier == pytest.approx(0.7 / 3.0, rel=1e-4)  # h = 10 - 1
-        assert federation.sums.unit == pytest.approx(plan.update.update_step)
+        assert federation.sums.unit == pytest.approx(update.update_step)
     assert federation.sums.unit * DEVIATION == pytest.approx(0.7 * 0.4 / 3.0)
 
 
@@ -115,8 +116,8 @@ def test_the_bit_is_a_part_of_the_sum_and_of_the_event() -> None:
         assert federation.sums.shapes[CLIP_COUNT] == (1,)
         assert federation.sums.count_unit == pytest.approx(2.0 / math.sqrt(honest) / DEVIATION)
         plan = federation.plans[0]
-        assert plan.update is not None
-        assert federation.sums.unit * 0.4 == pytest.approx(plan.update.update_step)  # at S = 1
+        update = plan.release_as(UpdateMechanism)
+        assert federation.sums.unit * 0.4 == pytest.approx(update.update_step)  # at S = 1
         ((event, _),) = plan.charges(0, 1)
         assert isinstance(event, JointGaussian)
         assert group_noise_multiplier(event.noise_multipliers) == pytest.approx(0.7, rel=1e-4)

@@ -11,8 +11,6 @@ import math
 from dataclasses import dataclass, replace
 from typing import Self
 
-import torch
-
 from fedsim.accountant import Event, Gaussian, JointGaussian, PoissonSampled
 from fedsim.accountant.groups import adaptive_clip_noise_multiplier, group_noise_multiplier
 from fedsim.clients.gradients.parameters import FlatParameters
@@ -138,17 +136,21 @@ class UpdateMechanism(SummedMechanism):
         event, rate = self._release(noise_factor), self.participation_rate
         return [(event if rate == 1.0 else PoissonSampled(rate, event), steps)] if steps else []
 
-    def for_model(self, dimensions: int, dtype: torch.dtype) -> Self:
+    def steps_of_round(self, planned: range, charged: range, *, has_examples: bool) -> range:
+        """Return the planned steps; none where there is nothing to train on."""
+        return planned if has_examples else range(0)
+
+    def for_model(self, parameters: FlatParameters) -> Self:
         """Return the mechanism for a model, with the noise that the grid leaves.
 
         Args:
-            dimensions: number of its trained values.
-            dtype: their type.
+            parameters: its trained parameters.
 
         Raises:
             NoiseRangeError: the type cannot hold the noise or the clipped update.
         """
         z, bound = self.update_noise, self.max_update_norm
+        dtype = parameters.tensors[0].dtype
         if z:
             check_deviations((bound,), dtype, "max_update_norm")
             check_deviations((z * bound,), dtype, "noise_multiplier · max_update_norm")
@@ -157,7 +159,7 @@ class UpdateMechanism(SummedMechanism):
                     f"noise_multiplier {z:.3g} is too small for the grid; set "
                     f"{DEVIATION / SATURATION:.2g} or more, or 0 for no privacy"
                 )
-        return replace(self, dimensions=dimensions)
+        return replace(self, dimensions=parameters.size)
 
     @property
     def value_noise(self) -> float:

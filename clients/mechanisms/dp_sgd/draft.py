@@ -12,49 +12,37 @@ from fedsim.clients.clipping.clipping import (
 )
 from fedsim.clients.clipping.patterns import PatternClipping
 from fedsim.clients.correlated_noise.correlation import NoiseCorrelation
-from fedsim.clients.gradients.parameters import FlatParameters
 from fedsim.clients.group_settings import has_all_noise
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.mechanisms.dp_sgd.noise_allocation import ChosenNoise
 from fedsim.clients.mechanisms.noise_range import NoiseRangeError
-from fedsim.clients.mechanisms.plan import Draft, PrivacyPlanError, check_draws
+from fedsim.clients.mechanisms.plan import Draft, PlanRequest, PrivacyPlanError, check_draws
 from fedsim.clients.sampling.catalog import SAMPLINGS
 from fedsim.clients.sampling.sampling import Sampling
 from fedsim.clients.settings import LocalSettings, PrivacySettings
 
 
-def draft_of_steps(
-    privacy: PrivacySettings,
-    local: LocalSettings,
-    *,
-    examples: int,
-    planned_rounds: int,
-    planned_steps: int | None,
-    parameters: FlatParameters | None,
-) -> Draft:
+def draft_of_steps(request: PlanRequest) -> Draft:
     """Return the draft of a client whose every local step is a release.
 
     Under zero-out and replace-one, the client's public size sets the sampling rate and the expected
     lot. Under add-remove the size is private, and the declared size takes its place.
 
     Args:
-        privacy: the `privacy` section.
-        local: the `local` section.
-        examples: the client's number of examples.
-        planned_rounds: rounds that the client is scheduled for.
-        planned_steps: steps over these rounds; None: whole rounds.
-        parameters: of the model, for its groups; None: not known.
+        request: its settings, its schedule and its model.
 
     Raises:
         PrivacyPlanError: the accountant has no rule for the sampling under this adjacency, or lots
             do not fit the correlation.
     """
-    size = privacy.declared_examples or examples
+    privacy, local, parameters = request.privacy, request.local, request.parameters
+    size = privacy.declared_examples or request.examples
     sampling, expected_lot = _sampling(privacy, local, max(1, size))
     round_steps = _steps_at(local, sampling.sampling_rate)
     if privacy.noise == "secure":
         sampling = sampling.within_rounds(round_steps)
-    steps = round_steps * planned_rounds if planned_steps is None else planned_steps
+    steps = request.planned_steps
+    steps = round_steps * request.planned_rounds if steps is None else steps
     steps = steps if size else 0  # nothing to train on, no step
     correlation = _correlation(privacy, steps)
     if correlation is not None:

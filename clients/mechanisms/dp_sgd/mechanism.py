@@ -73,8 +73,6 @@ class DpSgdMechanism(SummedMechanism):
         ValueError: an attribute is outside its range, or the attributes contradict each other.
     """
 
-    takes_steps = True
-
     sampling: Sampling
     clipping: Clipping
     noise_multiplier: float
@@ -148,6 +146,19 @@ class DpSgdMechanism(SummedMechanism):
             return self.sampling.charges(mechanism, first_step, steps)
         whole = self.sampling.charges(mechanism, 0, correlation.planned_steps)
         return correlation.charges(whole, first_step, steps)
+
+    @property
+    def most_examples(self) -> int:
+        """Most examples that a client may have: those of the largest lot."""
+        return self.largest_lot
+
+    def steps_of_round(self, planned: range, charged: range, *, has_examples: bool) -> range:
+        """Return the numbers of the charged steps: every local step is a release."""
+        return charged
+
+    def releases_of(self, steps: int) -> int:
+        """Return the releases of a round: every local step is one."""
+        return steps
 
     def for_model(self, parameters: FlatParameters) -> Self:
         """Return the step for one model: its event has the noise of each group.

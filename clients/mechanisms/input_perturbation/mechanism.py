@@ -47,6 +47,8 @@ class InputMechanism(Mechanism):
         bounds: sizes and bounds of an example; None: not known, and the grid takes nothing.
     """
 
+    releases_examples = True
+
     noise_multiplier: float
     bounds: BoundedExamples | None = None
 
@@ -109,6 +111,12 @@ class InputMechanism(Mechanism):
                     f"{DEVIATION / SATURATION:.2g} or more, or 0 for no privacy"
                 )
         return replace(self, bounds=bounds)
+
+    def release_examples(
+        self, features: Tensor, targets: Tensor, noise: NoiseSource
+    ) -> tuple[Tensor, Tensor]:
+        """Return noisy features and targets (see `noisy_examples`)."""
+        return noisy_examples(features, targets, self, noise)
 
     def _release(self, noise_factor: float) -> Event:
         first, second = (noise_factor * one for one in self.part_multipliers)

@@ -20,7 +20,8 @@ def votes_of(task: ClientTask, request: TrainRequest) -> NDArray[np.generic]:
         request: the round and the board.
 
     Raises:
-        ValueError: the task has no voter, or its plan is none for votes.
+        ValueError: the task has no voter.
+        TypeError: its plan is none for votes.
     """
     number = request.round_number
     if task.voter is None:
@@ -46,13 +47,11 @@ def noisy_votes(
         key: of the client's streams in the round.
 
     Raises:
-        ValueError: the plan is none for votes.
+        TypeError: the plan is none for votes.
     """
     if plan is None:
         return release_votes(labels, classes, vote=1, noise=NoNoise()).astype(np.float32)
-    release = plan.release
-    if not isinstance(release, VoteMechanism):
-        raise ValueError("a client that votes needs a plan for votes")
+    release = plan.release_as(VoteMechanism)
     noise: NoiseSource = key.noise(secure=plan.secure_noise)
     if plan.part is not None and not plan.part.adds_noise:
         noise = NoNoise()

@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedsim.accountant import Event, Gaussian
+from fedsim.clients.gradients.parameters import FlatParameters
 from fedsim.clients.mechanisms.client_update.mechanism import UpdateMechanism
 from fedsim.clients.mechanisms.noise_range import NoiseRangeError
 from fedsim.clients.mechanisms.votes.ballots import Ballot, Ballots
@@ -109,12 +110,11 @@ class VoteMechanism(UpdateMechanism):
         """Return the one Gaussian release that all ballots of a client compose to."""
         return PoissonSampling(1.0), 1, math.sqrt(self.cost(steps))
 
-    def for_model(self, dimensions: int, dtype: torch.dtype) -> Self:
+    def for_model(self, parameters: FlatParameters) -> Self:
         """Return the mechanism for a board of counts.
 
         Args:
-            dimensions: number of its counts.
-            dtype: their type.
+            parameters: the counts.
 
         Raises:
             NoiseRangeError: the noise on a count is too small or too large for the grid.
@@ -127,7 +127,7 @@ class VoteMechanism(UpdateMechanism):
                     f"the grid takes {MIN_DEVIATION:.2g} to {MAX_DEVIATION:.3g}; change "
                     "privacy.noise_multiplier, pate.sigma or pate.sigma_threshold"
                 )
-        return replace(self, dimensions=dimensions)
+        return replace(self, dimensions=parameters.size)
 
     def with_effective_noise(self, noise_multiplier: float) -> Self:
         """Return the mechanism with another noise multiplier; the grid takes nothing of it."""

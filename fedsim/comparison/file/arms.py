@@ -90,7 +90,7 @@ def _pooled(base: Mapping[str, Any]) -> Changes:
 
 def _perturbed(kind: str) -> Callable[[Mapping[str, Any]], Changes]:
     def changes(base: Mapping[str, Any]) -> Changes:
-        found: Changes = {"privacy.perturbation": kind, **_alone(base), **_local_trust(base)}
+        found: Changes = {"privacy.mechanism": {"name": kind}, **_alone(base), **_local_trust(base)}
         gradient_keys = {
             "max_grad_norm": None,
             "clip_rule": None,
@@ -169,17 +169,17 @@ ARMS: dict[str, Arm] = {
         _local_only,
     ),
     "output_perturbation": Arm(
-        "noise on each trained linear model in place of gradients; set max_feature_norm, and "
-        "weight_decay beside it",
+        "noise on each trained linear model in place of gradients; set "
+        "mechanism.max_feature_norm, and weight_decay beside it",
         "as with noise on gradients, a server is not trusted; one release of a trained model has "
         "noise for the sensitivity of its training.",
-        _perturbed("output"),
+        _perturbed("output_perturbation"),
     ),
     "input_perturbation": Arm(
-        "noise on every example, once, in place of gradients; set max_feature_norm beside it",
+        "noise on every example, once, in place of gradients; set mechanism.max_feature_norm",
         "nobody is trusted: the noisy examples themselves may be published, which is more than the "
         "other arms release.",
-        _perturbed("input"),
+        _perturbed("input_perturbation"),
     ),
 }
 

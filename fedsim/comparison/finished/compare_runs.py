@@ -123,7 +123,7 @@ def _baseline(variants: Sequence[GivenVariant], asked: str | None) -> Baseline:
         baseline = {
             kind: first
             if units[first] == kind
-            else next(name for name, unit in units.items() if unit == kind)
+            else next(name for name, own in units.items() if own == kind)
             for kind in kinds
         }
     problems = [message for _, message in unit_problems(units, baseline)]

@@ -114,17 +114,11 @@ def check_lr_schedule(sections: Sections) -> Iterator[PathMessage]:
     local, privacy, federation = sections.local, sections.privacy, sections.federation
     if local is None or local.lr_schedule is None:
         return
-    if privacy is not None and privacy.trust != "local" and privacy.unit == "example":
+    if privacy is not None and privacy.trust != "local" and privacy.release_kind.draws_lots:
         yield (
             _LR_SCHEDULE,
             f"trust: {privacy.trust} plans the grid of all sums for one learning rate; remove "
             "lr_schedule, or use trust: local",
-        )
-    if privacy is not None and privacy.perturbation == "output":
-        yield (
-            _LR_SCHEDULE,
-            "the sensitivity of perturbation: output is proven for one learning rate; remove "
-            "lr_schedule",
         )
     if federation is None:
         return

@@ -153,7 +153,7 @@ def _check_stale_updates(sections: Sections) -> Iterator[PathMessage]:
             f"{privacy.trust} plans the noise of a sum without scales; use trust: local, or "
             "scheme: uniform",
         )
-    elif privacy.unit == "client" and privacy.clipping == "adaptive":
+    elif privacy.release_kind.server_learns_bound and privacy.clipping == "adaptive":
         yield (
             ("privacy", "clipping"),
             "the bound is learnt from whole rounds, and clients of a buffer start in other rounds; "

@@ -1,4 +1,4 @@
-"""Rules of `privacy.perturbation`: noise on trained models, or on examples, in place of gradients.
+"""Rules of `privacy.mechanism`: noise on trained models, or on examples, in place of gradients.
 
 Each refusal is a condition of the proof in `fedsim.clients.mechanisms` that fails.
 """
@@ -8,8 +8,14 @@ from collections.abc import Iterator
 from pydantic import ValidationError
 
 from fedsim.algorithms.catalog import algorithms
+from fedsim.clients.mechanisms.kinds import GRADIENT_PERTURBATION
 from fedsim.clients.mechanisms.losses import LOSSES
-from fedsim.clients.settings import LocalSettings, PrivacySettings, SgdSettings
+from fedsim.clients.settings import (
+    BoundedExamplesSettings,
+    LocalSettings,
+    PrivacySettings,
+    SgdSettings,
+)
 from fedsim.experiment.messages import PathMessage
 from fedsim.experiment.rules.sections import Sections
 from fedsim.models.catalog import MODELS
@@ -19,90 +25,102 @@ from fedsim.server.settings import FederationSettings
 # Keys of the section that act on gradients: the value that is allowed.
 _GRADIENT_KEYS = {"sampling": "poisson", "noise_correlation": "none", "clipping": "flat"}
 _GRADIENT_KEYS_OF_CLIENTS = ("max_grad_norm", "sampling_rate")
-_GRADIENT = "or use perturbation: gradient"
+_GRADIENT = f"or use mechanism: {GRADIENT_PERTURBATION}"
 
 
 def check_perturbation(sections: Sections) -> Iterator[PathMessage]:
     """Yield (path, message) for every setting that noise off the gradients has no proof for."""
     privacy = sections.privacy
-    if privacy is None or privacy.perturbation == "gradient":
+    settings = None if privacy is None else privacy.mechanism
+    if privacy is None or not isinstance(settings, BoundedExamplesSettings):
         return
-    yield from _check_view(privacy)
-    yield from _check_gradient_keys(privacy)
+    yield from _check_view(privacy, settings.name)
+    yield from _check_gradient_keys(privacy, settings.name)
     if sections.model is not None:
-        yield from _check_loss(privacy, sections.model)
-    if privacy.perturbation == "output":
-        if sections.local is not None:
-            yield from _check_descent(sections.local)
-        if sections.federation is not None:
-            yield from _check_steps(sections.federation)
-        if sections.model is not None and sections.model.name in MODELS:
-            yield from _check_linear(sections.model)
-    elif privacy.noise == "secure":
+        yield from _check_loss(settings, sections.model)
+    yield from _CHECKS[settings.name](sections, privacy)
+
+
+def _check_output(sections: Sections, privacy: PrivacySettings) -> Iterator[PathMessage]:
+    """Check that the training is the one whose sensitivity is proven."""
+    if sections.local is not None:
+        yield from _check_descent(sections.local)
+    if sections.federation is not None:
+        yield from _check_steps(sections.federation)
+    if sections.model is not None and sections.model.name in MODELS:
+        yield from _check_linear(sections.model)
+
+
+def _check_input(sections: Sections, privacy: PrivacySettings) -> Iterator[PathMessage]:
+    """Check that the noisy examples can be made again."""
+    if privacy.noise == "secure":
         yield (
             ("privacy", "noise"),
-            "with perturbation: input a process makes the noisy examples again from the seed, and "
-            f"secure noise would be another release; use noise: seeded, {_GRADIENT}",
+            "with mechanism: input_perturbation a process makes the noisy examples again from the "
+            f"seed, and secure noise would be another release; use noise: seeded, {_GRADIENT}",
         )
 
 
-def _check_view(privacy: PrivacySettings) -> Iterator[PathMessage]:
+_CHECKS = {"output_perturbation": _check_output, "input_perturbation": _check_input}
+_WHY_NO_ADD_REMOVE = {
+    "output_perturbation": "the mean loss is divided by the number of examples",
+    "input_perturbation": "there is one noisy row for each example",
+}
+
+
+def _check_view(privacy: PrivacySettings, name: str) -> Iterator[PathMessage]:
     """Check that each client releases what it charges, for one of its examples."""
-    chosen = f"perturbation: {privacy.perturbation}"
+    chosen = f"mechanism: {name}"
     if privacy.trust != "local":
         yield (
             ("privacy", "trust"),
             f"with {chosen} each client adds all of its noise alone, and {privacy.trust} trust "
             f"needs noise on sums; use trust: local, {_GRADIENT}",
         )
-    if privacy.unit == "client":
+    if privacy.release_kind.protects_client:
         yield (
             ("privacy", "unit"),
             f"{chosen} has a sensitivity for one example, and none for everything of a client; use "
             f"unit: example, {_GRADIENT}",
         )
     if privacy.adjacency == "add_remove":
-        why = {
-            "output": "the mean loss is divided by the number of examples",
-            "input": "there is one noisy row for each example",
-        }[privacy.perturbation]
         yield (
             ("privacy", "adjacency"),
-            f"add_remove keeps client sizes private, and with {chosen} {why}; use zero_out or "
-            "replace_one",
+            f"add_remove keeps client sizes private, and with {chosen} {_WHY_NO_ADD_REMOVE[name]}; "
+            "use zero_out or replace_one",
         )
 
 
-def _check_gradient_keys(privacy: PrivacySettings) -> Iterator[PathMessage]:
-    why = f"acts on gradients, and perturbation: {privacy.perturbation} adds no noise to them"
+def _check_gradient_keys(privacy: PrivacySettings, name: str) -> Iterator[PathMessage]:
+    why = f"acts on gradients, and mechanism: {name} adds no noise to them"
     for key, allowed in _GRADIENT_KEYS.items():
         if getattr(privacy, key) != allowed:
             yield ("privacy", key), f"{why}; remove {key}, {_GRADIENT}"
     if privacy.sampling_rate is not None:
         yield ("privacy", "sampling_rate"), f"{why}; remove sampling_rate, {_GRADIENT}"
-    for name, entry in privacy.clients.items():
+    for client, entry in privacy.clients.items():
         for key in _GRADIENT_KEYS_OF_CLIENTS:
             if getattr(entry, key) is not None or key in entry.columns:
-                yield ("privacy", "clients", name), f"{key} {why}; remove {key}"
+                yield ("privacy", "clients", client), f"{key} {why}; remove {key}"
 
 
-def _check_loss(privacy: PrivacySettings, model: ModelSettings) -> Iterator[PathMessage]:
+def _check_loss(settings: BoundedExamplesSettings, model: ModelSettings) -> Iterator[PathMessage]:
     """Check that a target has a public bound."""
     if model.loss not in LOSSES:
         yield (
             ("model", "loss"),
-            f"perturbation: {privacy.perturbation} needs the bounds of a loss and its targets, "
+            f"mechanism: {settings.name} needs the bounds of a loss and its targets, "
             f"which are known of {', '.join(LOSSES)}; use one of them, {_GRADIENT}",
         )
-    elif model.loss == "mse" and privacy.max_target_norm is None:
+    elif model.loss == "mse" and settings.max_target_norm is None:
         yield (
-            ("privacy",),
-            f"perturbation: {privacy.perturbation} with loss mse needs max_target_norm, the L2 "
-            "bound of the target of an example",
+            ("privacy", "mechanism"),
+            f"{settings.name} with loss mse needs max_target_norm, the L2 bound of the target of "
+            "an example",
         )
-    elif model.loss != "mse" and privacy.max_target_norm is not None:
+    elif model.loss != "mse" and settings.max_target_norm is not None:
         yield (
-            ("privacy", "max_target_norm"),
+            ("privacy", "mechanism", "max_target_norm"),
             f"the targets of loss {model.loss} have a bound already; remove max_target_norm",
         )
 
@@ -110,7 +128,7 @@ def _check_loss(privacy: PrivacySettings, model: ModelSettings) -> Iterator[Path
 def _check_descent(local: LocalSettings) -> Iterator[PathMessage]:
     """Check that local training is the descent whose sensitivity is proven."""
     optimizer = local.optimizer
-    proven = "perturbation: output has a proof for plain gradient descent alone"
+    proven = "mechanism: output_perturbation has a proof for plain gradient descent alone"
     if not isinstance(optimizer, SgdSettings) or optimizer.momentum:
         yield (
             ("local", "optimizer"),
@@ -119,16 +137,22 @@ def _check_descent(local: LocalSettings) -> Iterator[PathMessage]:
     if not optimizer.weight_decay:
         yield (
             ("local", "optimizer"),
-            "perturbation: output needs a strongly convex problem, which weight_decay above 0 "
-            f"makes; set weight_decay: 0.01, for example, {_GRADIENT}",
+            "mechanism: output_perturbation needs a strongly convex problem, which weight_decay "
+            f"above 0 makes; set weight_decay: 0.01, for example, {_GRADIENT}",
         )
     if local.views is not None:
         yield ("local", "augment"), f"{proven}, on the examples as they are; remove the views"
     if local.max_physical_batch is not None:
         yield (
             ("local", "max_physical_batch"),
-            "perturbation: output computes each batch at once; remove max_physical_batch, or set a "
-            "smaller batch_size",
+            "mechanism: output_perturbation computes each batch at once; remove "
+            "max_physical_batch, or set a smaller batch_size",
+        )
+    if local.lr_schedule is not None:
+        yield (
+            ("local", "lr_schedule"),
+            "the sensitivity of output_perturbation is proven for one learning rate; remove "
+            "lr_schedule",
         )
 
 
@@ -142,8 +166,8 @@ def _check_steps(federation: FederationSettings) -> Iterator[PathMessage]:
     if changes:
         yield (
             ("federation", "strategy"),
-            "perturbation: output has a proof for plain gradient descent alone, and strategy "
-            f"{federation.algorithm.name} changes local steps; use fedavg, {_GRADIENT}",
+            "mechanism: output_perturbation has a proof for plain gradient descent alone, and "
+            f"strategy {federation.algorithm.name} changes local steps; use fedavg, {_GRADIENT}",
         )
 
 
@@ -151,6 +175,7 @@ def _check_linear(model: ModelSettings) -> Iterator[PathMessage]:
     if model.name != "logistic":
         yield (
             ("model", "name"),
-            f"perturbation: output has a proven sensitivity for a linear model alone: with hidden "
-            f"layers, as of {model.name}, the loss is not convex; use logistic, {_GRADIENT}",
+            "mechanism: output_perturbation has a proven sensitivity for a linear model alone: "
+            f"with hidden layers, as of {model.name}, the loss is not convex; use logistic, "
+            f"{_GRADIENT}",
         )

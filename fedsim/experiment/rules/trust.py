@@ -44,7 +44,7 @@ def check_trust(
     """
     if privacy.adjacency == "add_remove":
         yield from _check_adjacency(privacy)
-    if privacy.unit == "client":
+    if privacy.release_kind.protects_client:
         yield from check_client_unit(privacy, federation, local, votes=votes)
     if privacy.trust == "local":
         return
@@ -52,7 +52,7 @@ def check_trust(
         yield from _check_shares(privacy, secure)
     if secure is not None:
         yield from _check_grid(secure)
-    if privacy.unit == "example":
+    if not privacy.release_kind.protects_client:
         if local is not None:
             yield from _check_one_step(privacy.trust, local)
         yield from _check_noise(privacy)

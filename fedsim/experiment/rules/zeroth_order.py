@@ -6,6 +6,7 @@ these numbers is refused.
 
 from collections.abc import Iterator
 
+from fedsim.clients.mechanisms.kinds import GRADIENT_PERTURBATION
 from fedsim.clients.settings import LocalSettings, SgdSettings
 from fedsim.experiment.messages import PathMessage
 from fedsim.experiment.rules.sections import Sections
@@ -47,10 +48,10 @@ def check_zeroth_order(sections: Sections) -> Iterator[PathMessage]:
         )
     if privacy is None:
         return
-    if privacy.perturbation != "gradient":
+    if privacy.mechanism != GRADIENT_PERTURBATION:
         yield (
-            ("privacy", "perturbation"),
-            f"{_WHAT} noise is added to slopes; use perturbation: gradient",
+            ("privacy", "mechanism"),
+            f"{_WHAT} noise is added to slopes; use mechanism: {GRADIENT_PERTURBATION}",
         )
     if privacy.clipping == "per_layer" or getattr(privacy, "groups", None):
         key = "clipping" if privacy.clipping == "per_layer" else "groups"

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+from fedsim.clients.mechanisms.kinds import GRADIENT_PERTURBATION
 from fedsim.clients.mechanisms.plan import PrivacyBudgetError, PrivacyPlanError
 from fedsim.core.json_numbers import finite_or_none
 from fedsim.core.phases import Phases
@@ -112,10 +113,10 @@ def advise_experiment(loaded: LoadedExperiment, *, phases: Phases | None = None)
     privacy = loaded.experiment.privacy
     if privacy is None:
         raise PrivacyPlanError("there is nothing to plan: the experiment has no privacy section")
-    if privacy.perturbation != "gradient":
+    if privacy.mechanism != GRADIENT_PERTURBATION:
         raise PrivacyPlanError(
-            "the advice compares schedules of noise on gradients, and privacy.perturbation is "
-            f"{privacy.perturbation}; call it with a file of perturbation: gradient"
+            "the advice compares schedules of noise on gradients, and privacy.mechanism is "
+            f"{privacy.mechanism_name}; call it with a file of mechanism: {GRADIENT_PERTURBATION}"
         )
     fixed = [name for name, one in privacy.groups.items() if one.noise_multiplier is not None]
     if fixed:

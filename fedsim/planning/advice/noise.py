@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.clients.mechanisms.client_privacy import resolve_client_privacy
-from fedsim.clients.mechanisms.plan import PrivacyPlan, PrivacyPlanError
+from fedsim.clients.mechanisms.plan import PlanRequest, PrivacyPlan, PrivacyPlanError
 from fedsim.clients.mechanisms.planner import plan_privacy
 from fedsim.clients.sampling.schemes import SamplingName
 from fedsim.clients.settings import PrivacySettings
@@ -96,11 +96,13 @@ def planned_clients(experiment: Experiment, federation: Federation) -> tuple[Pla
     return tuple(
         PlannedClient(
             plan_privacy(
-                own.privacy,
-                experiment.local,
-                examples=examples,
-                planned_rounds=planned,
-                parameters=parameters,
+                PlanRequest(
+                    own.privacy,
+                    experiment.local,
+                    examples=examples,
+                    planned_rounds=planned,
+                    parameters=parameters,
+                )
             ),
             own.privacy,
         )
@@ -138,10 +140,12 @@ def sampling_noise_ratio(
             }
         )
         plan = plan_privacy(
-            other,
-            federation.experiment.local,
-            examples=int(facts.examples[place]),
-            planned_rounds=max(1, rounds),
+            PlanRequest(
+                other,
+                federation.experiment.local,
+                examples=int(facts.examples[place]),
+                planned_rounds=max(1, rounds),
+            )
         )
         found.append(plan.release.noise_multiplier)
     return found[0] / found[1]

@@ -157,12 +157,12 @@ def _privacy(contents: RunContents) -> str:
     groups = privacy.get("groups") or {}
     bounds = [f"{name}: {_text(one.get('max_grad_norm'))}" for name, one in groups.items()]
     where = f"{_text(bound)}" if not bounds else f"bounds of groups ({', '.join(bounds)})"
-    if facts.perturbation is not None:
-        bound = _text(privacy.get("max_feature_norm"))
-        parts.append(f"perturbation {facts.perturbation}, features of norm at most {bound}")
+    if (off := facts.off_gradients) is not None:
+        bound = _text(off.get("max_feature_norm"))
+        parts.append(f"mechanism {off.get('name')}, features of norm at most {bound}")
     elif bounds or bound is not None:  # votes have no bound
         parts.append(f"clipping {_text(privacy.get('clipping'))} at {where}")
-    if facts.clips_examples:
+    if facts.kind.draws_lots:
         parts.append(f"sampling {_text(contents.privacy.get('sampling'))}")
     parts.append(f"accountant {_text(contents.privacy['accountant'])}")
     if privacy.get("orders"):

@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Iterator
 from typing import Any, cast
 
-from fedsim.clients.settings import recorded_correlation, recorded_perturbation
+from fedsim.clients.settings import recorded_correlation, recorded_mechanism
 from fedsim.protocol.arrays import to_numpy
 from fedsim.runs.answers import COUNTS, answer_problems
 from fedsim.runs.answers import FILE as ANSWERS
@@ -85,7 +85,7 @@ def environment_problems(files: RunFiles) -> Iterator[str]:
     settings = experiment.privacy
     for name in _NAMES:
         planned = None if settings is None else getattr(settings, name)
-        if name == "sampling" and settings is not None and not settings.clips_examples:
+        if name == "sampling" and settings is not None and not settings.release_kind.draws_lots:
             planned = None  # no lots are drawn under the guarantee
         if name == "clipping" and settings is not None:
             planned = settings.recorded_clipping
@@ -100,9 +100,9 @@ def environment_problems(files: RunFiles) -> Iterator[str]:
             f"noise_correlation is {privacy.get('noise_correlation')} in privacy.json and "
             f"{correlation} in experiment.yaml"
         )
-    perturbation = None if settings is None else recorded_perturbation(settings)
-    if privacy.get("perturbation") != perturbation:
-        yield "privacy.json and experiment.yaml disagree on where the noise is (perturbation)"
+    mechanism = None if settings is None else recorded_mechanism(settings)
+    if privacy.get("mechanism") != mechanism:
+        yield "privacy.json and experiment.yaml disagree on where the noise is (mechanism)"
     yield from _trust_problems(files)
     if (privacy["secure_aggregation"] is None) != (experiment.secure_aggregation is None):
         yield "privacy.json and experiment.yaml disagree on secure_aggregation"

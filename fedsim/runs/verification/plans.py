@@ -111,7 +111,7 @@ def _against_plan(
     row: PrivateClientRow, own: ClientPrivacy, plan: PrivacyPlan, clip_norm: LearntBound | None
 ) -> Iterator[str]:
     planned: dict[str, Any] = {
-        "examples": plan.examples if own.privacy.unit == "example" else None,
+        "examples": None if own.privacy.release_kind.protects_client else plan.examples,
         "delta": plan.delta,
         "target_epsilon": plan.target_epsilon,
         "sampling_rate": plan.release.sampling_rate,

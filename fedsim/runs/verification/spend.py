@@ -15,6 +15,7 @@ from fedsim.accountant.adjacency import Adjacency
 from fedsim.accountant.fleet.accountant import Client
 from fedsim.accountant.ledger.journal import GENESIS, FileJournal, total_against_server, total_of
 from fedsim.accountant.sampler_slack import SHARE, sampler_slack
+from fedsim.clients.mechanisms.kinds import KINDS
 from fedsim.clients.sampling.schemes import SAMPLING_SCHEMES
 from fedsim.runs.answers import FILE as ANSWERS
 from fedsim.runs.verification.run_files import RunFiles
@@ -84,7 +85,8 @@ def check_spend(files: RunFiles, checked: list[Checked]) -> Iterator[str]:
         return
     scheme = SAMPLING_SCHEMES.get(privacy["sampling"] or "")
     by_epoch = scheme is not None and scheme.by_epoch
-    if (privacy.get("perturbation") or {}).get("name") == "input":
+    kind = KINDS.get((privacy.get("mechanism") or {}).get("name", ""))
+    if kind is not None and kind.no_more_rounds_cost:
         by_epoch = True
     by_query = (files.directory.path / ANSWERS).exists()  # `plan_problems` counts them
     shared = privacy["trust"] == "distributed"

@@ -24,7 +24,8 @@ from fedsim.clients.clipping.adaptive import AdaptiveClipping
 from fedsim.clients.clipping.clipping import AutomaticClipping, FlatClipping, GroupClipping
 from fedsim.clients.gradients.parameters import FlatParameters
 from fedsim.clients.mechanisms.affordable_steps import epsilon_of_steps
-from fedsim.clients.mechanisms.plan import PrivacyPlan, PrivacyPlanError
+from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
+from fedsim.clients.mechanisms.plan import PlanRequest, PrivacyPlan, PrivacyPlanError
 from fedsim.clients.mechanisms.planner import plan_privacy
 from fedsim.clients.sampling.epochs import BallsAndBins, ShuffledEpochs
 from fedsim.clients.sampling.independent_lots import FixedSizeSampling
@@ -42,7 +43,9 @@ def privacy(**changes: Any) -> PrivacySettings:
 
 
 def plan(examples: int = 300, rounds: int = 4, **changes: Any) -> PrivacyPlan:
-    return plan_privacy(privacy(**changes), LOCAL, examples=examples, planned_rounds=rounds)
+    return plan_privacy(
+        PlanRequest(privacy(**changes), LOCAL, examples=examples, planned_rounds=rounds)
+    )
 
 
 def parameters() -> FlatParameters:
@@ -51,9 +54,9 @@ def parameters() -> FlatParameters:
 
 def test_the_default_is_poisson_sampling_and_flat_clipping() -> None:
     found = plan()
-    assert found.step.event == PoissonSampled(32 / 300, Gaussian(1.1))
-    assert found.step.clipping == FlatClipping(0.5)
-    assert (found.step.expected_lot, found.planned_steps) == (32.0, 20)
+    assert found.release_as(DpSgdMechanism).event == PoissonSampled(32 / 300, Gaussian(1.1))
+    assert found.release_as(DpSgdMechanism).clipping == FlatClipping(0.5)
+    assert (found.release_as(DpSgdMechanism).expected_lot, found.planned_steps) == (32.0, 20)
     assert (found.examples, found.delta, found.target_epsilon) == (300, 1e-3, None)
     assert not found.secure_noise
     assert plan(noise="secure").secure_noise
@@ -61,47 +64,49 @@ def test_the_default_is_poisson_sampling_and_flat_clipping() -> None:
 
 def test_a_client_smaller_than_the_batch_is_sampled_whole() -> None:
     found = plan(examples=20)
-    assert found.step.event == PoissonSampled(1.0, Gaussian(1.1))
-    assert found.step.expected_lot == 20.0
+    assert found.release_as(DpSgdMechanism).event == PoissonSampled(1.0, Gaussian(1.1))
+    assert found.release_as(DpSgdMechanism).expected_lot == 20.0
 
 
 def test_private_sizes_are_not_looked_at() -> None:
     known = {"adjacency": "add_remove", "declared_examples": 250}
     assert plan(examples=300, **known) == plan(examples=301, **known)
-    assert plan(**known).step.event == PoissonSampled(32 / 250, Gaussian(1.1))
+    assert plan(**known).release_as(DpSgdMechanism).event == PoissonSampled(32 / 250, Gaussian(1.1))
     found = plan(**known, sampling="balls_and_bins")
-    assert found.step.event == RandomAllocation(8, Gaussian(1.1))
+    assert found.release_as(DpSgdMechanism).event == RandomAllocation(8, Gaussian(1.1))
 
 
 def test_samplings() -> None:
-    fixed = plan(sampling="fixed_size", adjacency="replace_one").step
+    fixed = plan(sampling="fixed_size", adjacency="replace_one").release_as(DpSgdMechanism)
     assert fixed.sampling == FixedSizeSampling(300, 32)
     assert fixed.event == FixedSizeSampled(300, 32, Gaussian(1.1))
     assert fixed.expected_lot == 32.0
-    shuffled = plan(sampling="shuffle").step
+    shuffled = plan(sampling="shuffle").release_as(DpSgdMechanism)
     assert shuffled.sampling == ShuffledEpochs(10)  # lots of at most 32 out of 300
     assert shuffled.event == EpochShuffled(10, Gaussian(1.1))
     assert shuffled.expected_lot == 30.0
-    bins = plan(sampling="balls_and_bins").step
+    bins = plan(sampling="balls_and_bins").release_as(DpSgdMechanism)
     assert bins.sampling == BallsAndBins(10)
     assert bins.expected_lot == 30.0
 
 
 def test_clippings() -> None:
-    assert plan(clipping="automatic").step.clipping == AutomaticClipping(0.5)
-    assert plan(clipping="per_layer").step.clipping == GroupClipping(0.5)
+    assert plan(clipping="automatic").release_as(DpSgdMechanism).clipping == AutomaticClipping(0.5)
+    assert plan(clipping="per_layer").release_as(DpSgdMechanism).clipping == GroupClipping(0.5)
     by_dimension = plan(clipping="per_layer", clip_rule="by_dimension", noise_allocation="optimal")
-    assert by_dimension.step.clipping == GroupClipping(0.5, bounds="by_dimension")
-    assert by_dimension.step.allocation == "optimal"
+    assert by_dimension.release_as(DpSgdMechanism).clipping == GroupClipping(
+        0.5, bounds="by_dimension"
+    )
+    assert by_dimension.release_as(DpSgdMechanism).allocation == "optimal"
 
 
 def test_adaptive_clipping_as_published_or_as_given() -> None:
     found = plan(clipping="adaptive")
-    assert found.step.clipping == AdaptiveClipping(0.5, count_noise=32 / 20)
+    assert found.release_as(DpSgdMechanism).clipping == AdaptiveClipping(0.5, count_noise=32 / 20)
     given = plan(
         clipping="adaptive", clip_quantile=0.9, clip_learning_rate=0.1, clip_count_noise=3.0
     )
-    assert given.step.clipping == AdaptiveClipping(0.5, 3.0, 0.9, 0.1)
+    assert given.release_as(DpSgdMechanism).clipping == AdaptiveClipping(0.5, 3.0, 0.9, 0.1)
 
 
 def test_a_lot_too_small_to_count_is_refused_with_the_fix() -> None:
@@ -111,22 +116,26 @@ def test_a_lot_too_small_to_count_is_refused_with_the_fix() -> None:
 
 def test_the_ledger_tells_layers_apart_where_the_model_is_known() -> None:
     found = plan_privacy(
-        privacy(clipping="per_layer"),
-        LOCAL,
-        examples=320,
-        planned_rounds=1,
-        parameters=parameters(),
+        PlanRequest(
+            privacy(clipping="per_layer"),
+            LOCAL,
+            examples=320,
+            planned_rounds=1,
+            parameters=parameters(),
+        )
     )
-    event = found.step.event
+    event = found.release_as(DpSgdMechanism).event
     assert isinstance(event, PoissonSampled)
     assert isinstance(event.event, JointGaussian)
     assert event.event.noise_multipliers == pytest.approx([1.1 * math.sqrt(2)] * 2, rel=1e-3)
     assert 1.1 * (1 - 1e-3) < event.event.noise_multiplier < 1.1
-    flat = plan_privacy(privacy(), LOCAL, examples=320, planned_rounds=1, parameters=parameters())
-    assert isinstance(flat.step.event, PoissonSampled)
-    assert isinstance(flat.step.event.event, Gaussian)
-    assert 1.1 * (1 - 1e-3) < flat.step.event.event.noise_multiplier < 1.1
-    assert flat.step.noise_multiplier == 1.1
+    flat = plan_privacy(
+        PlanRequest(privacy(), LOCAL, examples=320, planned_rounds=1, parameters=parameters())
+    )
+    assert isinstance(flat.release_as(DpSgdMechanism).event, PoissonSampled)
+    assert isinstance(flat.release_as(DpSgdMechanism).event.event, Gaussian)
+    assert 1.1 * (1 - 1e-3) < flat.release_as(DpSgdMechanism).event.event.noise_multiplier < 1.1
+    assert flat.release.noise_multiplier == 1.1
 
 
 SAMPLINGS: list[dict[str, Any]] = [
@@ -152,10 +161,12 @@ def test_the_planned_run_spends_the_target_and_no_more(
 ) -> None:
     """Charged round by round, as the clients charge it."""
     given = privacy(**settings, target_epsilon=3.0, accountant=accountant)
-    found = plan_privacy(given, LOCAL, examples=300, planned_rounds=7, parameters=parameters())
+    found = plan_privacy(
+        PlanRequest(given, LOCAL, examples=300, planned_rounds=7, parameters=parameters())
+    )
     ledger = PrivacyLedger()
     for number in range(7):
-        for event, count in found.step.charges(5 * number, 5):
+        for event, count in found.release.charges(5 * number, 5):
             ledger.record(event, count)
     spent = ledger.epsilon(found.delta, given.accountant, given.adjacency)
     assert 3.0 - 2 * NOISE_TOLERANCE <= spent <= 3.0
@@ -163,14 +174,18 @@ def test_the_planned_run_spends_the_target_and_no_more(
 
 def test_poisson_noise_is_the_calibrated_one() -> None:
     epsilon, delta = target_without_slack(3.0, 1e-3)
-    assert plan(target_epsilon=3.0).step.noise_multiplier == calibrate_noise_multiplier(
+    assert plan(target_epsilon=3.0).release_as(
+        DpSgdMechanism
+    ).noise_multiplier == calibrate_noise_multiplier(
         target_epsilon=epsilon, delta=delta, sampling_rate=32 / 300, steps=20
     )
 
 
 def test_replacing_needs_more_noise_than_zeroing_out() -> None:
     noise = {
-        adjacency: plan(target_epsilon=3.0, adjacency=adjacency).step.noise_multiplier
+        adjacency: plan(target_epsilon=3.0, adjacency=adjacency)
+        .release_as(DpSgdMechanism)
+        .noise_multiplier
         for adjacency in ("zero_out", "replace_one")
     }
     assert noise["zero_out"] < noise["replace_one"] < 2.1 * noise["zero_out"]
@@ -180,8 +195,10 @@ def test_shuffling_costs_what_it_costs_without_amplification() -> None:
     """Two epochs begin in 20 steps of 10 lots each: two Gaussians, whatever the lots."""
     shuffled = plan(sampling="shuffle", target_epsilon=3.0)
     alone = calibrate_noise_multiplier(target_epsilon=3.0, delta=1e-3, sampling_rate=1.0, steps=2)
-    assert shuffled.step.noise_multiplier == pytest.approx(alone, rel=1e-3)
-    assert shuffled.step.noise_multiplier > 1.5 * plan(target_epsilon=3.0).step.noise_multiplier
+    assert shuffled.release.noise_multiplier == pytest.approx(alone, rel=1e-3)
+    assert (
+        shuffled.release.noise_multiplier > 1.5 * plan(target_epsilon=3.0).release.noise_multiplier
+    )
 
 
 def test_secret_lots_pay_for_a_new_epoch_in_each_round() -> None:
@@ -190,16 +207,16 @@ def test_secret_lots_pay_for_a_new_epoch_in_each_round() -> None:
         plan(sampling="balls_and_bins", target_epsilon=3.0, noise=noise)
         for noise in ("seeded", "secure")
     )
-    assert sum(count for _, count in seeded.step.charges(0, 20)) == 2
-    assert sum(count for _, count in secret.step.charges(0, 20)) == 4
-    assert secret.step.noise_multiplier > seeded.step.noise_multiplier
+    assert sum(count for _, count in seeded.release.charges(0, 20)) == 2
+    assert sum(count for _, count in secret.release.charges(0, 20)) == 4
+    assert secret.release.noise_multiplier > seeded.release.noise_multiplier
 
 
 def test_a_budget_under_secret_lots_affords_whole_epochs() -> None:
     """What is affordable is charged round by round, and one more step is one epoch too many."""
     given = privacy(sampling="balls_and_bins", noise="secure", accountant="rdp")
     given = given.model_copy(update={"target_epsilon": 2.0})
-    found = plan_privacy(given, LOCAL, examples=300, planned_rounds=60)
+    found = plan_privacy(PlanRequest(given, LOCAL, examples=300, planned_rounds=60))
     assert found.affordable_steps is not None
     assert 0 < found.affordable_steps < 300
     assert found.affordable_steps % 5 == 0
@@ -207,7 +224,7 @@ def test_a_budget_under_secret_lots_affords_whole_epochs() -> None:
     for first in range(0, found.affordable_steps + 1, 5):
         spent = ledger.epsilon(found.delta, "rdp", "zero_out") if first else 0.0
         assert spent <= 2.0
-        for event, count in found.step.charges(first, 5):
+        for event, count in found.release.charges(first, 5):
             ledger.record(event, count)
     assert ledger.epsilon(found.delta, "rdp", "zero_out") > 2.0
 
@@ -252,7 +269,7 @@ def test_settings_without_a_guarantee_are_refused_with_the_fix(
 def test_a_target_beyond_what_is_proven_is_met_by_a_smaller_epsilon(sampling: str) -> None:
     found = plan(sampling=sampling, target_epsilon=1e9)
     spent = {"delta": 1e-3, "accountant": "pld", "adjacency": "zero_out"}
-    assert 70 < epsilon_of_steps(found.step, found.planned_steps, **spent) < 100
+    assert 70 < epsilon_of_steps(found.release, found.planned_steps, **spent) < 100
 
 
 @pytest.mark.parametrize("sampling", ["poisson", "shuffle"])
@@ -269,8 +286,8 @@ def test_a_pair_that_the_accountant_cannot_add_up_is_refused(
     monkeypatch.setattr(ShuffledEpochs, "event", BallsAndBins.event)
     monkeypatch.setattr(ShuffledEpochs, "scheme", replace(SHUFFLE, adjacencies=("add_remove",)))
     with pytest.raises(PrivacyPlanError, match="set adjacency: add_remove, or sampling: poisson"):
-        plan_privacy(settings, LOCAL, examples=300, planned_rounds=1)
+        plan_privacy(PlanRequest(settings, LOCAL, examples=300, planned_rounds=1))
     monkeypatch.setattr(FixedSizeSampling, "scheme", replace(FIXED_SIZE, adjacencies=("zero_out",)))
     unproved = settings.model_copy(update={"sampling": "fixed_size"})
     with pytest.raises(PrivacyPlanError, match="cannot account for sampling fixed_size under"):
-        plan_privacy(unproved, LOCAL, examples=300, planned_rounds=1)
+        plan_privacy(PlanRequest(unproved, LOCAL, examples=300, planned_rounds=1))

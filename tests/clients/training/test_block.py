@@ -335,7 +335,7 @@ def watched() -> Watched:
 def test_lots_and_noise_are_each_clients_own_streams() -> None:
     """Without examples a release is noise: that of the client's key, over its public lot."""
     empty = [
-        replace(member(k, steps=3), step=replace(member(k).step, sampling=PoissonSampling(0.0)))  # type: ignore[type-var]
+        replace(member(k, steps=3), release=replace(member(k).step, sampling=PoissonSampling(0.0)))  # type: ignore[type-var]
         for k in range(3)
     ]
     seen = watched()
@@ -390,7 +390,9 @@ def test_noise_differs_between_seeds_clients_rounds_and_nothing_else() -> None:
 def test_secure_members_repeat_neither_lots_nor_noise() -> None:
     """Beside a seeded member, which does."""
     members = [replace(member(k, steps=3), secure=k != 1) for k in range(3)]
-    members[2] = replace(members[2], step=replace(members[2].step, sampling=PoissonSampling(0.0)))  # type: ignore[type-var]
+    members[2] = replace(
+        members[2], release=replace(members[2].step, sampling=PoissonSampling(0.0))
+    )  # type: ignore[type-var]
     place, runs = bench(), (watched(), watched())
     first, again = (place.train(members, on_step=seen).values.clone() for seen in runs)
     assert torch.equal(first[1], again[1])
@@ -406,7 +408,7 @@ def test_an_empty_lot_is_a_step_of_noise() -> None:
     step = DpSgdMechanism(sampling, FlatClipping(bound), z, lot)
     local = LocalSettings(steps=4, batch_size=6, optimizer=SgdSettings(name="sgd", lr=1.0))
     place = bench()
-    members = [replace(member(k, steps=4), step=step) for k in range(2)]
+    members = [replace(member(k, steps=4), release=step) for k in range(2)]
     moved = place.train(members, local=local).values - place.shared.start_values
     assert (moved != 0).all()
     assert not torch.equal(moved[0], moved[1])
@@ -583,7 +585,7 @@ def test_splitting_lots_changes_nothing_but_rounding(most: int, private: bool) -
     whole = [member(k, private=private) for k in range(4)]
     parts = whole
     if private:
-        parts = [replace(m, step=replace(m.step, max_physical_batch=most)) for m in whole]  # type: ignore[type-var]
+        parts = [replace(m, release=replace(m.step, max_physical_batch=most)) for m in whole]  # type: ignore[type-var]
     place = bench(private=private)
     expected = place.train(whole, local=local).values.clone()
     for members, own in ((parts, expected), (parts[1:2], expected[1:2])):  # together and alone

@@ -48,7 +48,7 @@ def experiment(comparison: LoadedComparison, name: str) -> Experiment:
 
 
 def test_each_arm_is_an_experiment_that_fedsim_run_takes(tmp_path: Path) -> None:
-    decay = {"privacy.max_feature_norm": 1.0, "local.optimizer.weight_decay": 0.1}
+    decay = {"privacy.mechanism.max_feature_norm": 1.0, "local.optimizer.weight_decay": 0.1}
     own = {arm: {"arm": arm, **(decay if "perturb" in arm else {})} for arm in ARMS}
     comparison = load(tmp_path, own)
     assert [one.arm for one in comparison.variants] == [None, *ARMS]
@@ -63,7 +63,7 @@ def test_each_arm_is_an_experiment_that_fedsim_run_takes(tmp_path: Path) -> None
         assert found[name].secure_aggregation is None
     assert found["local_only"].federation.algorithm.name == "local_only"
     assert found["input_perturbation"].privacy is not None
-    assert found["input_perturbation"].privacy.perturbation == "input"
+    assert found["input_perturbation"].privacy.mechanism_name == "input_perturbation"
 
 
 def test_pooled_has_all_examples_and_the_lot_of_a_round(tmp_path: Path) -> None:

@@ -7,10 +7,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedsim.accountant import Gaussian, JointGaussian, PoissonSampled
 from fedsim.accountant.groups import group_noise_multiplier
+from fedsim.clients.gradients.parameters import FlatParameters
 from fedsim.clients.mechanisms.client_update.mechanism import UpdateMechanism
 from fedsim.clients.mechanisms.client_update.release import (
     ReleasedUpdates,
@@ -22,6 +23,11 @@ from fedsim.noise.grid import DEVIATION
 from fedsim.noise.sources import NoiseSource, NoNoise, SeededNoise
 
 SIZE = 40
+
+
+def parameters(size: int, dtype: torch.dtype) -> FlatParameters:
+    """Return parameters of so many values."""
+    return FlatParameters(nn.Linear(size, 1, bias=False, dtype=dtype))
 
 
 def effective(mechanism: UpdateMechanism) -> Fraction:
@@ -69,13 +75,13 @@ def test_no_update_moves_the_integers_further_than_charged(
     update: list[float], bound: float, noise: float
 ) -> None:
     """Guarantee: zero-out moves the integers by at most 2²⁴ / z', computed exactly."""
-    mechanism = UpdateMechanism(bound, noise).for_model(SIZE, torch.float64)
+    mechanism = UpdateMechanism(bound, noise).for_model(parameters(SIZE, torch.float64))
     moved = sum(n * n for n in integers(torch.tensor(update, dtype=torch.float64), mechanism))
     assert Fraction(moved) * effective(mechanism) ** 2 <= Fraction(2) ** 48
 
 
 def test_the_bound_is_reached_but_for_rounding() -> None:
-    mechanism = UpdateMechanism(0.5, 2.0).for_model(SIZE, torch.float64)
+    mechanism = UpdateMechanism(0.5, 2.0).for_model(parameters(SIZE, torch.float64))
     far = integers(torch.full((SIZE,), 1e3, dtype=torch.float64), mechanism)
     norm = math.sqrt(sum(n * n for n in far))
     assert norm == pytest.approx(DEVIATION / 2.0, rel=1e-6)
@@ -93,7 +99,7 @@ def test_an_update_within_the_bound_is_left_whole() -> None:
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
 def test_an_update_that_is_not_finite_releases_noise_alone(wrong: float) -> None:
-    mechanism = UpdateMechanism(1.0, 1.0, count_noise=2.0).for_model(3, torch.float32)
+    mechanism = UpdateMechanism(1.0, 1.0, count_noise=2.0).for_model(parameters(3, torch.float32))
     trained, start = torch.tensor([0.1, wrong, 0.2]), torch.zeros(3)
     lost = released(trained, start, mechanism, NoNoise())
     assert lost.steps.tolist() == [[0.0, 0.0, 0.0]]
@@ -105,7 +111,9 @@ def test_an_update_that_is_not_finite_releases_noise_alone(wrong: float) -> None
 
 def test_noise_has_the_charged_deviation_and_is_added_once() -> None:
     size, noise = 200_000, SeededNoise(bytes(range(32)))
-    mechanism = UpdateMechanism(2.0, 1.5, count_noise=4.0).for_model(size, torch.float32)
+    mechanism = UpdateMechanism(2.0, 1.5, count_noise=4.0).for_model(
+        parameters(size, torch.float32)
+    )
     start = torch.zeros(size)
     noisy = released(start, start, mechanism, noise)
     # False alarms: 1e-6, and the deviation of noise that is 3 % too small is found.
@@ -143,12 +151,14 @@ def test_a_round_is_one_gaussian_and_the_bit_is_a_part_of_it() -> None:
     parts = parts_of(learnt)
     assert parts[1] == 6.0
     assert group_noise_multiplier(parts) == pytest.approx(1.5)
-    assert learnt.for_model(10_000, torch.float32).effective_noise_multiplier < 1.5
+    assert learnt.for_model(parameters(10_000, torch.float32)).effective_noise_multiplier < 1.5
 
 
 def test_calibrated_noise_is_met_after_the_grid() -> None:
     for count in (None, 3.0):
-        nominal = UpdateMechanism(1.0, 1.5, count_noise=count).for_model(10**6, torch.float32)
+        nominal = UpdateMechanism(1.0, 1.5, count_noise=count).for_model(
+            parameters(10**6, torch.float32)
+        )
         raised = nominal.with_effective_noise(1.5)
         assert raised.effective_noise_multiplier >= 1.5
         assert raised.noise_multiplier == pytest.approx(1.5, rel=1e-3)
@@ -165,7 +175,7 @@ def test_shares_of_noise_have_the_bit_and_the_update_on_one_grid() -> None:
 
 
 def test_a_learnt_bound_changes_no_event() -> None:
-    learnt = UpdateMechanism(1.0, 1.5, count_noise=3.0).for_model(7, torch.float32)
+    learnt = UpdateMechanism(1.0, 1.5, count_noise=3.0).for_model(parameters(7, torch.float32))
     assert learnt.resume(None) is learnt
     assert learnt.resume(0.01).mechanism == learnt.mechanism
     for wrong in (0.0, -1.0, math.inf, 1e30):
@@ -181,13 +191,13 @@ def test_settings_without_a_guarantee_are_refused() -> None:
     with pytest.raises(ValueError, match="participation_rate"):
         UpdateMechanism(1.0, 1.5, participation_rate=0.0)
     with pytest.raises(NoiseRangeError, match="too small for the grid"):
-        UpdateMechanism(1.0, 1e-9).for_model(3, torch.float64)
+        UpdateMechanism(1.0, 1e-9).for_model(parameters(3, torch.float64))
     with pytest.raises(NoiseRangeError, match="max_update_norm"):
-        UpdateMechanism(1e-9, 1e-30).for_model(3, torch.float32)
+        UpdateMechanism(1e-9, 1e-30).for_model(parameters(3, torch.float32))
 
 
 def test_without_noise_the_event_says_so() -> None:
-    silent = UpdateMechanism(1.0, 0.0, count_noise=3.0).for_model(4, torch.float32)
+    silent = UpdateMechanism(1.0, 0.0, count_noise=3.0).for_model(parameters(4, torch.float32))
     assert silent.mechanism == Gaussian(0.0)
     clipped = released(torch.full((4,), 2.0), torch.zeros(4), silent, NoNoise())
     assert clipped.steps.tolist() == [pytest.approx([0.5] * 4)]

@@ -9,8 +9,9 @@ from torch import nn
 
 from fedsim.accountant import Gaussian, PrivacyLedger
 from fedsim.clients.gradients.parameters import FlatParameters
+from fedsim.clients.mechanisms.kinds import KINDS
 from fedsim.clients.mechanisms.noise_range import NoiseRangeError
-from fedsim.clients.mechanisms.plan import PrivacyPlan, PrivacyPlanError
+from fedsim.clients.mechanisms.plan import PlanRequest, PrivacyPlan, PrivacyPlanError
 from fedsim.clients.mechanisms.planner import plan_privacy
 from fedsim.clients.mechanisms.votes.ballots import Ballot, Ballots
 from fedsim.clients.mechanisms.votes.mechanism import NO_LABEL, VoteMechanism, release_votes
@@ -20,6 +21,11 @@ from fedsim.noise.sources import NoNoise, SeededNoise
 
 BALLOTS = Ballots(Ballot(30, 12.0), Ballot(10, 5.0))
 CLASSES = 4
+
+
+def values(size: int, dtype: torch.dtype) -> FlatParameters:
+    """Return parameters of so many values."""
+    return FlatParameters(nn.Linear(size, 1, bias=False, dtype=dtype))
 
 
 def released(labels: list[int], mechanism: VoteMechanism, number: int) -> np.ndarray:
@@ -70,7 +76,15 @@ def planned(
 ) -> PrivacyPlan:
     local = LocalSettings(steps=1, batch_size=1)
     return plan_privacy(
-        privacy, local, examples=9, planned_rounds=rounds, parameters=counts, ballots=BALLOTS
+        PlanRequest(
+            privacy,
+            local,
+            examples=9,
+            planned_rounds=rounds,
+            parameters=counts,
+            problem=BALLOTS,
+            kind=KINDS["votes"],
+        )
     )
 
 
@@ -98,4 +112,4 @@ def test_votes_without_noise_are_no_private_plan() -> None:
 @pytest.mark.parametrize("noise", [1e-7, 1e6])
 def test_noise_outside_the_grid_is_refused(noise: float) -> None:
     with pytest.raises(NoiseRangeError, match="votes, and the grid takes"):
-        VoteMechanism(1.0, noise, ballots=BALLOTS).for_model(120, torch.float64)
+        VoteMechanism(1.0, noise, ballots=BALLOTS).for_model(values(120, torch.float64))

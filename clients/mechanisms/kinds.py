@@ -1,0 +1,159 @@
+"""The kinds of private release: what is public of each, and where its plan is made.
+
+This registry is the only place that lists kinds. All else asks a kind for its facts, or a release
+for its methods (`fedsim.clients.mechanisms.contract`). It imports no torch.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fedsim.core.by_name import ByName
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReleaseKind:
+    """Public facts of a kind of private release.
+
+    Attributes:
+        name: of its folder; with the example unit also its name under `privacy.mechanism`.
+        unit: example or client: what one ε protects.
+        releases: what a client releases, for one line of text.
+        bound: key of `privacy` that bounds what a unit contributes; "" where the kind's own
+            settings have the bounds.
+        draws_lots: whether each local step is a release, on a lot that is drawn from the examples;
+            otherwise a round is one release.
+        local_trust_only: whether the kind has a proof in local trust alone, so that it has no share
+            of a noisy sum.
+        server_learns_bound: whether adaptive clipping is the server's, by noisy counts of rounds.
+        events: types of the events that its ledgers may have; empty where they follow from how lots
+            or clients are drawn.
+        sensitivity_of: what has the sensitivity of the adjacency, in words.
+        sensitivity: bound of one unit's contribution, as a symbol.
+        charged: what is charged each time, in words.
+        reads: why clients' examples are read, in words.
+        fixed: what was fixed before the run, in words.
+        takes_canaries: whether an audit can plant canaries in what is released.
+        no_more_rounds_cost: whether further rounds cost nothing, once the first one is paid for.
+        not_deployed: why a SuperNode refuses it; "" where it does not.
+        draft: function that plans it, "package.module:name".
+    """
+
+    name: str
+    unit: str = "example"
+    releases: str
+    bound: str = ""
+    draws_lots: bool = False
+    local_trust_only: bool = False
+    server_learns_bound: bool = False
+    events: frozenset[str] = frozenset()
+    sensitivity_of: str
+    sensitivity: str = "C"
+    charged: str
+    reads: str = "training"
+    fixed: str = "Noise and the number of rounds"
+    takes_canaries: bool = False
+    no_more_rounds_cost: bool = False
+    not_deployed: str = ""
+    draft: str
+
+    @property
+    def protects_client(self) -> bool:
+        """Whether one ε is for everything that a client has, its number of examples included."""
+        return self.unit == "client"
+
+
+_DP_SGD = ReleaseKind(
+    name="dp_sgd",
+    releases="DP-SGD in every client",
+    bound="max_grad_norm",
+    draws_lots=True,
+    takes_canaries=True,
+    sensitivity_of="a sum of clipped gradients",
+    charged="every training step",
+    fixed="Noise, sampling rates and step counts",
+    draft="fedsim.clients.mechanisms.dp_sgd.draft:draft_of_steps",
+)
+_CLIENT_UPDATE = ReleaseKind(
+    name="client_update",
+    unit="client",
+    releases="whole updates of clients",
+    bound="max_update_norm",
+    server_learns_bound=True,
+    takes_canaries=True,
+    sensitivity_of="a sum of clipped updates",
+    sensitivity="S",
+    charged="every release of an update",
+    draft="fedsim.clients.mechanisms.client_update.draft:draft_of_updates",
+)
+_VOTES = ReleaseKind(
+    name="votes",
+    unit="client",
+    releases="votes of clients",
+    sensitivity_of="the votes on a query",
+    sensitivity="√2 votes",
+    charged="every ballot",
+    fixed="Noise and the charged number of queries",
+    not_deployed="a node's policy has no limits for votes yet; use task: federated",
+    draft="fedsim.clients.mechanisms.votes.draft:draft_of_votes",
+)
+_OUTPUT = ReleaseKind(
+    name="output_perturbation",
+    releases="noise on trained models",
+    local_trust_only=True,
+    events=frozenset({"Gaussian"}),
+    sensitivity_of="a trained model",
+    sensitivity="Δ",
+    charged="every release of a trained model",
+    draft="fedsim.clients.mechanisms.output_perturbation.draft:draft_of_models",
+)
+_INPUT = ReleaseKind(
+    name="input_perturbation",
+    releases="noise on examples, once",
+    local_trust_only=True,
+    events=frozenset({"JointGaussian"}),
+    sensitivity_of="an example, features and target over √2 times their bounds,",
+    sensitivity="1",
+    charged="the release of these",
+    reads="their noisy copies",
+    no_more_rounds_cost=True,
+    not_deployed="noisy examples are charged once, and a node's examples may change between "
+    "rounds; set privacy.mechanism to gradient_perturbation",
+    draft="fedsim.clients.mechanisms.input_perturbation.draft:draft_of_examples",
+)
+NO_RELEASE = ReleaseKind(
+    name="none",
+    unit="",
+    releases="nothing",
+    sensitivity_of="",
+    charged="",
+    draft="",
+)
+"""The kind of a federation without privacy: every question of it is answered with no."""
+
+KINDS: Mapping[str, ReleaseKind] = {
+    kind.name: kind for kind in (_DP_SGD, _CLIENT_UPDATE, _VOTES, _OUTPUT, _INPUT)
+}
+DRAFTS: Mapping[str, Callable[..., Any]] = ByName({name: one.draft for name, one in KINDS.items()})
+"""The function that drafts a client's plan, by the name of its kind."""
+
+GRADIENT_PERTURBATION = "gradient_perturbation"
+"""Default of `privacy.mechanism`: noise on clipped gradients, or on clipped updates of clients."""
+
+
+def kind_of(*, unit: str, mechanism: str = GRADIENT_PERTURBATION, votes: bool) -> ReleaseKind:
+    """Return the kind of release that settings, or the records of a run, describe.
+
+    Args:
+        unit: example or client.
+        mechanism: name under `privacy.mechanism`.
+        votes: whether clients vote on public queries.
+
+    Raises:
+        KeyError: there is no such mechanism.
+    """
+    if votes:
+        return _VOTES
+    if unit == _CLIENT_UPDATE.unit:
+        return _CLIENT_UPDATE
+    return _DP_SGD if mechanism == GRADIENT_PERTURBATION else KINDS[mechanism]
