@@ -85,13 +85,13 @@ class ByName:
 
     tag = "name"
 
-    def choices(self, classes: object) -> dict[str, type[BaseModel]]:
+    def choices(self, classes: Any) -> dict[str, type[BaseModel]]:
         """Return the class of each name.
 
         Args:
             classes: a settings class, or a union of such classes.
         """
-        models = get_args(classes) or (classes,)
+        models: tuple[type[BaseModel], ...] = get_args(classes) or (classes,)
         return {
             name: model
             for model in models

@@ -29,7 +29,7 @@ class TaggedUnion:
         variants: the classes by value, or by branch.
         branch_of: returns the branch of a value.
         takes_name: whether a value of the tag stands for a mapping with it alone (`ByName`).
-        default: that value where the file has none.
+        default: that value where the file has no mapping.
     """
 
     tag: str
@@ -108,7 +108,8 @@ def shape_of(field: FieldInfo) -> Shape:
     by_name = next((one for one in field.metadata if isinstance(one, ByName)), None)
     if by_name is not None:
         variants = by_name.choices(field.annotation)
-        return TaggedUnion(by_name.tag, variants, takes_name=True, default=field.default)
+        default = getattr(field.default, by_name.tag, None)
+        return TaggedUnion(by_name.tag, variants, takes_name=True, default=default)
     options = [option for option in _options(field.annotation) if option is not NoneType]
     models = [option for option in options if _is_model(option)]
     if isinstance(field.discriminator, str):

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 
 def test_a_client_unmasks_no_sum_below_its_own_minimum(secure_parties: Any) -> None:
     """A server that claims dropouts down to the threshold, which is below the minimum."""
-    scene = secure_parties(protocol="secagg", threshold=4, min_clients=5)
+    scene = secure_parties(protocol={"name": "secagg", "threshold": 4}, min_clients=5)
     one = scene.masked()
     one.keys()
     one.shares()
