@@ -163,13 +163,11 @@ class SecureAggregationSettings(Settings):
         "masks for a single server; quantized: the same numbers without cryptography (control); a "
         "mapping sets the keys of the protocol",
     )
-    aggregators: int | None = Field(
-        default=None,
+    aggregators: int = Field(
+        default=2,
         ge=2,
         le=MAX_AGGREGATORS,
-        validate_default=True,
-        description="parties that each hold a share, the server among them; null: 2 with additive, "
-        "and the server alone with another protocol",
+        description="additive: parties that each hold a share, the server among them",
     )
     min_clients: int = Field(
         default=3,
@@ -202,13 +200,13 @@ class SecureAggregationSettings(Settings):
     @field_validator("aggregators", "keys")
     @classmethod
     def _parties_of_additive(cls, given: Any, info: ValidationInfo) -> Any:
-        protocol = info.data.get("protocol")
-        if isinstance(protocol, AdditiveSettings):
-            return 2 if given is None else given
-        if protocol is not None and given not in (None, LastingKeySettings()):
+        protocol, name = info.data.get("protocol"), str(info.field_name)
+        if protocol is None or isinstance(protocol, AdditiveSettings):
+            return given
+        if given != cls.model_fields[name].default:
             raise ValueError(
                 f"protocol: {protocol.name} has a single server, without helpers and lasting keys; "
-                f"remove {info.field_name}, or use protocol: additive"
+                f"remove {name}, or use protocol: additive"
             )
         return given
 
@@ -232,7 +230,7 @@ class SecureAggregationSettings(Settings):
     @property
     def helpers(self) -> int:
         """Number of helper nodes that the protocol needs."""
-        return 0 if self.aggregators is None else self.aggregators - 1
+        return self.aggregators - 1 if isinstance(self.protocol, AdditiveSettings) else 0
 
     def plan(self) -> dict[str, Any]:
         """Return the keys that belong to a federation's plan, without those of each machine."""
