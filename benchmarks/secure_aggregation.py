@@ -88,7 +88,9 @@ class Bench:
         ]
         self.clients = clients
         self.layout = TensorLayout.from_arrays(self.reference)
-        encoder = FixedPointEncoder.from_settings(self.settings, num_clients=clients, weighted=True)
+        encoder = FixedPointEncoder.from_settings(
+            self.settings.encoding, num_clients=clients, weighted=True
+        )
         self.codec = PayloadCodec(encoder, self.layout)
 
     def update(self, client: int) -> dict[str, np.ndarray]:

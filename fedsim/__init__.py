@@ -5,6 +5,9 @@ from importlib import import_module as _import_module
 from pathlib import Path as _Path
 from typing import TYPE_CHECKING
 
+if __name__ != "fedsim":  # a second copy of every class, as `import fedsim.fedsim` in a checkout
+    raise ImportError(f"import fedsim, not {__name__}")
+
 # In a checkout, fedsim.clients, fedsim.server and fedsim.accountant are the directories
 # beside this one (an installed fedsim holds them inside itself; see pyproject.toml).
 _checkout = _Path(__file__).resolve().parent.parent

@@ -116,7 +116,7 @@ BROKEN = {
         "weighting",
     ),
     "a sum that does not fit": (
-        GOOD + "secure_aggregation: {frac_bits: 60}\n",
+        GOOD + "secure_aggregation: {encoding: {frac_bits: 60}}\n",
         "use frac_bits 32 or less",
     ),
     "workers without an engine": (GOOD + "runtime: {workers: 4}\n", "engine"),

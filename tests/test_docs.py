@@ -167,7 +167,7 @@ def test_the_secure_digits_differ_in_secure_aggregation_only() -> None:
         for name in ("digits_dp", "digits_dp_secure")
     )
     assert plain["secure_aggregation"] is None
-    assert secure["secure_aggregation"]["protocol"] == "additive"
+    assert secure["secure_aggregation"]["protocol"]["name"] == "additive"
     ignored = {"name", "secure_aggregation"}
     assert all(plain[key] == secure[key] for key in plain if key not in ignored)
 

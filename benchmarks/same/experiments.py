@@ -40,7 +40,7 @@ _LINEAR: Settings = {
 }
 
 
-def _sums(protocol: str, **keys: Any) -> Settings:
+def _sums(protocol: str | Settings, **keys: Any) -> Settings:
     """Return the settings of secure sums; a client is lost in one of them."""
     lost = {"kind": "dropout_after", "clients": [4], "rounds": [2]}
     own = {"protocol": protocol, "min_clients": 4, **keys}
@@ -64,12 +64,12 @@ EXPERIMENTS: Mapping[str, Settings] = {
     "sums-additive": _sums("additive", aggregators=3),
     "sums-secagg": _sums("secagg"),
     "sums-secagg-plus": {
-        **_sums("secagg_plus", security_bits=20),
+        **_sums({"name": "secagg_plus", "security_bits": 20}),
         "faults": [],
         "data.partition": {"scheme": "iid", "num_clients": 16},
     },
     "sums-quantized": {
-        **_sums("quantized", rounding="stochastic", metrics={"train_loss": 5.0}),
+        **_sums("quantized", encoding={"rounding": "stochastic"}, metrics={"train_loss": 5.0}),
         "privacy": None,
     },
     "central": {"local.steps": 1, "privacy.trust": "central", "federation.weighting": "examples"},

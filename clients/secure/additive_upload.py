@@ -111,9 +111,9 @@ class SecureUploader:
             ContextMismatchError: the client's own settings are of a protocol with masks.
             SecureAggregationError: as `encode_payload`.
         """
-        if self.settings.protocol not in ("additive", "quantized"):
+        if self.settings.protocol.name not in ("additive", "quantized"):
             raise ContextMismatchError(
-                f"protocol {self.settings.protocol} uploads under masks, not in shares; "
+                f"protocol {self.settings.protocol.name} uploads under masks, not in shares; "
                 "use fedsim.clients.secure.masked_upload",
                 client=self.client,
             )
@@ -155,7 +155,7 @@ class SecureUploader:
 
     @property
     def _sends_changes(self) -> bool:
-        return self.settings.payload == "delta" and not self.codec.is_integers
+        return self.settings.encoding.payload == "delta" and not self.codec.is_integers
 
     def _check_context(self, offer: RoundOffer, model_digest: str) -> None:
         comparisons = (
@@ -177,7 +177,7 @@ class SecureUploader:
 
     def _check_helpers(self, offer: RoundOffer) -> None:
         """Check that the offer has exactly the helpers of the client's own settings."""
-        own, pins = self.settings.helpers, self.settings.helper_key_fingerprints
+        own, pins = self.settings.helpers, self.settings.keys.helper_fingerprints
         signed = {len(offer.helper_identities), len(offer.helper_signatures)}
         complete = len(offer.helper_keys) == own and signed <= ({own} if pins else {0, own})
         if offer.helpers != tuple(range(1, own + 1)) or not complete:

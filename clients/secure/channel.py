@@ -130,7 +130,7 @@ class SecureChannel:
                     f"{request.round_number}; nothing was uploaded",
                     client=client,
                 )
-            if self.settings.protocol.startswith("secagg"):
+            if self.settings.protocol.name.startswith("secagg"):
                 upload = self._masked_upload(client, context)
                 sealed = upload.begin(offer, uploader.encode_payload(offer, **arguments))
                 _save_state(upload.state, context)
@@ -200,10 +200,10 @@ def _text_without_values(error: SecureAggregationError) -> str:
         case ValueOutOfRangeError():
             what = (
                 f"array {tensor!r} has values above value_bound {error.detail.get('bound')}; raise "
-                "secure_aggregation.value_bound, or set range_policy: clip"
+                "secure_aggregation.encoding.value_bound, or set range_policy: clip"
             )
         case InvalidWeightError():
-            what = "the weight is not from 1 to secure_aggregation.max_weight; raise it"
+            what = "the weight is not from 1 to secure_aggregation.encoding.max_weight; raise it"
         case _:
             what = str(error)
     return f"{type(error).__name__}: {what}"

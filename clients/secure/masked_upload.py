@@ -132,10 +132,10 @@ class MaskedUpload:
             WireError: a field of the offer does not follow its rule.
         """
         own = self._settings
-        if not own.protocol.startswith("secagg") or offer.params != own.digest():
+        if not own.protocol.name.startswith("secagg") or offer.params != own.digest():
             raise ContextMismatchError(
-                f"the client runs protocol {own.protocol} with other settings than the server; "
-                "nothing was uploaded",
+                f"the client runs protocol {own.protocol.name} with other settings than the "
+                "server; nothing was uploaded",
                 round_number=offer.server_round,
                 client=self.client,
             )
@@ -297,7 +297,10 @@ class MaskedUpload:
             (list(points) != sorted(set(points)), "names a point twice, or out of order"),
             (max(clients) >= known, f"names client {max(clients)}, and clients are below {known}"),
             (max(points, default=0) > highest, f"names a point above {highest}"),
-            (not complete and self._settings.protocol == "secagg", "leaves out the client itself"),
+            (
+                not complete and self._settings.protocol.name == "secagg",
+                "leaves out the client itself",
+            ),
         )
         for wrong, reason in reasons:
             if wrong:

@@ -32,11 +32,11 @@ def deploy_command(file: str, overrides: tuple[str, ...], out: str, as_json: boo
         )
     secure = loaded.experiment.secure_aggregation
     if privacy is not None and privacy.trust == "distributed" and secure is not None:
-        for key in ("helper_key_fingerprints", "client_key_fingerprints"):
-            if not getattr(secure, key):
+        for key in ("helper_fingerprints", "client_fingerprints"):
+            if not getattr(secure.keys, key):
                 click.echo(
-                    f"warning: secure_aggregation.{key} is empty: nothing keeps the server to the "
-                    "protocol, so the statement will claim the ε against the server alone",
+                    f"warning: secure_aggregation.keys.{key} is empty: nothing keeps the server "
+                    "to the protocol, so the statement will claim the ε against the server alone",
                     err=True,
                 )
     if as_json:

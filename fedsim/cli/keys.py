@@ -16,7 +16,7 @@ def helper_key_command(file: str, as_json: bool) -> None:
     """Create the lasting key of a helper of secure aggregation in FILE and print its fingerprint.
 
     If FILE exists, only the fingerprint of its key is printed. Keep the file on the helper's
-    machine, and put the fingerprint into secure_aggregation.helper_key_fingerprints, so that
+    machine, and put the fingerprint into secure_aggregation.keys.helper_fingerprints, so that
     clients can pin the key.
     """
     _lasting_key(Path(file), "helper", as_json=as_json)
@@ -29,7 +29,7 @@ def client_key_command(file: str, as_json: bool) -> None:
     """Create the lasting key of a client of secure aggregation in FILE and print its fingerprint.
 
     If FILE exists, only the fingerprint of its key is printed. Keep the file on the client's
-    machine, and put the fingerprint into secure_aggregation.client_key_fingerprints, so that
+    machine, and put the fingerprint into secure_aggregation.keys.client_fingerprints, so that
     helpers count only clients that exist.
     """
     _lasting_key(Path(file), "client", as_json=as_json)

@@ -143,11 +143,12 @@ def _trust_rules(policy: NodePolicy, trust: Trust, experiment: Experiment) -> It
         )
     secure = experiment.secure_aggregation
     if trust == policy.trust == "distributed" and (
-        secure is None or not secure.client_key_fingerprints
+        secure is None or not secure.keys.client_fingerprints
     ):
         yield (
-            "trust is distributed, and without secure_aggregation.client_key_fingerprints a server "
-            "could make all other clients of a sum up: name the fingerprints of all clients there"
+            "trust is distributed, and without secure_aggregation.keys.client_fingerprints a "
+            "server could make all other clients of a sum up: name the fingerprints of all clients "
+            "there"
         )
 
 
@@ -156,20 +157,20 @@ def _helper_rules(allowed: tuple[str, ...], experiment: Experiment) -> Iterator[
     if settings is None or not settings.helpers:
         yield (
             "helpers names the only helpers to which updates are sent, and the experiment has "
-            "none: set secure_aggregation with protocol: additive and helper_key_fingerprints"
+            "none: set secure_aggregation with protocol: additive and keys.helper_fingerprints"
         )
         return
-    pinned = settings.helper_key_fingerprints
+    pinned = settings.keys.helper_fingerprints
     if not pinned:
         yield (
-            "helpers pins keys, and secure_aggregation.helper_key_fingerprints is empty: name the "
+            "helpers pins keys, and secure_aggregation.keys.helper_fingerprints is empty: name the "
             "fingerprints of the helpers there"
         )
     for fingerprint in pinned:
         if fingerprint not in allowed:
             yield (
-                f"helpers lacks {fingerprint} of secure_aggregation.helper_key_fingerprints: use a "
-                "helper that the policy names"
+                f"helpers lacks {fingerprint} of secure_aggregation.keys.helper_fingerprints: use "
+                "a helper that the policy names"
             )
 
 

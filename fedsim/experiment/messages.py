@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from fedsim.core.limits import MAX_REPORTED
+from fedsim.experiment.moved_keys import MOVED_KEYS
 from fedsim.experiment.schema import NAME_PATTERN, Experiment
 from fedsim.experiment.shapes import (
     ErrorPlace,
@@ -134,6 +135,9 @@ class _MessageBuilder:
         section, key = path[:-1], str(path[-1])
         if key == "<<":
             return "YAML 1.2 has no merge keys; write the keys out"
+        moved = self._moved_key_message(path, parent)
+        if moved:
+            return moved
         misplaced = self._misplaced_key_message(section, key)
         if misplaced:
             return misplaced
@@ -148,6 +152,18 @@ class _MessageBuilder:
             self._explained_paths.add((*section, match))
             return f"unknown key; did you mean {match!r}?"
         return "unknown key"
+
+    def _moved_key_message(self, path: KeyPath, parent: Shape) -> str | None:
+        """Return the message for a key of `MOVED_KEYS`; None for any other key."""
+        section = (*self._prefix, *path[:-1])
+        new = MOVED_KEYS.get(".".join(map(str, (*section, path[-1]))))
+        if new is None:
+            return None
+        *home, name = new.split(".")
+        if tuple(home) == section and name not in keys_of(parent):
+            return None  # the section has neither key for the name that it was given
+        self._explained_paths.add((*home, name)[len(self._prefix) :])
+        return f"moved; write {new}"
 
     def _misplaced_key_message(self, section: KeyPath, key: str) -> str | None:
         """Return the message for a key that belongs to another section; None for any other key."""
@@ -177,9 +193,12 @@ class _MessageBuilder:
         if kind == "missing":
             return path, f"missing; {field_purpose(keys_of(parent)[str(path[-1])])}"
         if isinstance(shape, TaggedUnion) and kind.startswith("union_tag"):
-            if not isinstance(given, dict):
+            if not isinstance(given, dict) and not shape.takes_name:
                 return path, f"must be a mapping, got {value_text(given)}"
             return self._tag_message(path, shape)
+        if isinstance(shape, TaggedUnion) and shape.takes_name and kind in _TYPES:
+            rule = f"must be {any_of(shape.choices)}, or a mapping with {shape.tag}"
+            return path, f"{rule}, got {value_text(given)}"
         if isinstance(shape, NumberOrWord) and kind in _NOT_A_NUMBER:
             rule = f"must be a number or {any_of(shape.words)}, got {value_text(given)}"
             return path, rule + did_you_mean(given, shape.words)
@@ -205,9 +224,9 @@ class _MessageBuilder:
         return kind != "value_error" and (kind != "literal_error" or not isinstance(given, str))
 
     def _tag_message(self, path: KeyPath, shape: TaggedUnion) -> PathMessage:
-        section = _mapping(_get(self._raw, path))
-        choices = shape.choices
-        tag_path = (*path, shape.tag)
+        written, choices = _get(self._raw, path), shape.choices
+        section = shape.mapping(written)
+        tag_path = (*path, shape.tag) if isinstance(written, dict) else path
         if shape.tag not in section:
             return tag_path, f"missing; {any_of(choices)}"
         given = section[shape.tag]
@@ -225,7 +244,7 @@ class _MessageBuilder:
         value = self._raw
         for part in path:
             if isinstance(shape, TaggedUnion):
-                shape = shape.variant(_mapping(value).get(shape.tag))
+                shape = shape.variant(shape.mapping(value).get(shape.tag))
             elif isinstance(shape, NameOrMapping):
                 shape = shape.mapping
             shape = child_shape(shape, str(part))

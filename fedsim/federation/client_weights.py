@@ -38,8 +38,8 @@ def client_weights(
     if not takes_weights:
         return uniform_weights(len(sizes))
     secure, units = experiment.secure_aggregation, WEIGHT_UNITS
-    if secure is not None and secure.max_weight != "auto":
-        units = min(units, secure.max_weight)
+    if secure is not None and secure.encoding.max_weight != "auto":
+        units = min(units, secure.encoding.max_weight)
     values = [*map_shared(PlanValues, sizes)]
     if plans is not None:
         # Where the unit is the client, its size is private, and no weight depends on it.

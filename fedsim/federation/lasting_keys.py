@@ -85,8 +85,8 @@ def identity_of_helper(
         PublicKeyError: the key file cannot be used (see `read_lasting_key`).
     """
     given = node_config.get(HELPER_KEY)
-    if given is None and settings.helper_key_files:
-        given = settings.helper_key_files[helper - 1]
+    if given is None and settings.keys.helper_files:
+        given = settings.keys.helper_files[helper - 1]
     return None if given is None else read_lasting_key(base / Path(str(given)).expanduser())
 
 
@@ -109,21 +109,21 @@ def identity_of_client(
         PublicKeyError: the key file is missing or cannot be used (see `read_lasting_key`), or holds
             another key than the pinned one.
     """
-    pins, files = settings.client_key_fingerprints, settings.client_key_files
+    pins, files = settings.keys.client_fingerprints, settings.keys.client_files
     if not pins:
         return None
     given = (node_config or {}).get(CLIENT_KEY, files[client] if files else None)
     if given is None:
         raise PublicKeyError(
-            f"client {client} has no lasting key, but client_key_fingerprints pins "
+            f"client {client} has no lasting key, but keys.client_fingerprints pins "
             f"{pins[client][:16]}...; name its file: client-key in --node-config, or "
-            "client_key_files in a simulation"
+            "keys.client_files in a simulation"
         )
     key = read_lasting_key(base / Path(str(given)).expanduser())
     if key.fingerprint != pins[client]:
         raise PublicKeyError(
             f"the lasting key of client {client} has the fingerprint {key.fingerprint}, but "
-            f"client_key_fingerprints pins {pins[client]}; name the other file, or correct the pin "
-            "everywhere"
+            f"keys.client_fingerprints pins {pins[client]}; name the other file, or correct the "
+            "pin everywhere"
         )
     return key

@@ -15,11 +15,9 @@ from fedsim.clients.mechanisms.plan import PrivacyPlan
 from fedsim.core.shared_values import map_shared
 from fedsim.experiment import Experiment
 from fedsim.protocol.noisy_sums import SumPlan
-from fedsim.secagg.settings import RUNTIME_KEYS
 from fedsim.server.aggregation.weights import ClientWeights
 
 _SECTIONS = ("federation", "local", "privacy")
-_KEYS_OF_MACHINES = RUNTIME_KEYS - {"helper_key_fingerprints"}  # pins belong to the plan
 
 
 def plan_digest(
@@ -47,9 +45,7 @@ def plan_digest(
     content: dict[str, Any] = {
         "fedsim": fedsim.__version__,
         **experiment.model_dump(mode="json", include=set(_SECTIONS)),
-        "secure_aggregation": None
-        if secure is None
-        else secure.model_dump(mode="json", exclude=_KEYS_OF_MACHINES),
+        "secure_aggregation": None if secure is None else secure.plan(),
         "weights": list(weights.values),
         "sums": None if sums is None else [_text(sums.unit), sums.server_noise, sums.divisor],
         "clients": [*map_shared(_facts, plans)],

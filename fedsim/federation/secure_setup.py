@@ -59,7 +59,7 @@ def secure_channel(
         SecureSetupError: the sum does not fit into the ring, a client weighs more than
             `max_weight`, or the installed `cryptography` is too old.
     """
-    if settings.protocol != "quantized":
+    if settings.protocol.name != "quantized":
         try:
             check_hpke()
         except HpkeMissingError as error:
@@ -70,13 +70,15 @@ def secure_channel(
         codec, planned = _integer_codec(sums, per_round), (1,) * len(weights.values)
         return SecureChannel(settings, codec, planned, experiment.seed, plan, identity_of)
     weighted = not experiment.federation.weights.is_uniform
-    encoder = FixedPointEncoder.from_settings(settings, num_clients=per_round, weighted=weighted)
+    encoder = FixedPointEncoder.from_settings(
+        settings.encoding, num_clients=per_round, weighted=weighted
+    )
     heaviest = max(weights.values)
     if heaviest > encoder.max_weight:
         raise SecureSetupError(
             f"client {weights.values.index(heaviest)} has weight {heaviest}, its number of "
-            f"examples, but secure_aggregation.max_weight is {encoder.max_weight}; raise it, or "
-            "use federation.weighting: uniform"
+            f"examples, but secure_aggregation.encoding.max_weight is {encoder.max_weight}; raise "
+            "it, or use federation.weighting: uniform"
         )
     layout = TensorLayout.from_arrays(to_numpy(upload))
     metrics = MetricGrids.from_bounds(settings.metrics, encoder)

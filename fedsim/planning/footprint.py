@@ -61,8 +61,8 @@ def find_footprint(loaded: LoadedExperiment) -> Footprint:
     if experiment.privacy is not None:
         named += [one.csv for one in experiment.privacy.clients.values() if one.csv is not None]
     if experiment.secure_aggregation is not None:
-        named += experiment.secure_aggregation.helper_key_files
-        named += experiment.secure_aggregation.client_key_files
+        named += experiment.secure_aggregation.keys.helper_files
+        named += experiment.secure_aggregation.keys.client_files
     sources = [name.rpartition(":")[0] for name in code]
     named += [source for source in sources if source.endswith(".py")]
     files = tuple((loaded.base / Path(name).expanduser()).resolve() for name in named)

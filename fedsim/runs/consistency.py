@@ -175,7 +175,7 @@ def _in_opening(records: RunRecords, experiment: Experiment) -> Iterator[str]:
     if records.opening is None:
         yield "checkpoint/opening.json is missing: it names the last opened sum"
         return
-    in_clear = settings is not None and settings.protocol == "quantized"
+    in_clear = settings is not None and settings.protocol.name == "quantized"
     if in_clear and not experiment.has_server_noise:
         return  # the server sees every update, and opens no sum
     summed = [row["round"] for row in records.rows if row["participants"]]

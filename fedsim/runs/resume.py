@@ -10,7 +10,7 @@ from fedsim.experiment.text import shorten
 from fedsim.runs.directory import RunDirectoryError
 
 _MISSING = object()
-_MAY_CHANGE = ("runtime.", "secure_aggregation.on_abort", "secure_aggregation.combine_")
+_MAY_CHANGE = ("runtime.", "secure_aggregation.on_abort", "secure_aggregation.protocol.combine_")
 
 
 def resume_command(source: object, overrides: Mapping[str, Any] | Sequence[str], path: Path) -> str:
@@ -31,9 +31,9 @@ def refuse_changes(before: Experiment, after: Experiment) -> None:
     """Check that a run may resume with a changed experiment.
 
     `runtime` may change, since it changes no result. `secure_aggregation.on_abort` and
-    `combine_...` may change. `federation.rounds` may grow under a given `noise_multiplier` and with
-    `input_perturbation`, whose rounds cost nothing, but not with `noise_correlation`, which
-    charges a whole run at its start.
+    `protocol.combine_...` may change. `federation.rounds` may grow under a given
+    `noise_multiplier` and with `input_perturbation`, whose rounds cost nothing, but not with
+    `noise_correlation`, which charges a whole run at its start.
 
     Args:
         before: the experiment of the run.

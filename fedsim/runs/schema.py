@@ -14,7 +14,7 @@ import fedsim
 from fedsim.core.errors import InputError
 
 SCHEMAS: Mapping[str, int] = {
-    "environment.json": 5,  # of the whole run directory
+    "environment.json": 6,  # of the whole run directory
     "model.safetensors": 4,  # of the checkpoint, in its metadata
     "privacy.json": 2,
     "manifest.json": 1,
@@ -27,7 +27,7 @@ SCHEMAS: Mapping[str, int] = {
     "comparison_run.json": 1,
     "search.jsonl": 1,  # in each record of a draw
     "selection.json": 1,  # of the folder of a selected model
-    "experiment.json": 3,  # of the state of a node's client
+    "experiment.json": 4,  # of the state of a node's client
 }
 """The schema number of each file that has one."""
 

@@ -18,7 +18,7 @@ from fedsim.secagg.errors import (
     NonFiniteUpdateError,
     ValueOutOfRangeError,
 )
-from fedsim.secagg.settings import SecureAggregationSettings
+from fedsim.secagg.settings import EncodingSettings
 
 Ring = NDArray[np.unsignedinteger]
 
@@ -68,13 +68,11 @@ class FixedPointEncoder:
             )
 
     @classmethod
-    def from_settings(
-        cls, settings: SecureAggregationSettings, *, num_clients: int, weighted: bool
-    ) -> Self:
+    def from_settings(cls, settings: EncodingSettings, *, num_clients: int, weighted: bool) -> Self:
         """Return the encoder of a federation.
 
         Args:
-            settings: settings of the federation; `auto` values are computed here.
+            settings: the section `encoding` of the federation; `auto` values are computed here.
             num_clients: largest number of clients in one round.
             weighted: whether clients have different weights.
 

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Self
 
 from fedsim.secagg.errors import ThresholdError
-from fedsim.secagg.settings import SecureAggregationSettings
+from fedsim.secagg.settings import SecAggPlusSettings, SecAggSettings, SecureAggregationSettings
 
 logger = logging.getLogger(__name__)
 
@@ -62,12 +62,13 @@ class NeighbourGraph:
             ThresholdError: a fixed threshold above the number of clients, or not above half of it.
         """
         members = tuple(sorted(clients))
-        if settings.protocol == "secagg_plus":
+        protocol = settings.protocol
+        if isinstance(protocol, SecAggPlusSettings):
             sparse = sparse_neighbourhood(
                 len(members),
-                corrupt_fraction=settings.corrupt_fraction,
-                dropout_fraction=settings.dropout_fraction,
-                security_bits=settings.security_bits,
+                corrupt_fraction=protocol.corrupt_fraction,
+                dropout_fraction=protocol.dropout_fraction,
+                security_bits=protocol.security_bits,
             )
             if sparse is not None and sparse.degree < len(members) - 1:
                 return cls(members, _harary(members, sparse.degree), sparse.threshold, False)
@@ -189,13 +190,15 @@ def complete_threshold(settings: SecureAggregationSettings, clients: int) -> int
     Raises:
         ThresholdError: a fixed threshold above the number of clients, or not above half of it.
     """
-    if settings.threshold == "auto":
+    protocol = settings.protocol
+    threshold = protocol.threshold if isinstance(protocol, SecAggSettings) else "auto"
+    if threshold == "auto":
         return 2 * clients // 3 + 1
-    if not clients / 2 < settings.threshold <= clients:
+    if not clients / 2 < threshold <= clients:
         raise ThresholdError(
-            f"threshold {settings.threshold} must be above half and at most all of the {clients} "
+            f"threshold {threshold} must be above half and at most all of the {clients} "
             "clients of the round; use threshold: auto",
             have=clients,
-            need=settings.threshold,
+            need=threshold,
         )
-    return settings.threshold
+    return threshold

@@ -95,7 +95,7 @@ def verify_helper_key(hello: HelloReply, pin: str, *, params: str, client: int) 
         raise PublicKeyError(
             f"helper {hello.helper} shows the key {key_fingerprint(hello.identity)[:16]}..., but "
             f"{pin[:16]}... is pinned; the server may have substituted its own key. Change "
-            "helper_key_fingerprints only if the helper's operator confirms the new key",
+            "keys.helper_fingerprints only if the helper's operator confirms the new key",
             client=client,
         )
     try:

@@ -1,53 +1,96 @@
-"""Settings of secure aggregation; all other parameters are computed from them."""
+"""Settings of secure aggregation; all other parameters are computed from them.
+
+Each protocol has a class of the keys that it alone reads: `protocol: {name: secagg, threshold: 5}`.
+"""
 
 import hashlib
 import json
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from fedsim.core.limits import MAX_CLIENTS, MAX_EXAMPLES, MAX_SECONDS
-from fedsim.core.settings import Settings
+from fedsim.core.settings import ByName, Settings
 
-RUNTIME_KEYS = {
-    "combine_timeout_s",
-    "combine_retries",
-    "on_abort",
-    "helper_key_fingerprints",
-    "helper_key_files",
-    "client_key_files",
-}
 MAX_AGGREGATORS = 16
-_ADDITIVE_KEYS = {
-    "aggregators": 2,
-    "helper_key_fingerprints": (),
-    "helper_key_files": (),
-    "client_key_fingerprints": (),
-    "client_key_files": (),
-    "combine_timeout_s": 60.0,
-    "combine_retries": 2,
+_OF_EACH_MACHINE = {
+    "on_abort": True,
+    "protocol": {"combine_timeout_s": True, "combine_retries": True},
+    "keys": {"helper_files": True, "client_files": True},
 }
-_PLUS_KEYS = {"corrupt_fraction": 0.1, "dropout_fraction": 0.1, "security_bits": 40}
+
+_Names = Annotated[tuple[str, ...], Field(strict=False)]  # a file has lists only
+_Fingerprints = Annotated[
+    tuple[Annotated[str, Field(pattern="^[0-9a-f]{64}$")], ...], Field(strict=False)
+]
+_NAME = Field(description="which protocol; see `secure_aggregation.protocol`")
 
 
-class SecureAggregationSettings(Settings):
-    """`secure_aggregation:` in an experiment file; without the section, aggregation is plain."""
+class AdditiveSettings(Settings):
+    """Additive shares for two or more aggregators: the server and helpers."""
 
-    protocol: Literal["additive", "quantized", "secagg", "secagg_plus"] = Field(
-        default="additive",
-        description="additive: shares for two or more aggregators; secagg, secagg_plus: pairwise "
-        "masks for a single server; quantized: the same numbers without cryptography (control)",
+    name: Literal["additive"] = _NAME
+    combine_timeout_s: float = Field(
+        default=60.0,
+        gt=0,
+        le=MAX_SECONDS,
+        description="seconds to wait for a helper's share of the sum",
     )
-    aggregators: int = Field(
-        default=2,
-        ge=2,
-        le=MAX_AGGREGATORS,
-        description="parties that each hold a share, the server among them",
+    combine_retries: int = Field(
+        default=2, ge=0, le=1000, description="number of retries after a helper's timeout"
     )
+
+
+class SecAggSettings(Settings):
+    """Pairwise masks between all clients of a round, for a single server."""
+
+    name: Literal["secagg"] = _NAME
+    threshold: Annotated[int, Field(ge=1, le=MAX_CLIENTS)] | Literal["auto"] = Field(
+        default="auto",
+        description="number of shares that recover a secret; auto: more than two thirds",
+    )
+
+
+class SecAggPlusSettings(Settings):
+    """Pairwise masks between neighbours in a sparse graph, for a single server."""
+
+    name: Literal["secagg_plus"] = _NAME
+    corrupt_fraction: float = Field(
+        default=0.1, ge=0, lt=1, description="clients that may collude with the server"
+    )
+    dropout_fraction: float = Field(
+        default=0.1, ge=0, lt=1, description="clients that may drop out of a round"
+    )
+    security_bits: int = Field(
+        default=40, ge=20, le=128, description="-log2 of the probability that privacy fails"
+    )
+
+    @model_validator(mode="after")
+    def _some_clients_are_left(self) -> Self:
+        if self.corrupt_fraction + self.dropout_fraction >= 1:
+            raise ValueError(
+                "corrupt_fraction + dropout_fraction must be below 1, got "
+                f"{self.corrupt_fraction} + {self.dropout_fraction}; lower one of them"
+            )
+        return self
+
+
+class QuantizedSettings(Settings):
+    """The same numbers without cryptography: a control."""
+
+    name: Literal["quantized"] = _NAME
+
+
+ProtocolSettings = AdditiveSettings | SecAggSettings | SecAggPlusSettings | QuantizedSettings
+
+
+class EncodingSettings(Settings):
+    """How an update becomes integers of a ring: fixed point."""
+
     ring_bits: Literal[32, 64] = Field(
         default=64, description="bits of a ring element; 32 halves the upload and the precision"
     )
-    frac_bits: Annotated[int, Field(le=64)] | Literal["auto"] = Field(
+    frac_bits: Annotated[int, Field(ge=0, le=64)] | Literal["auto"] = Field(
         default="auto",
         description="binary places kept of every value; auto: as many as fit, at most 32",
     )
@@ -61,11 +104,11 @@ class SecureAggregationSettings(Settings):
     payload: Literal["delta", "parameters"] = Field(
         default="delta", description="upload the change of the model, or the model"
     )
-    max_weight: Annotated[int, Field(le=MAX_EXAMPLES)] | Literal["auto"] = Field(
+    max_weight: Annotated[int, Field(ge=1, le=MAX_EXAMPLES)] | Literal["auto"] = Field(
         default="auto",
         description="largest weight of a client; auto: 1 when uniform, else 100000",
     )
-    max_clients: Annotated[int, Field(le=MAX_CLIENTS)] | Literal["auto"] = Field(
+    max_clients: Annotated[int, Field(ge=1, le=MAX_CLIENTS)] | Literal["auto"] = Field(
         default="auto",
         description="largest number of clients in a sum; auto: the clients of a round",
     )
@@ -76,6 +119,56 @@ class SecureAggregationSettings(Settings):
     guard_bits: int = Field(
         default=8, ge=0, le=32, description="unused top bits; they reveal mismatched shares"
     )
+
+
+class LastingKeySettings(Settings):
+    """Keys of helpers and clients that are made once, so that others can know them by name."""
+
+    helper_fingerprints: _Fingerprints = Field(
+        default=(),
+        description="fingerprints of the helpers' lasting keys (`fedsim helper-key`), in the order "
+        "of the helpers; clients refuse any other key",
+    )
+    helper_files: _Names = Field(
+        default=(),
+        description="files of those keys, for helpers of a simulation; a SuperNode names its own",
+    )
+    client_fingerprints: _Fingerprints = Field(
+        default=(),
+        description="fingerprints of the clients' lasting keys (`fedsim client-key`), in the order "
+        "of the clients; helpers count no other uploads",
+    )
+    client_files: _Names = Field(
+        default=(),
+        description="files of those keys, for clients of a simulation; a SuperNode names its own",
+    )
+
+    @field_validator("*")
+    @classmethod
+    def _all_different(cls, given: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(given)) != len(given):
+            raise ValueError(
+                f"names {len(given)} keys, {len(set(given))} of them different; name a different "
+                "one for each party, or none"
+            )
+        return given
+
+
+class SecureAggregationSettings(Settings):
+    """`secure_aggregation:` in an experiment file; without the section, aggregation is plain."""
+
+    protocol: Annotated[ProtocolSettings, ByName()] = Field(
+        default=AdditiveSettings(name="additive"),
+        description="additive: shares for two or more aggregators; secagg, secagg_plus: pairwise "
+        "masks for a single server; quantized: the same numbers without cryptography (control); a "
+        "mapping sets the keys of the protocol",
+    )
+    aggregators: int = Field(
+        default=2,
+        ge=2,
+        le=MAX_AGGREGATORS,
+        description="additive: parties that each hold a share, the server among them",
+    )
     min_clients: int = Field(
         default=3,
         ge=2,
@@ -83,121 +176,68 @@ class SecureAggregationSettings(Settings):
         description="fewest clients whose sum is opened; helpers, and clients of secagg, enforce "
         "their own",
     )
+    encoding: EncodingSettings = Field(
+        default=EncodingSettings(), description="how updates become integers of a ring"
+    )
+    prg: Literal["aes256_ctr", "chacha20"] = Field(
+        default="aes256_ctr", description="keystream that expands a seed to a mask"
+    )
     metrics: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = Field(
         default={},
         description="names and bounds of means over a client's examples that are clipped to "
         "[-bound, bound] and averaged inside the protocol",
     )
-    prg: Literal["aes256_ctr", "chacha20"] = Field(
-        default="aes256_ctr", description="keystream that expands a seed to a mask"
-    )
-    combine_timeout_s: float = Field(
-        default=60.0,
-        gt=0,
-        le=MAX_SECONDS,
-        description="seconds to wait for a helper's share of the sum",
-    )
-    combine_retries: int = Field(
-        default=2, ge=0, le=1000, description="number of retries after a helper's timeout"
-    )
     on_abort: Literal["raise", "skip_round"] = Field(
         default="raise",
         description="after a round that cannot be opened: end the run, or keep the old model",
     )
-    helper_key_fingerprints: tuple[Annotated[str, Field(pattern="^[0-9a-f]{64}$")], ...] = Field(
-        default=(),
-        strict=False,  # a file has lists only
-        description="fingerprints of the helpers' lasting keys (`fedsim helper-key`), in the order "
-        "of the helpers; clients refuse any other key",
-    )
-    helper_key_files: tuple[str, ...] = Field(
-        default=(),
-        strict=False,
-        description="files of those keys, for helpers of a simulation; a SuperNode names its own",
-    )
-    client_key_fingerprints: tuple[Annotated[str, Field(pattern="^[0-9a-f]{64}$")], ...] = Field(
-        default=(),
-        strict=False,
-        description="fingerprints of the clients' lasting keys (`fedsim client-key`), in the order "
-        "of the clients; helpers count no other uploads",
-    )
-    client_key_files: tuple[str, ...] = Field(
-        default=(),
-        strict=False,
-        description="files of those keys, for clients of a simulation; a SuperNode names its own",
-    )
-    threshold: Annotated[int, Field(le=MAX_CLIENTS)] | Literal["auto"] = Field(
-        default="auto",
-        description="secagg: number of shares that recover a secret; auto: more than two thirds",
-    )
-    corrupt_fraction: float = Field(
-        default=0.1, ge=0, lt=1, description="secagg_plus: clients that may collude with the server"
-    )
-    dropout_fraction: float = Field(
-        default=0.1, ge=0, lt=1, description="secagg_plus: clients that may drop out of a round"
-    )
-    security_bits: int = Field(
-        default=40,
-        ge=20,
-        le=128,
-        description="secagg_plus: -log2 of the probability that privacy fails",
+    keys: LastingKeySettings = Field(
+        default=LastingKeySettings(),
+        description="additive: keys of helpers and clients that are made once, by which others "
+        "know them",
     )
 
+    @field_validator("aggregators", "keys")
+    @classmethod
+    def _parties_of_additive(cls, given: Any, info: ValidationInfo) -> Any:
+        protocol, name = info.data.get("protocol"), str(info.field_name)
+        if protocol is None or isinstance(protocol, AdditiveSettings):
+            return given
+        if given != cls.model_fields[name].default:
+            raise ValueError(
+                f"protocol: {protocol.name} has a single server, without helpers and lasting keys; "
+                f"remove {name}, or use protocol: additive"
+            )
+        return given
+
     @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        """Refuse keys that the protocol does not read, and impossible numbers."""
-        if self.protocol != "additive":
-            self._reject_unread(_ADDITIVE_KEYS, "protocol: additive")
-        if self.protocol != "secagg_plus":
-            self._reject_unread(_PLUS_KEYS, "protocol: secagg_plus")
-        if self.protocol != "secagg":
-            self._reject_unread({"threshold": "auto"}, "protocol: secagg (secagg_plus computes it)")
-        if self.corrupt_fraction + self.dropout_fraction >= 1:
+    def _numbers_of_parties(self) -> Self:
+        largest = self.encoding.max_clients
+        if largest != "auto" and largest < self.min_clients:
             raise ValueError(
-                "corrupt_fraction + dropout_fraction must be below 1, got "
-                f"{self.corrupt_fraction} + {self.dropout_fraction}; lower one of them"
+                f"encoding.max_clients is {largest}, below min_clients {self.min_clients}: no "
+                "round could be opened; raise encoding.max_clients or lower min_clients"
             )
-        for name in ("frac_bits", "max_weight", "max_clients", "threshold"):
-            value = getattr(self, name)
-            least = 0 if name == "frac_bits" else 1
-            if value != "auto" and value < least:
-                raise ValueError(f"{name} must be auto or >= {least}, got {value}; use auto")
-        if self.max_clients != "auto" and self.max_clients < self.min_clients:
-            raise ValueError(
-                f"max_clients is {self.max_clients}, below min_clients {self.min_clients}: no "
-                "round could be opened; raise max_clients or lower min_clients"
-            )
-        for name in ("helper_key_fingerprints", "helper_key_files"):
-            given = getattr(self, name)
-            if len(given) not in (0, self.aggregators - 1) or len(set(given)) != len(given):
+        for name in ("helper_fingerprints", "helper_files"):
+            given = getattr(self.keys, name)
+            if len(given) not in (0, self.helpers):
                 raise ValueError(
-                    f"{name} names {len(given)} keys, {len(set(given))} of them different, but "
-                    f"{self.aggregators} aggregators have {self.aggregators - 1} helpers; name a "
-                    "different one for each, or none"
-                )
-        for name in ("client_key_fingerprints", "client_key_files"):
-            given = getattr(self, name)
-            if len(set(given)) != len(given):
-                raise ValueError(
-                    f"{name} names {len(given)} keys, {len(set(given))} of them different; name a "
-                    "different one for each client, or none"
+                    f"keys.{name} names {len(given)} keys, but {self.aggregators} aggregators have "
+                    f"{self.helpers} helpers; name one for each, or none"
                 )
         return self
 
     @property
     def helpers(self) -> int:
         """Number of helper nodes that the protocol needs."""
-        return self.aggregators - 1 if self.protocol == "additive" else 0
+        return self.aggregators - 1 if isinstance(self.protocol, AdditiveSettings) else 0
 
-    def _reject_unread(self, keys: dict[str, object], reader: str) -> None:
-        for name, default in keys.items():
-            if getattr(self, name) != default:
-                raise ValueError(
-                    f"{name} is {getattr(self, name)!r}, but protocol: {self.protocol} does not "
-                    f"read it; remove it, or use {reader}"
-                )
+    def plan(self) -> dict[str, Any]:
+        """Return the keys that belong to a federation's plan, without those of each machine."""
+        return self.model_dump(mode="json", exclude=_OF_EACH_MACHINE)
 
     def digest(self) -> str:
         """Return the SHA-256 of the settings on which the parties must agree, in hex."""
-        shared = self.model_dump(mode="json", exclude=RUNTIME_KEYS)
+        shared = self.plan()
+        del shared["keys"]["helper_fingerprints"]  # each party pins by itself
         return hashlib.sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()

@@ -19,7 +19,7 @@ from fedsim.secagg.hpke import check_distinct, load_public_key
 from fedsim.secagg.layout import NamedArrays
 from fedsim.secagg.messages import Hello, HelloReply
 from fedsim.secagg.payload import PayloadCodec
-from fedsim.secagg.settings import SecureAggregationSettings
+from fedsim.secagg.settings import AdditiveSettings, SecureAggregationSettings
 from fedsim.server.aggregation.aggregator import AggregationResult, Aggregator, RoundAbortedError
 from fedsim.server.aggregation.mean import InvalidUpdateError
 from fedsim.server.aggregation.weights import ClientWeights
@@ -34,6 +34,8 @@ from fedsim.server.secure.rounds import (
     SecureRound,
     error_text,
 )
+
+_NO_HELPERS = AdditiveSettings(name="additive")  # of `quantized`: nobody is waited for
 
 
 @dataclass(frozen=True)
@@ -96,8 +98,10 @@ class SecureAggregator(Aggregator[SealedReply]):
         weights: ClientWeights,
         plan: str = "",
     ) -> None:
-        self.name = f"secure aggregation by {settings.protocol}"
+        self.name = f"secure aggregation by {settings.protocol.name}"
         self._settings, self._codec = settings, codec
+        own = settings.protocol
+        self._combine = own if isinstance(own, AdditiveSettings) else _NO_HELPERS
         self._clients, self._helpers = clients, helpers
         self._opened_sums, self._weights, self._plan = opened_sums, weights, plan
         self._round_number = 0
@@ -211,7 +215,7 @@ class SecureAggregator(Aggregator[SealedReply]):
         """Return the model that is added to decoded changes; None where clients send parameters."""
         values = to_numpy(upload_base(arrays))
         self._codec.layout.check(values)
-        return values if self._settings.payload == "delta" else None
+        return values if self._settings.encoding.payload == "delta" else None
 
     def _check_weight(self, weight: int, clients: Collection[int]) -> None:
         """Check the total weight in a sum against the plan; single weights are masked."""
@@ -233,7 +237,7 @@ class SecureAggregator(Aggregator[SealedReply]):
 
     def _make_round(self, context: RoundContext, clients: Sequence[int], grid: Grid) -> SecureRound:
         settings, codec = self._settings, self._codec
-        if settings.protocol.startswith("secagg"):
+        if settings.protocol.name.startswith("secagg"):
             server = MaskedSum(codec=codec, context=context, settings=settings, clients=clients)
             return MaskedRound(
                 server, QueryChannel(grid, self._clients), record_opening=self._record_opening
@@ -250,8 +254,8 @@ class SecureAggregator(Aggregator[SealedReply]):
             leader,
             self._helper_keys(helpers),
             helpers,
-            timeout=settings.combine_timeout_s,
-            retries=settings.combine_retries,
+            timeout=self._combine.combine_timeout_s,
+            retries=self._combine.combine_retries,
             record_opening=self._record_opening,
         )
 
@@ -272,8 +276,8 @@ class SecureAggregator(Aggregator[SealedReply]):
             HELLO,
             dict.fromkeys(self._helpers, hello),
             HelloReply,
-            timeout=self._settings.combine_timeout_s,
-            retries=self._settings.combine_retries,
+            timeout=self._combine.combine_timeout_s,
+            retries=self._combine.combine_retries,
             on_retry=self._count_retries,
         ):
             check_fields(reply)

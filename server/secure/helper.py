@@ -113,7 +113,7 @@ class Helper:
     reveals single updates. Earlier rounds are refused. The helper sees the participants and their
     seeds, which are independent of every update.
 
-    With `client_key_fingerprints` each envelope needs the signature of its client's pinned key.
+    With `keys.client_fingerprints` each envelope needs the signature of its client's pinned key.
     Without them `min_clients` counts envelopes, not people: a leader that seals envelopes of
     clients that it made up can open a sum with one real client.
 
@@ -216,18 +216,18 @@ class Helper:
 
     def _check_pin(self) -> None:
         """Check the pin before the run; every client would refuse another key later."""
-        pins = self._settings.helper_key_fingerprints
+        pins = self._settings.keys.helper_fingerprints
         if not pins:
             return
         if self._identity is None:
             raise PublicKeyError(
-                f"helper {self.helper} has no lasting key, but helper_key_fingerprints pins "
+                f"helper {self.helper} has no lasting key, but keys.helper_fingerprints pins "
                 f"{pins[self.helper - 1][:16]}...; give it the file of that key"
             )
         if self._identity.fingerprint != pins[self.helper - 1]:
             raise PublicKeyError(
                 f"the lasting key of helper {self.helper} has the fingerprint "
-                f"{self._identity.fingerprint}, but helper_key_fingerprints pins "
+                f"{self._identity.fingerprint}, but keys.helper_fingerprints pins "
                 f"{pins[self.helper - 1]}; give it the other file, or correct the pin everywhere"
             )
 
@@ -252,11 +252,11 @@ class Helper:
                 "client needs one envelope",
                 **where,
             )
-        keyed = len(request.clients) if self._settings.client_key_fingerprints else 0
+        keyed = len(request.clients) if self._settings.keys.client_fingerprints else 0
         if {len(request.identities), len(request.signatures)} - {keyed, len(request.clients)}:
             raise WireError(
                 f"{len(request.clients)} clients, {len(request.identities)} keys and "
-                f"{len(request.signatures)} signatures; where client_key_fingerprints pins keys, "
+                f"{len(request.signatures)} signatures; where keys.client_fingerprints pins keys, "
                 "each client needs both",
                 **where,
             )
@@ -274,7 +274,7 @@ class Helper:
                 f"{self.helper} has {self._num_clients} clients, numbered from 0",
                 **where,
             )
-        most = self._settings.max_clients
+        most = self._settings.encoding.max_clients
         if most != "auto" and len(request.clients) > most:
             raise CapacityError(
                 f"{len(request.clients)} clients, but the max_clients of helper {self.helper} is "
@@ -319,7 +319,7 @@ class Helper:
 
     def _is_known(self, request: CombineRequest, place: int, info: bytes) -> bool:
         """Whether an envelope has the signature of its client's pinned key, if keys are pinned."""
-        pins, client = self._settings.client_key_fingerprints, request.clients[place]
+        pins, client = self._settings.keys.client_fingerprints, request.clients[place]
         if not pins:
             return True
         return 0 <= client < len(pins) and is_from_client(
@@ -331,7 +331,7 @@ class Helper:
         )
 
     def _release(self, request: CombineRequest, seeds: list[bytes]) -> CombineReply:
-        dtype = np.uint64 if self._settings.ring_bits == 64 else np.uint32
+        dtype = np.uint64 if self._settings.encoding.ring_bits == 64 else np.uint32
         total = np.zeros(request.length, dtype)
         self._sharing.expand_into(total, seeds, self._infos(request))
         context = self._context(request)

@@ -67,21 +67,22 @@ class SecureAggregationReport:
         Reference: docs/trust_models.md, "An active server".
         """
         settings = self.settings
-        helped = settings.protocol == "additive"
-        pinned = settings.helper_key_fingerprints and settings.client_key_fingerprints
+        helped = settings.protocol.name == "additive"
+        pinned = settings.keys.helper_fingerprints and settings.keys.client_fingerprints
         return {
             "pinned_keys": bool(pinned),
             "opened_once": helped and not self.repeats_noise,
             "agreed_plan": helped and bool(self.plan_digest),
-            "fixed_set": helped and (self.is_integer_sum or settings.range_policy == "clip"),
+            "fixed_set": helped
+            and (self.is_integer_sum or settings.encoding.range_policy == "clip"),
         }
 
     def to_dict(self) -> dict[str, Any]:
         """Return the section `secure_aggregation` of a report as JSON values."""
         settings, encoder = self.settings, self.encoder
-        hidden = settings.protocol != "quantized"
+        hidden = settings.protocol.name != "quantized"
         return {
-            "protocol": settings.protocol,
+            "protocol": settings.protocol.name,
             "implementation": IMPLEMENTATION,
             "parties": {
                 "leader": "server",
@@ -90,9 +91,9 @@ class SecureAggregationReport:
                 "survivors_per_round": [self.survivors[key] for key in sorted(self.survivors)],
             },
             "trust": {
-                "privacy_requires": _TRUST[settings.protocol],
+                "privacy_requires": _TRUST[settings.protocol.name],
                 "active_server": "pinned_helper_keys"
-                if settings.helper_key_fingerprints
+                if settings.keys.helper_fingerprints
                 else "not_covered",
                 "malicious_clients": "undetected",
                 "conditions": self.conditions(),
@@ -127,7 +128,7 @@ def _forged_clients(settings: SecureAggregationSettings, *, hidden: bool) -> str
     """Return whether the parties notice clients that the server makes up."""
     if not hidden:
         return "not_needed"
-    return "refused" if settings.client_key_fingerprints else "undetected"
+    return "refused" if settings.keys.client_fingerprints else "undetected"
 
 
 def _server_view(hidden: bool, metrics: list[str]) -> list[str]:

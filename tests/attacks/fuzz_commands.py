@@ -88,7 +88,7 @@ VARIANTS: tuple[dict[str, Any], ...] = (
         "model": {"name": "logistic"},
         "local": {**BASE["local"], "optimizer": OPTIMIZERS[0] | {"momentum": 0.0}},
     },
-    {"secure_aggregation": {"min_clients": 2, "value_bound": 8.0}},
+    {"secure_aggregation": {"min_clients": 2, "encoding": {"value_bound": 8.0}}},
     {"evaluation": {"holdout": 0.2}, "privacy": None},
     {
         "faults": [{"kind": "straggler", "delay": 1e-9, "probability": 0.5}],

@@ -158,7 +158,7 @@ def test_the_roll_call_waits_for_a_node_that_is_gone(tmp_path: Path, trouble: st
 @pytest.mark.parametrize("trouble", TROUBLES)
 @pytest.mark.parametrize("stage", ["secagg_shares", "secagg_masked", "secagg_unmask"])
 def test_masking_goes_on_without_a_dead_client(tmp_path: Path, stage: str, trouble: str) -> None:
-    secure = {"protocol": "secagg", "threshold": 3, "min_clients": 3}
+    secure = {"protocol": {"name": "secagg", "threshold": 3}, "min_clients": 3}
     result = run(tmp_path / "r", secure, kind=stage, trouble=trouble)
     first, second = result.rounds
     if trouble in LOSSES and stage != "secagg_unmask":

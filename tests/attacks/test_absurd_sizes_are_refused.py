@@ -72,8 +72,8 @@ def command(
         f"seed={'9' * 2000}",
         "federation.deadline=1e300",
         "faults=[{kind: error, clients: [1000000000]}]",
-        "secure_aggregation={max_clients: 1000000000000}",
-        "secure_aggregation={combine_retries: 1000000000}",
+        "secure_aggregation={encoding: {max_clients: 1000000000000}}",
+        "secure_aggregation={protocol: {name: additive, combine_retries: 1000000000}}",
         f"data.args={'[' * 200}{']' * 200}",
     ],
 )

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 
 def test_a_client_unmasks_no_sum_below_its_own_minimum(secure_parties: Any) -> None:
     """A server that claims dropouts down to the threshold, which is below the minimum."""
-    scene = secure_parties(protocol="secagg", threshold=4, min_clients=5)
+    scene = secure_parties(protocol={"name": "secagg", "threshold": 4}, min_clients=5)
     one = scene.masked()
     one.keys()
     one.shares()
@@ -37,9 +37,8 @@ def test_a_client_unmasks_no_sum_below_its_own_minimum(secure_parties: Any) -> N
 
 def test_the_count_of_a_client_is_of_the_parties_it_masked_with(secure_parties: Any) -> None:
     """In a sparse graph the request lists neighbours only; the client counts itself as well."""
-    scene = secure_parties(
-        clients=60, protocol="secagg_plus", corrupt_fraction=0.05, min_clients=18
-    )
+    protocol = {"name": "secagg_plus", "corrupt_fraction": 0.05}
+    scene = secure_parties(clients=60, protocol=protocol, min_clients=18)
     one = scene.masked()
     for stage in (one.keys, one.shares, one.masks):
         stage()

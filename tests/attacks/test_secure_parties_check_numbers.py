@@ -51,6 +51,7 @@ from fedsim.secagg.messages import (
     Upload,
 )
 from fedsim.secagg.payload import MAX_LENGTH, PayloadCodec
+from fedsim.secagg.settings import EncodingSettings, LastingKeySettings
 from fedsim.secagg.shamir import PRIME
 from fedsim.secagg.wire import from_record, to_record
 from fedsim.server.aggregation.weights import ClientWeights
@@ -154,10 +155,10 @@ def test_a_client_seals_to_the_helpers_of_its_settings_only(
     secure_parties: Any, number: int, pinned: bool
 ) -> None:
     """Without pins any number was accepted: the envelopes were of a helper that is not there."""
-    pins = {"helper_key_fingerprints": ["0" * 64]} if pinned else {}
+    keys = LastingKeySettings(helper_fingerprints=("0" * 64,) if pinned else ())
     scene = secure_parties()
     offer = replace(scene.leader().offer(scene.keys), helpers=(number,))
-    uploader = replace(scene.uploader(0), settings=scene.settings.model_copy(update=pins))
+    uploader = replace(scene.uploader(0), settings=scene.settings.model_copy(update={"keys": keys}))
     with pytest.raises((ContextMismatchError, WireError), match="helpers"):
         uploader.upload(offer, **scene.arguments(0))
 
@@ -197,14 +198,14 @@ def test_a_roster_has_one_row_for_each_client_of_the_experiment(secure_parties: 
 
 def test_a_helper_counts_the_clients_of_its_own_experiment(secure_parties: Any) -> None:
     """Any number of any clients was summed, also more than fit into the ring."""
-    scene = secure_parties(max_clients=6)
+    scene = secure_parties(encoding={"max_clients": 6})
     helper = Helper(helper=1, settings=scene.settings, state=scene.helpers[1].state, num_clients=6)
     request = combine_request(scene)
     with pytest.raises(ContextMismatchError, match=r"client 6 was asked, but .* has 6 clients"):
         helper.combine(replace(request, asked=tuple(range(7))))
     with pytest.raises(DuplicateClientError):
         helper.combine(replace(request, asked=(0, *request.asked)))
-    small = scene.settings.model_copy(update={"max_clients": 5})
+    small = scene.settings.model_copy(update={"encoding": EncodingSettings(max_clients=5)})
     with pytest.raises(CapacityError, match="6 clients, but the max_clients of helper 1 is 5"):
         Helper(helper=1, settings=small, state=helper.state).combine(request)
     for number in (-1, 0, MAX_ROUNDS + 1, 2**62):

@@ -455,11 +455,11 @@ def test_updates_go_to_pinned_helpers_only(attacker: Attacker) -> None:
 
     assert "the experiment has none: set secure_aggregation" in ask(None)
     assert "the experiment has none" in ask({"protocol": "secagg", "min_clients": 2})
-    assert "helper_key_fingerprints is empty" in ask({"min_clients": 2})
-    pinned = {"min_clients": 2, "helper_key_fingerprints": [other]}
+    assert "keys.helper_fingerprints is empty" in ask({"min_clients": 2})
+    pinned = {"min_clients": 2, "keys": {"helper_fingerprints": [other]}}
     assert f"helpers lacks {other}" in ask(pinned)
     reply = attacker.sends(
-        roll_call_message(5), secure_aggregation={**pinned, "helper_key_fingerprints": [ours]}
+        roll_call_message(5), secure_aggregation={**pinned, "keys": {"helper_fingerprints": [ours]}}
     )
     assert not reply.has_error()
     assert attacker.charges() == []

@@ -27,10 +27,10 @@ def test_a_pinned_helper_on_a_supernode_opens_the_sum_of_the_local_run(
         secure_aggregation={
             "aggregators": 2,
             "min_clients": 2,
-            "helper_key_fingerprints": [key.fingerprint],
+            "keys": {"helper_fingerprints": [key.fingerprint]},
         },
     )
-    files = {"secure_aggregation.helper_key_files": [str(site.home / "helper.key")]}
+    files = {"secure_aggregation.keys.helper_files": [str(site.home / "helper.key")]}
     local = run_experiment(experiment, overrides=files, out=tmp_path / "local")
     app, out = site.deploy(experiment, "app"), tmp_path / "run"
     with site.running() as running:

@@ -48,8 +48,7 @@ def test_known_parties_claim_the_sums_and_unknown_plans_are_refused(site, tmp_pa
     pins = [key.fingerprint for key in keys]
     secure = {
         "min_clients": 3,
-        "helper_key_fingerprints": pins[:1],
-        "client_key_fingerprints": pins[1:],
+        "keys": {"helper_fingerprints": pins[:1], "client_fingerprints": pins[1:]},
     }
     experiment = site.written("shared", **SECTIONS, secure_aggregation=secure)
     app = site.deploy(experiment, "app")

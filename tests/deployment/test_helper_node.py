@@ -107,7 +107,7 @@ def test_a_helper_has_no_ledger_and_does_not_train(directory: Path, tmp_path: Pa
 def test_a_helpers_key_stays_out_of_the_app(directory: Path, tmp_path: Path) -> None:
     for name in ("a.key", "b.key"):
         make_lasting_key(directory / name)
-    files = {"secure_aggregation.helper_key_files": ["a.key", "b.key"]}
+    files = {"secure_aggregation.keys.helper_files": ["a.key", "b.key"]}
     app = write_app(load_experiment(directory / "experiment.yaml", files), tmp_path / "app")
     assert not list(app.path.rglob("*.key"))
 

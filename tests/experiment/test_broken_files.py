@@ -155,11 +155,14 @@ BROKEN = [
     # rules of several sections
     ("clients_per_round: 10", "clients_per_round: 11", "12:3: federation.clients_per_round: must be <= data.partition.num_clients (10), got 11"),
     ("seed: 7", "secure_aggregation: {min_clients: 11}", "2:22: secure_aggregation.min_clients: must be at most 10, the clients of a round, got 11; lower it, or raise federation.clients_per_round"),
-    ("seed: 7", "secure_aggregation: {protocol: secagg, threshold: 5}", "2:40: secure_aggregation.threshold: must be above half of the 10 clients of a round and at most all of them, got 5; use auto"),
+    ("seed: 7", "secure_aggregation: {protocol: {name: secagg, threshold: 5}}", "2:47: secure_aggregation.protocol.threshold: must be above half of the 10 clients of a round and at most all of them, got 5; use auto"),
     ("seed: 7", "secure_aggregation: {metrics: {train_loss: 4.0}}", "2:22: secure_aggregation.metrics: means over private examples have no noise, and no ε covers them or their sum; remove metrics, or set privacy: null"),
-    ("seed: 7", "secure_aggregation: {helper_key_files: [a.key, b.key]}", "2:1: secure_aggregation: helper_key_files names 2 keys, 2 of them different, but 2 aggregators have 1 helpers; name a different one for each, or none"),
-    ("seed: 7", "secure_aggregation: {frac_bits: 60}", "2:1: secure_aggregation: the sum does not fit into the ring: 10 clients x weight 1 x bound 8.0 at frac_bits 60 need 67 bits, but a 64-bit ring with 8 guard bits holds 55; use frac_bits 32 or less, or auto"),
-    ("seed: 7", "secure_aggregation: {protocol: secagg, aggregators: 3}", "2:1: secure_aggregation: aggregators is 3, but protocol: secagg does not read it; remove it, or use protocol: additive"),
+    ("seed: 7", "secure_aggregation: {keys: {helper_files: [a.key, b.key]}}", "2:1: secure_aggregation: keys.helper_files names 2 keys, but 2 aggregators have 1 helpers; name one for each, or none"),
+    ("seed: 7", "secure_aggregation: {encoding: {frac_bits: 60}}", "2:1: secure_aggregation: the sum does not fit into the ring: 10 clients x weight 1 x bound 8.0 at frac_bits 60 need 67 bits, but a 64-bit ring with 8 guard bits holds 55; use frac_bits 32 or less, or auto"),
+    ("seed: 7", "secure_aggregation: {protocol: secagg, aggregators: 3}", "2:40: secure_aggregation.aggregators: protocol: secagg has a single server, without helpers and lasting keys; remove aggregators, or use protocol: additive"),
+    ("seed: 7", "secure_aggregation: {protocol: {name: secagg, security_bits: 50}}", "2:47: secure_aggregation.protocol.security_bits: unknown key for name 'secagg'; it belongs to 'secagg_plus'"),
+    ("seed: 7", "secure_aggregation: {protocol: secag}", "2:22: secure_aggregation.protocol: must be one of 'additive', 'secagg', 'secagg_plus' or 'quantized', got 'secag'; did you mean 'secagg'?"),
+    ("seed: 7", "secure_aggregation: {protocol: secagg, threshold: 5}", "2:40: secure_aggregation.threshold: moved; write secure_aggregation.protocol.threshold"),
     # not in this version
     ("delta: 1.0e-3", "delta: aut", "20:3: privacy.delta: must be a number or 'auto', got 'aut'; did you mean 'auto'?"),
     ("delta: 1.0e-3", "delta: [1]", "20:3: privacy.delta: must be a number or 'auto', got a list"),

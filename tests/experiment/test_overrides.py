@@ -202,6 +202,23 @@ def test_an_override_changes_one_use_of_an_alias_only(write, good: str) -> None:
     assert experiment.model.args == {"x": {"y": 2}}
 
 
+def test_a_name_becomes_a_mapping_when_one_of_its_keys_is_set(load, lines, write, good) -> None:
+    """In the file and without a line in it; another name takes the keys of the former one away."""
+    name, key = "secure_aggregation.protocol", "secure_aggregation.protocol.threshold=8"
+    chosen = load(f"{name}=secagg", key).secure_aggregation
+    assert chosen is not None
+    assert chosen.protocol.model_dump() == {"name": "secagg", "threshold": 8}
+    (line,) = lines(key)
+    assert line == (
+        "command line: secure_aggregation.protocol.threshold: unknown key for name 'additive'; "
+        "it belongs to 'secagg'"
+    )
+    written = "secure_aggregation: {protocol: {name: secagg, threshold: 8}, aggregators: 2}\n"
+    other = load_experiment(write(good + written), [f"{name}.name=secagg_plus"]).experiment
+    assert other.secure_aggregation is not None
+    assert other.secure_aggregation.protocol.name == "secagg_plus"
+
+
 def test_an_override_can_bring_its_own_location(write, good: str) -> None:
     node = Node(-1, Location("compare.yaml", 4, 9))
     with pytest.raises(ExperimentError) as caught:

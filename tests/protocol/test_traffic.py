@@ -16,7 +16,7 @@ EXPERIMENT: dict[str, Any] = {
     "local": {"steps": 1, "batch_size": 8},
     "privacy": None,
 }
-ADDITIVE = {"protocol": "additive", "aggregators": 2, "ring_bits": 64}
+ADDITIVE = {"protocol": "additive", "aggregators": 2, "encoding": {"ring_bits": 64}}
 
 
 def traffic(path: Path, **overrides: Any) -> Any:
@@ -42,7 +42,7 @@ def test_a_sealed_update_is_a_share_and_a_seed(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_masked_updates_are_counted_after_the_keys(tmp_path: Path) -> None:
-    masked = {"protocol": "secagg", "ring_bits": 64}
+    masked = {"protocol": "secagg", "encoding": {"ring_bits": 64}}
     assert traffic(tmp_path / "r", secure_aggregation=masked)["up"] >= CLIENTS * VALUES * 8
 
 

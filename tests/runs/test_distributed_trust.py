@@ -99,12 +99,12 @@ def test_pinned_clients_and_helpers_give_the_same_run(
     files = [tmp_path / f"{name}.key" for name in ("helper", *map(str, range(6)))]
     pins = [make_lasting_key(file).fingerprint for file in files]
     keys = {
-        "helper_key_fingerprints": pins[:1],
-        "helper_key_files": [str(files[0])],
-        "client_key_fingerprints": pins[1:],
-        "client_key_files": list(map(str, files[1:])),
+        "helper_fingerprints": pins[:1],
+        "helper_files": [str(files[0])],
+        "client_fingerprints": pins[1:],
+        "client_files": list(map(str, files[1:])),
     }
-    pinned = {**EXPERIMENT, "secure_aggregation": {"min_clients": 4, **keys}}
+    pinned = {**EXPERIMENT, "secure_aggregation": {"min_clients": 4, "keys": keys}}
     plain = run_experiment(EXPERIMENT, out=tmp_path / "plain")
     result = run_experiment(pinned, out=tmp_path / "pinned")
     assert_same(plain.path, result.path, names=("clients.csv",))
@@ -112,9 +112,9 @@ def test_pinned_clients_and_helpers_give_the_same_run(
     found = json.loads((result.path / "privacy.json").read_text())["secure_aggregation"]["trust"]
     assert set(found["conditions"].values()) == {True}
     swapped = [*files[1:3], files[4], files[3], *files[5:]]
-    wrong = {**keys, "client_key_files": list(map(str, swapped))}
+    wrong = {**keys, "client_files": list(map(str, swapped))}
     left = run_experiment(
-        {**pinned, "secure_aggregation": {"min_clients": 4, **wrong}, "faults": []},
+        {**pinned, "secure_aggregation": {"min_clients": 4, "keys": wrong}, "faults": []},
         out=tmp_path / "swapped",
     )
     reasons = {one["client"]: one["reason"] for one in left.rounds[0]["failed"]}

@@ -44,7 +44,7 @@ class Parties:
         }
         self.layout = TensorLayout.from_arrays(self.reference)
         encoder = FixedPointEncoder.from_settings(
-            self.settings, num_clients=self.clients, weighted=True
+            self.settings.encoding, num_clients=self.clients, weighted=True
         )
         metrics = MetricGrids.from_bounds(self.settings.metrics, encoder)
         self.codec = PayloadCodec(encoder, self.layout, metrics)
@@ -58,8 +58,7 @@ class Parties:
         self.weights = {client: 3 + 7 * client for client in range(self.clients)}
         self.helpers = {
             number: Helper(helper=number, settings=self.settings)
-            for number in range(1, self.settings.aggregators)
-            if self.settings.protocol == "additive"
+            for number in range(1, self.settings.helpers + 1)
         }
         self.keys = {number: self.hello(helper) for number, helper in self.helpers.items()}
 
@@ -205,6 +204,7 @@ def make_parties(clients: int = 6, **settings: Any) -> Parties:
     more = {} if shapes is None else {"shapes": shapes}
     if settings.pop("client_keys", False):
         keys = {client: IdentityKey.generate() for client in range(clients)}
-        settings["client_key_fingerprints"] = [key.fingerprint for key in keys.values()]
+        pins = [key.fingerprint for key in keys.values()]
+        settings["keys"] = {"client_fingerprints": pins}
         more["identities"] = keys
-    return Parties(SecureAggregationSettings(**settings), clients=clients, **more)
+    return Parties(SecureAggregationSettings.model_validate(settings), clients=clients, **more)

@@ -16,7 +16,7 @@ from fedsim.secagg.errors import (
     NonFiniteUpdateError,
     ValueOutOfRangeError,
 )
-from fedsim.secagg.settings import SecureAggregationSettings
+from fedsim.secagg.settings import EncodingSettings
 
 
 def encoder(**keys: Any) -> FixedPointEncoder:
@@ -211,12 +211,12 @@ def test_blocks_do_not_show(size: int, extra: int, ring: int) -> None:
 
 
 def test_more_clients_than_planned_are_a_capacity_error() -> None:
-    settings_ = SecureAggregationSettings(max_clients=4)
+    settings_ = EncodingSettings(max_clients=4)
     with pytest.raises(CapacityError, match="raise max_clients"):
         FixedPointEncoder.from_settings(settings_, num_clients=5, weighted=False)
 
 
 def test_uniform_weights_leave_more_places() -> None:
-    settings_ = SecureAggregationSettings(ring_bits=32)
+    settings_ = EncodingSettings(ring_bits=32)
     uniform = FixedPointEncoder.from_settings(settings_, num_clients=10, weighted=False)
     assert (uniform.max_weight, uniform.max_clients, uniform.frac_bits) == (1, 10, 16)

@@ -100,14 +100,14 @@ def test_the_graph_is_regular_and_mutual(clients: int, degree: int) -> None:
 
 
 def test_places_are_drawn_anew() -> None:
-    settings = SecureAggregationSettings(protocol="secagg_plus")
+    settings = SecureAggregationSettings.model_validate({"protocol": "secagg_plus"})
     one, other = (NeighbourGraph.for_round(settings, range(100)) for _ in range(2))
     assert not one.complete
     assert one.neighbours != other.neighbours
 
 
 def test_few_clients_are_all_neighbours() -> None:
-    settings = SecureAggregationSettings(protocol="secagg_plus")
+    settings = SecureAggregationSettings.model_validate({"protocol": "secagg_plus"})
     graph = NeighbourGraph.for_round(settings, [7, 3, 5, 9])
     assert graph.complete
     assert graph.threshold == 3
@@ -118,6 +118,7 @@ def test_few_clients_are_all_neighbours() -> None:
 
 @pytest.mark.parametrize("threshold", [3, 7])
 def test_thresholds_that_cannot_work_are_refused(threshold: int) -> None:
-    settings = SecureAggregationSettings(protocol="secagg", threshold=threshold)
+    protocol = {"name": "secagg", "threshold": threshold}
+    settings = SecureAggregationSettings.model_validate({"protocol": protocol})
     with pytest.raises(ThresholdError, match="above half and at most all of the 6"):
         NeighbourGraph.for_round(settings, range(6))

@@ -70,7 +70,7 @@ def test_bad_metrics_are_refused_by_name(secure_parties: Any) -> None:
 
 
 def test_clipped_coordinates_are_counted_in_the_sum(secure_parties: Any) -> None:
-    scene = secure_parties(range_policy="clip", value_bound=0.05)
+    scene = secure_parties(encoding={"range_policy": "clip", "value_bound": 0.05})
     changes = [
         np.concatenate([(scene.updates[i][n] - scene.reference[n]).ravel() for n in ("w", "b")])
         for i in range(6)

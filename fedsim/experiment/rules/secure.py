@@ -6,7 +6,7 @@ from fedsim.experiment.messages import PathMessage
 from fedsim.experiment.rules.sections import Sections
 from fedsim.experiment.text import KeyPath
 from fedsim.models.catalog import TRAIN_METRICS
-from fedsim.secagg.settings import SecureAggregationSettings
+from fedsim.secagg.settings import SecAggSettings, SecureAggregationSettings
 
 
 def check_secure_aggregation(sections: Sections) -> Iterator[PathMessage]:
@@ -38,11 +38,12 @@ def _check_sizes(
             f"must be at most {fewest}, the clients of {of_round}, got {secure.min_clients}; lower "
             f"it, or raise {_ways_to_more_clients(sections)}",
         )
-    if secure.threshold != "auto" and not clients // 2 < secure.threshold <= fewest:
+    threshold = secure.protocol.threshold if isinstance(secure.protocol, SecAggSettings) else "auto"
+    if threshold != "auto" and not clients // 2 < threshold <= fewest:
         yield (
-            (*section, "threshold"),
+            (*section, "protocol", "threshold"),
             f"must be above half of the {clients} clients of a round and at most all of them, got "
-            f"{secure.threshold}; use auto",
+            f"{threshold}; use auto",
         )
     if sections.num_clients is not None:
         yield from _check_client_keys(secure, sections.num_clients)
@@ -53,7 +54,9 @@ def _check_sizes(
 
     weighted = sections.federation is not None and not sections.federation.weights.is_uniform
     try:
-        encoder = FixedPointEncoder.from_settings(secure, num_clients=clients, weighted=weighted)
+        encoder = FixedPointEncoder.from_settings(
+            secure.encoding, num_clients=clients, weighted=weighted
+        )
         MetricGrids.from_bounds(secure.metrics, encoder)
     except CapacityError as error:
         yield section, f"the sum does not fit into the ring: {error}"
@@ -67,11 +70,12 @@ def _ways_to_more_clients(sections: Sections) -> str:
 
 
 def _check_client_keys(secure: SecureAggregationSettings, clients: int) -> Iterator[PathMessage]:
-    for name in ("client_key_fingerprints", "client_key_files"):
-        if len(getattr(secure, name)) not in (0, clients):
+    for name in ("client_fingerprints", "client_files"):
+        named = len(getattr(secure.keys, name))
+        if named not in (0, clients):
             yield (
-                ("secure_aggregation", name),
-                f"names {len(getattr(secure, name))} keys for {clients} clients "
+                ("secure_aggregation", "keys", name),
+                f"names {named} keys for {clients} clients "
                 "(data.partition.num_clients); name one for each client, in their order, or none",
             )
 

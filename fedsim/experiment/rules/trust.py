@@ -9,20 +9,11 @@ from fedsim.clients.settings import LocalSettings, PrivacySettings, SgdSettings
 from fedsim.experiment.messages import PathMessage
 from fedsim.experiment.rules.client_unit import check_client_unit
 from fedsim.experiment.text import KeyPath
-from fedsim.secagg.settings import SecureAggregationSettings
+from fedsim.secagg.settings import EncodingSettings, SecureAggregationSettings
 from fedsim.server.settings import FederationSettings
 
 # Of secure aggregation: the grid of the noise takes their place in a noisy sum.
-_GRID_KEYS = (
-    "ring_bits",
-    "frac_bits",
-    "value_bound",
-    "range_policy",
-    "payload",
-    "max_weight",
-    "rounding",
-    "guard_bits",
-)
+_GRID_KEYS = EncodingSettings.model_fields.keys() - {"max_clients"}
 
 
 def check_trust(
@@ -87,7 +78,7 @@ def _check_shares(
             "local or central",
         )
         return
-    if secure.protocol == "quantized":
+    if secure.protocol.name == "quantized":
         yield (
             ("secure_aggregation", "protocol"),
             "quantized shows every update to the server, and distributed trust needs sums; use "
@@ -110,11 +101,10 @@ def _check_shares(
 
 def _check_grid(secure: SecureAggregationSettings) -> Iterator[PathMessage]:
     """Check that no other encoding is asked for than the integers of the noise's grid."""
-    for key in _GRID_KEYS:
-        default = SecureAggregationSettings.model_fields[key].default
-        if getattr(secure, key) != default:
+    for key, value in secure.encoding:
+        if key in _GRID_KEYS and value != EncodingSettings.model_fields[key].default:
             yield (
-                ("secure_aggregation", key),
+                ("secure_aggregation", "encoding", key),
                 "a noisy sum adds integers of the noise's own grid, in 64 bits and with weight 1; "
                 f"remove {key}",
             )

@@ -189,7 +189,7 @@ def _call(section: Mapping[str, Any], key: str) -> str:
     others = {k: v for k, v in section.items() if k != key and not _is_off(v)}
     if key == "protocol":  # fields, deadlines and keys are of the protocol, not of the experiment
         others = {k: v for k, v in others.items() if k in ("aggregators", "min_clients")}
-    return _with_options(_text(name), others, brackets=False)
+    return _with_options(_name_of(name), others, brackets=False)
 
 
 def _is_off(value: object) -> bool:

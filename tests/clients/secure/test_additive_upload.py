@@ -31,8 +31,8 @@ KEY = SealingKey.generate()
 
 
 def uploader(**keys: Any) -> SecureUploader:
-    settings = SecureAggregationSettings(**keys)
-    encoder = FixedPointEncoder.from_settings(settings, num_clients=10, weighted=True)
+    settings = SecureAggregationSettings.model_validate(keys)
+    encoder = FixedPointEncoder.from_settings(settings.encoding, num_clients=10, weighted=True)
     return SecureUploader(3, settings, PayloadCodec(encoder, LAYOUT))
 
 
@@ -46,8 +46,8 @@ def offer(settings: SecureAggregationSettings, **change: Any) -> RoundOffer:
         model="m",
         asked="a",
         plan="",
-        helpers=(1,) if settings.protocol == "additive" else (),
-        helper_keys=(KEY.public,) if settings.protocol == "additive" else (),
+        helpers=(1,) if settings.helpers else (),
+        helper_keys=(KEY.public,) if settings.helpers else (),
     )
     return replace(honest, **change)
 
@@ -107,7 +107,7 @@ def test_only_the_clients_own_settings_allow_an_upload_in_clear() -> None:
 def test_a_key_that_is_not_the_pinned_one_is_refused() -> None:
     """Refused: another key, another signer, or a signature for another run, number or settings."""
     genuine, other = IdentityKey.generate(), IdentityKey.generate()
-    one = uploader(helper_key_fingerprints=[genuine.fingerprint])
+    one = uploader(keys={"helper_fingerprints": [genuine.fingerprint]})
     about = {"run_id": "run", "helper": 1, "params": one.settings.digest()}
 
     def announced(by: IdentityKey, sealing: bytes = KEY.public, **change: Any) -> RoundOffer:

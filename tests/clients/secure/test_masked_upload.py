@@ -27,11 +27,11 @@ from fedsim.secagg.settings import SecureAggregationSettings
 from fedsim.secagg.wire import from_record, to_record
 from fedsim.server.secure.masked_sum import MaskedSum
 
-SETTINGS = SecureAggregationSettings(protocol="secagg")
+SETTINGS = SecureAggregationSettings.model_validate({"protocol": "secagg"})
 REFERENCE = {"w": np.zeros(2, np.float32)}
 LAYOUT = TensorLayout.from_arrays(REFERENCE)
 CODEC = PayloadCodec(
-    FixedPointEncoder.from_settings(SETTINGS, num_clients=6, weighted=False), LAYOUT
+    FixedPointEncoder.from_settings(SETTINGS.encoding, num_clients=6, weighted=False), LAYOUT
 )
 
 
@@ -160,7 +160,8 @@ def test_stages_come_in_order_and_settings_must_agree() -> None:
     client = one.clients[0]
     with pytest.raises(ProtocolOrderError, match="asked to unmask where share is next"):
         client.unmask(None)  # type: ignore[arg-type]
-    for other in (SecureAggregationSettings(), SecureAggregationSettings(protocol="secagg_plus")):
+    for protocol in ("additive", "secagg_plus"):
+        other = SecureAggregationSettings.model_validate({"protocol": protocol})
         with pytest.raises(ContextMismatchError, match="nothing was uploaded"):
             MaskedUpload(client=1, settings=other).begin(one.server.offer(), one.payload())
 

@@ -65,13 +65,13 @@ def test_bad_updates_are_found_by_the_client_and_named_without_values(
 
 def test_a_value_out_of_range_is_named_or_clipped(lab: Any, tmp_path: Path) -> None:
     with pytest.raises(RunFailedError) as caught:
-        lab.run(tmp_path / "e", {"value_bound": 1e-3})
+        lab.run(tmp_path / "e", {"encoding": {"value_bound": 1e-3}})
     reason = caught.value.result.rounds[0]["failed"][0]["reason"]
     assert reason == (
         "ValueOutOfRangeError: array '1.weight' has values above value_bound 0.001; raise "
-        "secure_aggregation.value_bound, or set range_policy: clip"
+        "secure_aggregation.encoding.value_bound, or set range_policy: clip"
     )
-    clip = {"value_bound": 1e-3, "range_policy": "clip"}
+    clip = {"encoding": {"value_bound": 1e-3, "range_policy": "clip"}}
     secure, control = (
         lab.run(tmp_path / "c", clip),
         lab.run(tmp_path / "q", {**lab.quantized, **clip}),
@@ -106,6 +106,8 @@ def test_nobody_is_charged_for_a_round_that_could_not_be_opened(lab: Any, tmp_pa
 def test_a_client_weighing_more_than_the_bound_is_found_before_the_run(
     lab: Any, tmp_path: Path
 ) -> None:
-    with pytest.raises(SecureSetupError, match=r"aggregation\.max_weight is 100; raise it"):
-        lab.run(tmp_path / "r", {"max_weight": 100})
+    with pytest.raises(
+        SecureSetupError, match=r"aggregation\.encoding\.max_weight is 100; raise it"
+    ):
+        lab.run(tmp_path / "r", {"encoding": {"max_weight": 100}})
     assert not (tmp_path / "r").exists()

@@ -34,7 +34,8 @@ def test_a_dead_helper_ends_the_run_and_leaves_model_and_charges(lab: Any, tmp_p
 
 
 def test_a_round_that_cannot_be_opened_can_be_skipped(lab: Any, tmp_path: Path) -> None:
-    secure = {"on_abort": "skip_round", "combine_retries": 1}
+    once = {"name": "additive", "combine_retries": 1}
+    secure = {"on_abort": "skip_round", "protocol": once}
     wire = lab.wire(lab.loses("secagg_combine", [lab.clients], [2]))
     result = lab.run(tmp_path / "r", secure, wire, federation={"rounds": 3})
     said = [row["secure_aggregation"] for row in result.rounds]

@@ -22,7 +22,7 @@ def pinned(tmp_path: Path) -> dict[str, Any]:
     files = [tmp_path / f"helper-{number}.key" for number in (1, 2)]
     pins = [make_lasting_key(file).fingerprint for file in files]
     names = [str(file) for file in files]
-    return {"aggregators": 3, "helper_key_files": names, "helper_key_fingerprints": pins}
+    return {"aggregators": 3, "keys": {"helper_files": names, "helper_fingerprints": pins}}
 
 
 def test_pinned_helpers_give_the_same_result(
@@ -73,9 +73,9 @@ def test_a_server_that_puts_in_a_key_of_its_own_gets_no_upload(
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"helper_key_files": []}, "helper 1 has no lasting key, but helper_key_fingerprints pins"),
+        ({"helper_files": []}, "helper 1 has no lasting key, but keys.helper_fingerprints pins"),
         ({"swap": True}, "the lasting key of helper 1 has the fingerprint"),
-        ({"helper_key_files": ["no.key", "none.key"]}, "no.key cannot be read: No such file"),
+        ({"helper_files": ["no.key", "none.key"]}, "no.key cannot be read: No such file"),
     ],
     ids=["no file", "swapped", "missing"],
 )
@@ -83,9 +83,10 @@ def test_a_helper_without_its_key_ends_the_run_before_anybody_is_charged(
     lab: Any, tmp_path: Path, pinned: dict[str, Any], change: dict[str, Any], said: str
 ) -> None:
     if change.pop("swap", False):
-        change = {"helper_key_files": pinned["helper_key_files"][::-1]}
+        change = {"helper_files": pinned["keys"]["helper_files"][::-1]}
+    changed = {**pinned, "keys": {**pinned["keys"], **change}}
     with pytest.raises(RunFailedError, match=f"PublicKeyError: .*{said}") as caught:
-        lab.run(tmp_path / "r", {**pinned, **change}, privacy=lab.privacy)
+        lab.run(tmp_path / "r", changed, privacy=lab.privacy)
     assert caught.value.result.privacy is not None
     assert {spend.rounds for spend in caught.value.result.privacy.clients} == {0}
 
@@ -107,7 +108,7 @@ def test_the_files_of_keys_are_among_those_that_an_experiment_reads(
     lab: Any, pinned: dict[str, Any]
 ) -> None:
     read = find_footprint(load_experiment(lab.experiment(pinned))).files
-    assert {str(path) for path in read} == set(pinned["helper_key_files"])
+    assert {str(path) for path in read} == set(pinned["keys"]["helper_files"])
 
 
 def test_what_is_no_key_is_refused(tmp_path: Path) -> None:

@@ -85,7 +85,8 @@ def test_metrics_do_not_depend_on_where_the_examples_lie_in_memory(lab: Any) -> 
 
 
 def test_what_is_clipped_is_counted_and_a_lost_round_has_no_mean(lab: Any, tmp_path: Path) -> None:
-    secure = {"metrics": {"train_loss": 0.5}, "on_abort": "skip_round", "combine_retries": 0}
+    protocol = {"name": "additive", "combine_retries": 0}
+    secure = {"metrics": {"train_loss": 0.5}, "on_abort": "skip_round", "protocol": protocol}
     wire = lab.wire(lab.loses("secagg_combine", [lab.clients], [2]))
     result = lab.run(tmp_path, secure, wire)
     assert [row["train_loss"] for row in result.rounds] == [0.5, None]

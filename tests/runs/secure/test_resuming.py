@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 from flwr.app import Message
 
-from fedsim.runs.directory import RunDirectory
+from fedsim.experiment import load_experiment
+from fedsim.runs.directory import RunDirectory, RunDirectoryError
+from fedsim.runs.resume import refuse_changes
 from fedsim.runs.runner import RunFailedError, run_experiment
 from fedsim.secagg.payload import PayloadCodec
 from fedsim.server.secure.opened_sums import OpenedSum
@@ -26,6 +28,16 @@ def test_an_interrupted_run_resumes_to_the_same_result(
     result = run_experiment(secure, out=tmp_path / "r", resume=True)
     lab.same_result(whole, result)
     assert (whole.path / "privacy.json").read_bytes() == (result.path / "privacy.json").read_bytes()
+
+
+def test_patience_may_change_on_resume_and_numbers_may_not(lab: Any) -> None:
+    def experiment(secure: dict[str, Any]) -> Any:
+        return load_experiment(lab.experiment(secure)).experiment
+
+    patient = {"name": "additive", "combine_retries": 5, "combine_timeout_s": 1.0}
+    refuse_changes(experiment({}), experiment({"on_abort": "skip_round", "protocol": patient}))
+    with pytest.raises(RunDirectoryError, match=r"encoding.value_bound was 8.0 in the run and is"):
+        refuse_changes(experiment({}), experiment({"encoding": {"value_bound": 4.0}}))
 
 
 @pytest.mark.parametrize("protocol", ["additive", "secagg"])

@@ -21,7 +21,7 @@ from fedsim.secagg.errors import (
 )
 from fedsim.secagg.identity import IdentityKey
 from fedsim.secagg.messages import CombineReply, CombineRequest, Hello
-from fedsim.secagg.settings import SecureAggregationSettings
+from fedsim.secagg.settings import EncodingSettings, LastingKeySettings, SecureAggregationSettings
 from fedsim.server.secure.helper import Helper, HelperState
 
 
@@ -151,7 +151,7 @@ def test_a_new_run_has_a_new_key_and_other_settings_are_refused(secure_parties: 
     for over in ("run", ""):
         with pytest.raises(ReplayError, match="has ended"):
             scene.hello(helper, run_id=over)
-    other = SecureAggregationSettings(value_bound=1.0).digest()
+    other = SecureAggregationSettings(encoding=EncodingSettings(value_bound=1.0)).digest()
     with pytest.raises(ContextMismatchError, match="give both the same"):
         helper.hello(Hello(run_id="run", params=other, min_clients=2))
 
@@ -183,7 +183,9 @@ def test_a_lasting_key_does_not_bring_back_the_answers_of_a_run(secure_parties: 
 def test_a_helper_that_is_not_the_pinned_one_says_so_at_once() -> None:
     keys = IdentityKey.generate(), IdentityKey.generate()
     pins = [key.fingerprint for key in keys]
-    settings = SecureAggregationSettings(aggregators=3, helper_key_fingerprints=tuple(pins))
+    settings = SecureAggregationSettings(
+        aggregators=3, keys=LastingKeySettings(helper_fingerprints=tuple(pins))
+    )
     hello = Hello(run_id="run", params=settings.digest(), min_clients=2)
     for number, key in enumerate(keys, start=1):
         Helper(helper=number, settings=settings, identity=key).hello(hello)

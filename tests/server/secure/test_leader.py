@@ -35,11 +35,13 @@ def test_secure_equals_quantized_bit_for_bit(
     ring = data.draw(st.sampled_from([32, 64]))
     scene = secure_parties(
         aggregators=data.draw(st.integers(2, 5)),
-        ring_bits=ring,
-        guard_bits=1 if ring == 32 else 8,
-        max_weight=100,
+        encoding={
+            "ring_bits": ring,
+            "guard_bits": 1 if ring == 32 else 8,
+            "max_weight": 100,
+            "rounding": data.draw(st.sampled_from(["nearest", "stochastic"])),
+        },
         prg=data.draw(st.sampled_from(["aes256_ctr", "chacha20"])),
-        rounding=data.draw(st.sampled_from(["nearest", "stochastic"])),
         metrics={"loss": 3.5, "accuracy": 100.0},
         shapes={"w": (data.draw(st.integers(0, 40)), 3), "b": ()},
     )

@@ -39,7 +39,7 @@ def test_dropouts(secure_parties: Any, same_bits: Any, stage: str, dropped: int)
 
 
 def test_dropouts_in_every_stage_at_once(secure_parties: Any, same_bits: Any) -> None:
-    scene = secure_parties(clients=14, protocol="secagg", threshold=8)
+    scene = secure_parties(clients=14, protocol={"name": "secagg", "threshold": 8})
     one = scene.masked()
     result = one.run(keys={0}, shares={1, 2}, masks={3, 4}, unmask={5})
     assert same_bits(result, scene.plain(range(5, 14)))
@@ -47,7 +47,7 @@ def test_dropouts_in_every_stage_at_once(secure_parties: Any, same_bits: Any) ->
 
 
 def test_a_sparse_graph_gives_the_same_sum(secure_parties: Any, same_bits: Any) -> None:
-    scene = secure_parties(clients=60, protocol="secagg_plus", corrupt_fraction=0.05)
+    scene = secure_parties(clients=60, protocol={"name": "secagg_plus", "corrupt_fraction": 0.05})
     one = scene.masked()
     result = one.run(masks={3, 17, 41}, unmask={5, 6})
     assert not one.server.graph.complete
@@ -59,9 +59,11 @@ def test_a_sparse_graph_gives_the_same_sum(secure_parties: Any, same_bits: Any) 
 def test_secure_equals_quantized_bit_for_bit(
     secure_parties: Any, same_bits: Any, ring: int
 ) -> None:
-    numbers = {"ring_bits": ring, "guard_bits": 1, "max_weight": 50, "metrics": {"loss": 3.5}}
-    scene = secure_parties(protocol="secagg", **numbers)
-    control = secure_parties(protocol="quantized", **numbers)
+    encoding = {"ring_bits": ring, "guard_bits": 1, "max_weight": 50}
+    scene, control = (
+        secure_parties(protocol=name, encoding=encoding, metrics={"loss": 3.5})
+        for name in ("secagg", "quantized")
+    )
     assert same_bits(scene.masked().run(masks={2}), control.run([0, 1, 3, 4, 5]))
 
 

@@ -12,8 +12,8 @@ from fedsim.server.secure.report import SecureAggregationReport
 
 
 def report(**keys: Any) -> SecureAggregationReport:
-    settings = SecureAggregationSettings(**keys)
-    encoder = FixedPointEncoder.from_settings(settings, num_clients=10, weighted=False)
+    settings = SecureAggregationSettings.model_validate(keys)
+    encoder = FixedPointEncoder.from_settings(settings.encoding, num_clients=10, weighted=False)
     return SecureAggregationReport(settings, encoder, clients_sampled=10)
 
 
@@ -47,21 +47,23 @@ def test_the_control_arm_claims_no_secrecy(protocol: str) -> None:
     assert ("every train_loss" if sees_all else "sum of weighted train_loss") in declared
 
 
+HELPER = {"helper_fingerprints": ["ab" * 32]}
+CLIENTS = {"client_fingerprints": ["cd" * 32, "ef" * 32]}
+PINNED = {"keys": {**HELPER, **CLIENTS}}
+
+
 def test_an_active_server_is_covered_only_by_pinned_keys() -> None:
     assert report().to_dict()["trust"]["active_server"] == "not_covered"
-    pinned = report(helper_key_fingerprints=["ab" * 32]).to_dict()
+    pinned = report(keys=HELPER).to_dict()
     assert pinned["trust"]["active_server"] == "pinned_helper_keys"
-
-
-PINNED = {"helper_key_fingerprints": ["ab" * 32], "client_key_fingerprints": ["cd" * 32, "ef" * 32]}
 
 
 @pytest.mark.parametrize(
     ("unmet", "settings", "facts"),
     [
         (set(), PINNED, {}),
-        ({"pinned_keys"}, {**PINNED, "client_key_fingerprints": []}, {}),
-        ({"pinned_keys"}, {**PINNED, "helper_key_fingerprints": []}, {}),
+        ({"pinned_keys"}, {"keys": HELPER}, {}),
+        ({"pinned_keys"}, {"keys": CLIENTS}, {}),
         ({"opened_once"}, PINNED, {"repeats_noise": True}),
         ({"agreed_plan"}, PINNED, {"plan_digest": ""}),
         ({"fixed_set"}, PINNED, {"is_integer_sum": False}),
