@@ -30,7 +30,8 @@ from fedsim.accountant.trust.noise_shares import NoiseNeed, NoiseShares
 from fedsim.algorithms.state import ServerState
 from fedsim.clients.budget.plan import PrivacyPlan
 from fedsim.clients.budget.planner import plan_privacy
-from fedsim.clients.settings import LocalSettings, PrivacySettings
+from fedsim.clients.local_settings import LocalSettings
+from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.core.shared_values import map_shared
 from fedsim.protocol.arrays import to_arrays
 from fedsim.protocol.client_spend import ClientSpend

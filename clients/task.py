@@ -16,10 +16,10 @@ from fedsim.clients.budget.plan import PrivacyPlan
 from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients, PerExampleLoss
 from fedsim.clients.failure_text import ClientFailureError, CoupledRowsError, redact_error
 from fedsim.clients.faults.injection import NO_FAULTS, FaultPlan
+from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.model_checks.safety import UnsafeModelError
 from fedsim.clients.perturbation.input import InputMechanism, noisy_examples
 from fedsim.clients.request_digest import AnswerInputs, request_digest
-from fedsim.clients.settings import LocalSettings
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.core.errors import FedsimError
 from fedsim.core.plugin_errors import describe_error
@@ -163,7 +163,7 @@ class ClientTask:
         if self.size > self.privacy.step.largest_lot:
             raise ClientFailureError(
                 f"may have {self.privacy.step.largest_lot:,} examples at most, for the rounding "
-                "of its sums: declare a larger size (privacy.declared_examples)"
+                "of its sums: declare a larger size (privacy.adjacency.declared_examples)"
             )
 
     def check_weight(self, request: TrainRequest) -> None:

@@ -10,8 +10,8 @@ from fedsim.accountant.ledger.journal import GENESIS
 from fedsim.accountant.sampler_slack import MAX_DRAWS
 from fedsim.clients.budget.mechanism import Mechanism, SumPart
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
+from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.clients.sampling.sampling import Charges
-from fedsim.clients.settings import PrivacySettings
 from fedsim.clients.updates.mechanism import UpdateMechanism
 from fedsim.core.errors import ExitCode, InputError
 from fedsim.protocol.client_spend import ClientSpend

@@ -15,10 +15,11 @@ from fedsim.clients.budget.plan import (
 )
 from fedsim.clients.dp_sgd.draft import draft_of_steps
 from fedsim.clients.dp_sgd.parameters import FlatParameters
+from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.perturbation.bounds import BoundedExamples
 from fedsim.clients.perturbation.draft import draft_of_perturbation
 from fedsim.clients.perturbation.problem import ConvexProblem
-from fedsim.clients.settings import LocalSettings, PrivacySettings
+from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.clients.updates.ballots import Ballots
 from fedsim.clients.updates.draft import draft_of_updates, draft_of_votes
 
@@ -88,7 +89,7 @@ def _plan(privacy: PrivacySettings, draft: Draft) -> PrivacyPlan:
             target_epsilon=target,
             delta=delta,
             accountant=privacy.accounting,
-            adjacency=privacy.adjacency,
+            adjacency=privacy.adjacency.name,
         )
     return PrivacyPlan(
         release=release,
@@ -112,7 +113,11 @@ def _calibrated(privacy: PrivacySettings, draft: Draft, delta: float) -> float:
     target, steps = privacy.target_epsilon, max(draft.steps, draft.round_steps)
     if target is None:
         raise PrivacyPlanError("privacy needs target_epsilon or noise_multiplier")
-    account = {"delta": delta, "accountant": privacy.accounting, "adjacency": privacy.adjacency}
+    account = {
+        "delta": delta,
+        "accountant": privacy.accounting,
+        "adjacency": privacy.adjacency.name,
+    }
     try:
         return noise_of_release(draft.like, steps, target_epsilon=target, **cast(Any, account))
     except ValueError as error:
@@ -130,6 +135,7 @@ def _calibrated(privacy: PrivacySettings, draft: Draft, delta: float) -> float:
 
 def _orders_hint(privacy: PrivacySettings) -> str:
     """Return how few orders limit what a target affords; "" for those of the accountant."""
-    if privacy.orders is None:
+    orders = privacy.accountant.orders
+    if orders is None:
         return ""
-    return f"; the largest of privacy.orders is {max(privacy.orders):g}: add larger ones"
+    return f"; the largest of privacy.accountant.orders is {max(orders):g}: add larger ones"

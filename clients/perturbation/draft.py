@@ -3,11 +3,12 @@
 from fedsim.clients.budget.plan import Draft, PrivacyPlanError, check_draws
 from fedsim.clients.dp_sgd.draft import whole_round_steps
 from fedsim.clients.dp_sgd.parameters import FlatParameters
+from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.perturbation.bounds import BoundedExamples
 from fedsim.clients.perturbation.input import InputMechanism
 from fedsim.clients.perturbation.output import OutputMechanism
 from fedsim.clients.perturbation.problem import ConvexProblem, Descent
-from fedsim.clients.settings import LocalSettings, PrivacySettings
+from fedsim.clients.privacy_settings import PrivacySettings
 
 
 def draft_of_perturbation(

@@ -21,9 +21,9 @@ from fedsim.clients.dp_sgd.per_example.clip_factors import LotStatistics
 from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients, PerExampleLoss, Tile
 from fedsim.clients.dp_sgd.step import PrivateStep
 from fedsim.clients.dp_sgd.tiles import LotReader, tile_rows
+from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.model_checks.safety import UnsafeModelError
 from fedsim.clients.perturbation.output import OutputMechanism, release_output
-from fedsim.clients.settings import LocalSettings
 from fedsim.clients.training.optimizers import make_optimizer
 from fedsim.clients.training.plain import batches_of, train_by_torch
 from fedsim.clients.training.shared_model import SharedModel

@@ -6,7 +6,7 @@ import torch
 
 from fedsim.clients.budget.plan import Draft, PrivacyPlanError, check_draws
 from fedsim.clients.dp_sgd.parameters import FlatParameters
-from fedsim.clients.settings import PrivacySettings
+from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.clients.updates.ballots import Ballots
 from fedsim.clients.updates.mechanism import UpdateMechanism
 from fedsim.clients.updates.votes import VoteMechanism
@@ -26,14 +26,15 @@ def draft_of_updates(
         parameters: of the model; None: not known.
         drawn: probability with which the client is in each round, where that is secret.
     """
-    rate = 1.0 if drawn is None else drawn
+    rate, clipping = 1.0 if drawn is None else drawn, privacy.clipping
+    count_noise = clipping.count_noise if clipping.name == "adaptive" else None
 
     def build(noise: float) -> UpdateMechanism:
         try:
             update = UpdateMechanism(
                 privacy.clip_norm,
                 noise,
-                count_noise=privacy.clip_count_noise,
+                count_noise=count_noise,
                 participation_rate=rate,
             )
             if parameters is not None:

@@ -19,7 +19,7 @@ from fedsim.audit.observers import OtherNoise
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients
 from fedsim.clients.dp_sgd.per_example.loss_gradient import scaled_loss
-from fedsim.clients.settings import LocalSettings
+from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.training.block import BlockMember, train_block
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.training.streams import StreamKey

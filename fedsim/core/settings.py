@@ -2,10 +2,18 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchemaHandler
-from pydantic_core import CoreSchema
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    SerializerFunctionWrapHandler,
+)
+from pydantic_core import CoreSchema, core_schema
 
 from fedsim.core.limits import MAX_NUMBER, MIN_PROBABILITY
 
@@ -66,6 +74,56 @@ class Branch:
         """Return the tag of the class that a mapping, or settings, belong to."""
         given = value.get(self.key) if isinstance(value, dict) else getattr(value, self.key, None)
         return self.branch_of(given) if isinstance(given, str) else None
+
+
+class ByName:
+    """Annotation of a choice among settings classes by their `name`, where a name alone is enough.
+
+    `clipping: adaptive` is `clipping: {name: adaptive}` with the defaults of that class. A mapping
+    of no other key than the name is written as the name.
+    """
+
+    tag = "name"
+
+    def choices(self, classes: Any) -> dict[str, type[BaseModel]]:
+        """Return the class of each name.
+
+        Args:
+            classes: a settings class, or a union of such classes.
+        """
+        models: tuple[type[BaseModel], ...] = get_args(classes) or (classes,)
+        return {
+            name: model
+            for model in models
+            for name in get_args(model.model_fields[self.tag].annotation)
+        }
+
+    def __get_pydantic_core_schema__(
+        self, source: object, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        """Return the schema of the mappings, which takes a name for a mapping with that name."""
+        mappings = core_schema.tagged_union_schema(
+            {name: handler.generate_schema(one) for name, one in self.choices(source).items()},
+            discriminator=self.tag,
+        )
+        return core_schema.no_info_before_validator_function(
+            lambda given: {self.tag: given} if isinstance(given, str) else given,
+            mappings,
+            serialization=core_schema.wrap_serializer_function_ser_schema(
+                self._shortest, schema=mappings
+            ),
+        )
+
+    def __get_pydantic_json_schema__(
+        self, schema: Any, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        """Return the JSON Schema of a name or a mapping."""
+        names = {"enum": list(schema["schema"]["choices"]), "type": "string"}
+        return {"anyOf": [names, handler(schema["schema"])]}
+
+    def _shortest(self, value: object, handler: SerializerFunctionWrapHandler) -> object:
+        written = handler(value)
+        return written[self.tag] if written.keys() == {self.tag} else written
 
 
 def _refuse_tiny(value: float) -> float:

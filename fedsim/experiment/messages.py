@@ -177,9 +177,12 @@ class _MessageBuilder:
         if kind == "missing":
             return path, f"missing; {field_purpose(keys_of(parent)[str(path[-1])])}"
         if isinstance(shape, TaggedUnion) and kind.startswith("union_tag"):
-            if not isinstance(given, dict):
+            if not isinstance(given, dict) and not shape.takes_name:
                 return path, f"must be a mapping, got {value_text(given)}"
             return self._tag_message(path, shape)
+        if isinstance(shape, TaggedUnion) and shape.takes_name and kind in _TYPES:
+            rule = f"must be {any_of(shape.choices)}, or a mapping with {shape.tag}"
+            return path, f"{rule}, got {value_text(given)}"
         if isinstance(shape, NumberOrWord) and kind in _NOT_A_NUMBER:
             rule = f"must be a number or {any_of(shape.words)}, got {value_text(given)}"
             return path, rule + did_you_mean(given, shape.words)
@@ -205,9 +208,9 @@ class _MessageBuilder:
         return kind != "value_error" and (kind != "literal_error" or not isinstance(given, str))
 
     def _tag_message(self, path: KeyPath, shape: TaggedUnion) -> PathMessage:
-        section = _mapping(_get(self._raw, path))
-        choices = shape.choices
-        tag_path = (*path, shape.tag)
+        written, choices = _get(self._raw, path), shape.choices
+        section = shape.mapping(written)
+        tag_path = (*path, shape.tag) if isinstance(written, dict) else path
         if shape.tag not in section:
             return tag_path, f"missing; {any_of(choices)}"
         given = section[shape.tag]
@@ -225,7 +228,7 @@ class _MessageBuilder:
         value = self._raw
         for part in path:
             if isinstance(shape, TaggedUnion):
-                shape = shape.variant(_mapping(value).get(shape.tag))
+                shape = shape.variant(shape.mapping(value).get(shape.tag))
             elif isinstance(shape, NameOrMapping):
                 shape = shape.mapping
             shape = child_shape(shape, str(part))

@@ -131,6 +131,7 @@ def _set(node: Node, path: tuple[str, ...], done: KeyPath, new: Node, shape: Sha
         index = _index(node.value, key, done)
         item = _set(node.value[index], rest, (*done, index), new, None)
         return replace(node, value=[*node.value[:index], item, *node.value[index + 1 :]])
+    node = _with_tag(node, shape, key)
     if node.value is not None and not isinstance(node.value, dict):
         raise _CannotSetError(f"{path_text(done)} is a single value and has no keys")
     entries = node.value or {}
@@ -153,6 +154,16 @@ def _index(items: list[Node], key: str, done: KeyPath) -> int:
         noun = "item" if len(items) == 1 else "items"
         raise _CannotSetError(f"{path_text(done)} has {len(items)} {noun}, counted from 0")
     return int(key)
+
+
+def _with_tag(node: Node, shape: Shape, key: str) -> Node:
+    """Return a name as the mapping that it stands for, so that it can take another key."""
+    if not isinstance(shape, TaggedUnion) or not shape.takes_name:
+        return node
+    name = shape.default if node.value is None and key != shape.tag else node.value
+    if not isinstance(name, str):
+        return node
+    return replace(node, value={shape.tag: Entry(node.location, replace(node, value=name))})
 
 
 def _variant(entries: dict[str, Entry], shape: Shape) -> Shape:

@@ -6,7 +6,8 @@ from pydantic import Field, ValidationError, field_validator
 from pydantic.json_schema import GenerateJsonSchema
 
 from fedsim.clients.faults.settings import FaultSettings
-from fedsim.clients.settings import LocalSettings, PrivacySettings
+from fedsim.clients.local_settings import LocalSettings
+from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.clients.updates.ballots import Ballots
 from fedsim.core.settings import Settings
 from fedsim.data.catalog import DATASETS
@@ -151,7 +152,7 @@ class Experiment(Settings):
     @property
     def has_server_noise(self) -> bool:
         """Whether the server adds the noise, so that a client's upload is no release."""
-        return self.privacy is not None and self.privacy.trust == "central"
+        return self.privacy is not None and self.privacy.trust.name == "central"
 
     @property
     def personal_models(self) -> str | None:

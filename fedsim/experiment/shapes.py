@@ -14,7 +14,7 @@ from annotated_types import Ge, Gt
 from pydantic import BaseModel, Discriminator, Tag
 from pydantic.fields import FieldInfo
 
-from fedsim.core.settings import Branch
+from fedsim.core.settings import Branch, ByName
 from fedsim.experiment.text import KeyPath, any_of
 
 Model = type[BaseModel]
@@ -28,11 +28,15 @@ class TaggedUnion:
         tag: the key.
         variants: the classes by value, or by branch.
         branch_of: returns the branch of a value.
+        takes_name: whether a value of the tag stands for a mapping with it alone (`ByName`).
+        default: that value where the file has no mapping.
     """
 
     tag: str
     variants: dict[str, Model]
     branch_of: Callable[[str], str] = str
+    takes_name: bool = False
+    default: str | None = None
 
     @property
     def choices(self) -> list[str]:
@@ -49,6 +53,12 @@ class TaggedUnion:
     def variant(self, value: object) -> Model | None:
         """Return the class that a value of the tag selects, or None."""
         return self.variants.get(self.branch_of(value)) if isinstance(value, str) else None
+
+    def mapping(self, given: object) -> dict[str, object]:
+        """Return a value of this place as a mapping; without keys if it is none."""
+        if self.takes_name and isinstance(given, str):
+            return {self.tag: given}
+        return given if isinstance(given, dict) else {}
 
 
 @dataclass(frozen=True)
@@ -95,6 +105,11 @@ class ErrorPlace:
 
 def shape_of(field: FieldInfo) -> Shape:
     """Return the shape of a field's value."""
+    by_name = next((one for one in field.metadata if isinstance(one, ByName)), None)
+    if by_name is not None:
+        variants = by_name.choices(field.annotation)
+        default = getattr(field.default, by_name.tag, None)
+        return TaggedUnion(by_name.tag, variants, takes_name=True, default=default)
     options = [option for option in _options(field.annotation) if option is not NoneType]
     models = [option for option in options if _is_model(option)]
     if isinstance(field.discriminator, str):

@@ -8,7 +8,7 @@ from fedsim.clients.budget.planner import plan_privacy
 from fedsim.clients.dp_sgd.parameters import FlatParameters
 from fedsim.clients.perturbation.bounds import BoundedExamples
 from fedsim.clients.perturbation.problem import ConvexProblem
-from fedsim.clients.settings import PrivacySettings
+from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.core.shared_values import map_shared
 from fedsim.experiment import Experiment
 from fedsim.federation.schedule import StepSchedule

@@ -12,7 +12,7 @@ from typing import Self
 
 from fedsim.clients.budget.plan import PrivacyPlan
 from fedsim.clients.dp_sgd.parameters import FlatParameters
-from fedsim.clients.settings import LocalSettings, SgdSettings
+from fedsim.clients.local_settings import LocalSettings, SgdSettings
 from fedsim.noise.grid import DEVIATION
 from fedsim.protocol.clip_bound import LearntBound, whole_bound
 from fedsim.protocol.noisy_sums import SumPlan

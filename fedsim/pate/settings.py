@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from fedsim.clients.settings import LocalSettings, OptimizerSettings, SgdSettings
+from fedsim.clients.local_settings import LocalSettings, OptimizerSettings, SgdSettings
 from fedsim.clients.updates.ballots import Ballot, Ballots
 from fedsim.core.limits import MAX_EXAMPLES, MAX_STEPS
 from fedsim.core.settings import Settings

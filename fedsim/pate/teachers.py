@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients, PerExampleLoss
-from fedsim.clients.settings import LocalSettings
+from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.training.block import BlockMember, train_block
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.training.streams import StreamKey

@@ -20,7 +20,8 @@ from fedsim.accountant import (
 from fedsim.accountant.accountants import RdpOrders, choose_accountant, renyi_choice
 from fedsim.clients.budget.plan import PrivacyBudgetError, PrivacyPlanError
 from fedsim.clients.budget.planner import plan_privacy
-from fedsim.clients.settings import LocalSettings, PrivacySettings
+from fedsim.clients.local_settings import LocalSettings
+from fedsim.clients.privacy_settings import PrivacySettings
 
 STEP, DELTA = PoissonSampled(0.05, Gaussian(1.1)), 1e-5
 ORDERS = (2.0, 8.0, 32.0)

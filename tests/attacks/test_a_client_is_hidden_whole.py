@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from fedsim.clients.app import one_thread
 from fedsim.clients.dp_sgd.per_example.interface import Tile
 from fedsim.clients.dp_sgd.per_example.rule_gradients import RuleGradients
+from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.model_checks.member_isolation import MemberIsolation
 from fedsim.clients.model_checks.safety import UnsafeModelError
-from fedsim.clients.settings import LocalSettings
 from fedsim.clients.training.block import BlockMember, BlockResult, train_block
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.training.streams import StreamKey

@@ -25,8 +25,9 @@ from fedsim.clients.correlated_noise.correlation import (
 )
 from fedsim.clients.correlated_noise.noise import CorrelatedNoise, NoiseStates
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
+from fedsim.clients.local_settings import LocalSettings
+from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.clients.sampling.cyclic import CyclicLots, CyclicPoisson
-from fedsim.clients.settings import LocalSettings, PrivacySettings
 from fedsim.clients.training.streams import StreamKey
 from fedsim.noise.grid import DEVIATION, effective_multiplier
 

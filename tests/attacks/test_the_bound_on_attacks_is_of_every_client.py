@@ -12,7 +12,8 @@ import pytest
 from fedsim.accountant.events import to_dict
 from fedsim.api import run
 from fedsim.clients.budget.planner import plan_privacy
-from fedsim.clients.settings import LocalSettings, PrivacySettings
+from fedsim.clients.local_settings import LocalSettings
+from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.core.formatting import epsilon_text
 from fedsim.report.contents import RunContents
 from fedsim.report.html import render_report

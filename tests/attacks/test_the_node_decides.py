@@ -50,7 +50,8 @@ from pathlib import Path
 from fedsim.accountant import Gaussian, PoissonSampled, PrivacyLedger
 from fedsim.accountant.ledger.journal import Charge, FileJournal
 from fedsim.clients.budget.planner import plan_privacy
-from fedsim.clients.settings import LocalSettings, PrivacySettings
+from fedsim.clients.local_settings import LocalSettings
+from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.deployment.node_journal import NodeJournal
 from fedsim.deployment.policy import NodePolicy
 from fedsim.deployment.policy_rules import PolicyRefusalError

@@ -18,10 +18,10 @@ from fedsim.clients.clipping.clipping import FlatClipping
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.per_example import interface
 from fedsim.clients.dp_sgd.per_example.choice import gradients_for
+from fedsim.clients.local_settings import LocalSettings, SgdSettings
 from fedsim.clients.model_checks.row_isolation import RowIsolation
 from fedsim.clients.model_checks.safety import UnsafeModelError
 from fedsim.clients.sampling.independent_lots import PoissonSampling
-from fedsim.clients.settings import LocalSettings, SgdSettings
 from fedsim.clients.training.block import BlockMember, train_block
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.training.streams import StreamKey

@@ -9,8 +9,9 @@ import torch
 from fedsim.accountant import Gaussian, PldAccountant, PoissonSampled
 from fedsim.clients.budget.plan import PrivacyPlan
 from fedsim.clients.budget.planner import plan_privacy
+from fedsim.clients.local_settings import LocalSettings
+from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.clients.sampling.schemes import SAMPLING_SCHEMES, SamplingName
-from fedsim.clients.settings import LocalSettings, PrivacySettings
 from fedsim.clients.training.plain import batches_of
 from fedsim.clients.training.streams import StreamKey
 from fedsim.experiment import ExperimentError, dump_experiment, load_experiment

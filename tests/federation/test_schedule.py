@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fedsim.clients.settings import LocalSettings
+from fedsim.clients.local_settings import LocalSettings
 from fedsim.experiment import ExperimentError, load_experiment
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.replay.replay import replay_run

@@ -83,8 +83,8 @@ def _pooled(base: Mapping[str, Any]) -> Changes:
         changes["faults"] = []
     if isinstance(batch := local.get("batch_size"), int):
         changes["local.batch_size"] = batch * drawn
-    if isinstance(rate := privacy.get("sampling_rate"), float):
-        changes["privacy.sampling_rate"] = rate * drawn / clients
+    if isinstance(rate := _section(privacy, "sampling").get("rate"), float):
+        changes["privacy.sampling.rate"] = rate * drawn / clients
     return changes
 
 
@@ -93,13 +93,6 @@ def _perturbed(kind: str) -> Callable[[Mapping[str, Any]], Changes]:
         found: Changes = {"privacy.perturbation": kind, **_alone(base), **_local_trust(base)}
         gradient_keys = {
             "max_grad_norm": None,
-            "clip_rule": None,
-            "noise_allocation": None,
-            "clip_quantile": None,
-            "clip_learning_rate": None,
-            "clip_count_noise": None,
-            "sampling_rate": None,
-            "groups": {},
             "sampling": "poisson",
             "clipping": "flat",
             "noise_correlation": "none",
@@ -120,13 +113,7 @@ def _alone(base: Mapping[str, Any]) -> Changes:
 
 def _local_trust(base: Mapping[str, Any]) -> Changes:
     privacy = _section(base, "privacy")
-    if privacy.get("trust", "local") == "local":
-        return {}
-    return {
-        "privacy.trust": "local",
-        **_absent(base, "privacy", "colluding_clients"),
-        **_absent(base, "privacy", "fallback_epsilon"),
-    }
+    return {} if _name_of(privacy.get("trust", "local")) == "local" else {"privacy.trust": "local"}
 
 
 def _without_noise_weights(base: Mapping[str, Any]) -> Changes:

@@ -26,10 +26,11 @@ from fedsim.clients.budget.planner import plan_privacy
 from fedsim.clients.clipping.adaptive import AdaptiveClipping
 from fedsim.clients.clipping.clipping import AutomaticClipping, FlatClipping, GroupClipping
 from fedsim.clients.dp_sgd.parameters import FlatParameters
+from fedsim.clients.local_settings import LocalSettings
+from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.clients.sampling.epochs import BallsAndBins, ShuffledEpochs
 from fedsim.clients.sampling.independent_lots import FixedSizeSampling
 from fedsim.clients.sampling.schemes import FIXED_SIZE, SHUFFLE
-from fedsim.clients.settings import LocalSettings, PrivacySettings
 
 LOCAL = LocalSettings(steps=5, batch_size=32)
 

@@ -16,8 +16,8 @@ from fedsim.clients.clipping.clipping import FlatClipping, GroupClipping
 from fedsim.clients.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.dp_sgd.per_example.clip_factors import LotStatistics
 from fedsim.clients.dp_sgd.per_example.rule_gradients import RuleGradients
+from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.sampling.independent_lots import PoissonSampling
-from fedsim.clients.settings import LocalSettings
 from fedsim.clients.training.block import BlockMember, train_block
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.training.streams import StreamKey

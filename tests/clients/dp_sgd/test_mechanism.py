@@ -29,10 +29,10 @@ from fedsim.clients.dp_sgd.noise_allocation import NoiseAllocation, group_noise
 from fedsim.clients.dp_sgd.noise_range import NoiseRangeError
 from fedsim.clients.dp_sgd.per_example.interface import ClippedRows, PerExampleGradients, Tile
 from fedsim.clients.dp_sgd.per_example.rule_gradients import RuleGradients
+from fedsim.clients.local_settings import LocalSettings, SgdSettings
 from fedsim.clients.sampling.epochs import ShuffledEpochs
 from fedsim.clients.sampling.independent_lots import FixedSizeSampling, PoissonSampling
 from fedsim.clients.sampling.sampling import Sampling
-from fedsim.clients.settings import LocalSettings, SgdSettings
 from fedsim.clients.training import block
 from fedsim.clients.training.block import BlockMember, BlockResult, train_block
 from fedsim.clients.training.shared_model import SharedModel

@@ -24,8 +24,8 @@ from fedsim.clients.dp_sgd.per_example.interface import PerExampleLoss, Tile
 from fedsim.clients.dp_sgd.per_example.layers.base import ExampleUse
 from fedsim.clients.dp_sgd.per_example.rule_gradients import RuleGradients
 from fedsim.clients.dp_sgd.tiles import LotReader, tile_rows
+from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.sampling.independent_lots import PoissonSampling
-from fedsim.clients.settings import LocalSettings
 from fedsim.clients.training.block import BlockMember, train_block
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.training.streams import StreamKey

@@ -22,10 +22,15 @@ from fedsim.clients.dp_sgd.per_example.clip_factors import LotStatistics
 from fedsim.clients.dp_sgd.per_example.interface import PerExampleGradients, PerExampleLoss
 from fedsim.clients.dp_sgd.per_example.one_at_a_time import OneAtATime
 from fedsim.clients.dp_sgd.per_example.rule_gradients import RuleGradients
+from fedsim.clients.local_settings import (
+    AdamSettings,
+    LocalSettings,
+    OptimizerSettings,
+    SgdSettings,
+)
 from fedsim.clients.sampling.epochs import BallsAndBins, ShuffledEpochs
 from fedsim.clients.sampling.independent_lots import FixedSizeSampling, PoissonSampling
 from fedsim.clients.sampling.sampling import Sampling
-from fedsim.clients.settings import AdamSettings, LocalSettings, OptimizerSettings, SgdSettings
 from fedsim.clients.training.block import BlockMember, BlockResult, member_rows, train_block
 from fedsim.clients.training.plain import shuffled_batches
 from fedsim.clients.training.shared_model import SharedModel

@@ -12,7 +12,8 @@ from fedsim.clients.budget.plan import PrivacyPlan, PrivacyPlanError
 from fedsim.clients.budget.planner import plan_privacy
 from fedsim.clients.dp_sgd.noise_range import NoiseRangeError
 from fedsim.clients.dp_sgd.parameters import FlatParameters
-from fedsim.clients.settings import LocalSettings, PrivacySettings
+from fedsim.clients.local_settings import LocalSettings
+from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.clients.updates.ballots import Ballot, Ballots
 from fedsim.clients.updates.votes import NO_LABEL, VoteMechanism, release_votes
 from fedsim.noise.grid import DEVIATION
