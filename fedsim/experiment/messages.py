@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from fedsim.core.limits import MAX_REPORTED
+from fedsim.experiment.moved_keys import MOVED_KEYS
 from fedsim.experiment.schema import NAME_PATTERN, Experiment
 from fedsim.experiment.shapes import (
     ErrorPlace,
@@ -134,6 +135,9 @@ class _MessageBuilder:
         section, key = path[:-1], str(path[-1])
         if key == "<<":
             return "YAML 1.2 has no merge keys; write the keys out"
+        moved = self._moved_key_message(path, parent)
+        if moved:
+            return moved
         misplaced = self._misplaced_key_message(section, key)
         if misplaced:
             return misplaced
@@ -148,6 +152,18 @@ class _MessageBuilder:
             self._explained_paths.add((*section, match))
             return f"unknown key; did you mean {match!r}?"
         return "unknown key"
+
+    def _moved_key_message(self, path: KeyPath, parent: Shape) -> str | None:
+        """Return the message for a key of `MOVED_KEYS`; None for any other key."""
+        section = (*self._prefix, *path[:-1])
+        new = MOVED_KEYS.get(".".join(map(str, (*section, path[-1]))))
+        if new is None:
+            return None
+        *home, name = new.split(".")
+        if tuple(home) == section and name not in keys_of(parent):
+            return None  # the section has neither key for the name that it was given
+        self._explained_paths.add((*home, name)[len(self._prefix) :])
+        return f"moved; write {new}"
 
     def _misplaced_key_message(self, section: KeyPath, key: str) -> str | None:
         """Return the message for a key that belongs to another section; None for any other key."""

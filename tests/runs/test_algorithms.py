@@ -142,7 +142,7 @@ CENTRAL = {
             {},
             "krum needs at least 7 clients in a round with these settings, got 5",
         ),
-        ({"name": "fedadam", "lr": 0.1}, {}, "federation.strategy.lr: is server_lr now"),
+        ({"name": "fedadam", "lr": 0.1}, {}, "federation.strategy.lr: moved; write federation"),
     ],
 )
 def test_what_an_algorithm_does_not_go_with_is_found_in_the_file(

@@ -17,7 +17,6 @@ from fedsim.experiment.text import KeyPath
 from fedsim.server.settings import FederationSettings
 
 _PATH: KeyPath = ("federation", "strategy")
-_MOVED = {"lr": "server_lr"}
 
 
 def check_algorithm(sections: Sections, base: Path) -> Iterator[PathMessage]:
@@ -39,10 +38,6 @@ def check_algorithm(sections: Sections, base: Path) -> Iterator[PathMessage]:
     if kind is None:
         yield from finite_messages(named.options, _PATH)
         return
-    for old, new in _MOVED.items():
-        if old in named.options and new in kind.Options.model_fields:
-            yield (*_PATH, old), f"is {new} now, beside local.optimizer.lr; write {new}"
-            return
     fewest = None if sections.round_sizes is None else sections.round_sizes[0]
     try:
         yield from _check_clients(kind(named.options), named.name, fewest)
