@@ -70,11 +70,11 @@ class PrivateSizeSettings(Settings):
     name: Literal["add_remove"] = Field(
         description="which datasets are neighbours; see `privacy.adjacency`"
     )
-    declared_examples: int | None = Field(
-        default=None,
+    declared_examples: int = Field(
         ge=1,
         le=MAX_EXAMPLES,
-        description="public client size that sets the sampling rate; required with unit: example",
+        description="public number, such as 1000, that sets the sampling rate in place of a "
+        "client's private size",
     )
 
 
@@ -339,19 +339,6 @@ class PrivacySettings(Settings):
             raise ValueError(
                 f"on_exhausted: {self.on_exhausted} needs a budget: give target_epsilon, for all "
                 "or for some clients"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _public_client_size(self) -> Self:
-        adjacency = self.adjacency
-        if self.unit == "client":
-            return self  # no size enters, declared or not
-        if adjacency.name == "add_remove" and adjacency.declared_examples is None:
-            raise ValueError(
-                "adjacency add_remove keeps client sizes private, so the sampling rate cannot come "
-                "from them: declare a public number, adjacency: {name: add_remove, "
-                "declared_examples: 1000}, or use adjacency: zero_out"
             )
         return self
 

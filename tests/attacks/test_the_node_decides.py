@@ -687,7 +687,7 @@ def test_central_trust_needs_a_node_that_trusts_the_server(attacker: Attacker) -
     privacy = loaded.experiment.privacy
     assert privacy is not None
     central = loaded.experiment.model_copy(
-        update={"privacy": privacy.model_copy(update={"trust": "central"})}
+        update={"privacy": privacy.with_choice("trust", name="central")}
     )
     asked = replace(loaded, experiment=central)
     for trust in ("local", "distributed"):

@@ -150,8 +150,6 @@ local:
 privacy:
   trust: local
   unit: example
-  colluding_clients: null
-  fallback_epsilon: null
   target_epsilon: null
   noise_multiplier: 1.1
   delta: 0.001
@@ -160,21 +158,16 @@ privacy:
   perturbation: gradient
   max_feature_norm: null
   max_target_norm: null
-  clipping: flat
-  groups: {}
-  clip_rule: null
-  noise_allocation: null
-  clip_quantile: null
-  clip_learning_rate: null
-  clip_count_noise: null
-  sampling_rate: null
-  sampling: poisson
+  clipping:
+    name: flat
+    groups: {}
+  sampling:
+    name: poisson
+    rate: null
   noise: seeded
   noise_correlation: none
   adjacency: zero_out
-  declared_examples: null
   accountant: pld
-  orders: null
   on_exhausted: refuse
   clients: {}
 secure_aggregation: null

@@ -25,7 +25,7 @@ class GivenRun:
         path: its directory, as it was given.
         directory: the same, with its readers.
         experiment: its settings.
-        settings: `compared_settings`, the version of fedsim and the digest of each plug-in's source.
+        settings: `compared_settings`, the version of fedsim, the digest of each plug-in's source.
         inputs: the digests of `checkpoint/inputs.json`.
     """
 

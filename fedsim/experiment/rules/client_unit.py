@@ -20,10 +20,6 @@ _EXAMPLE_KEYS: dict[str, tuple[tuple[object, ...], str]] = {
     ),
     "sampling.rate": ((None,), "remove the rate; local.batch_size sets the batches"),
     "noise_correlation": (("none",), "remove noise_correlation"),
-    "adjacency.declared_examples": (
-        (None,),
-        "remove declared_examples: no size of a client is used",
-    ),
     "clipping.groups": (({},), "remove groups: one bound is for the whole update"),
     "clipping.name": (("flat", "adaptive"), "use clipping: flat or adaptive, of the whole update"),
 }

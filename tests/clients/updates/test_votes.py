@@ -85,7 +85,7 @@ def test_calibrated_noise_spends_the_target(accountant: str) -> None:
     ledger = PrivacyLedger()
     for event, count in plan.charges(0, 4):
         ledger.record(event, count)
-    epsilon = ledger.epsilon_with_slack(1e-3, privacy.accountant, "zero_out")
+    epsilon = ledger.epsilon_with_slack(1e-3, privacy.accounting, "zero_out")
     assert 2.99 < epsilon <= 3.0
     assert plan.affordable_steps == plan.planned_steps == 4
 
