@@ -243,6 +243,12 @@ class PrivacySettings(Settings):
         """Whether what adaptive clipping learns from is a part of a noisy sum."""
         return self.unit == "client" and self.trust.name != "local"
 
+    @property
+    def own_values(self) -> tuple[object, ...]:
+        """The values of what a client may have of its own."""
+        values = {**vars(self), "sampling_rate": self.sampling.rate}
+        return tuple(values[name] for name in OwnPrivacySettings.model_fields)
+
     def with_own(self, own: OwnPrivacySettings) -> "PrivacySettings":
         """Return the settings with those of one client in place of everybody's."""
         given = {name: value for name, value in own if value is not None}

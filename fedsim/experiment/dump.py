@@ -38,8 +38,8 @@ def dump_experiment(experiment: Experiment) -> str:
 def flat_settings(experiment: Experiment) -> dict[str, object]:
     """Return all settings as `{"key.path": value}`; lists stay whole.
 
-    The name of a choice is the value of its key, with or without other keys: `privacy.clipping`,
-    beside `privacy.clipping.quantile`.
+    The name of a choice is the value of its key, `privacy.clipping`; its own keys, such as
+    `privacy.clipping.quantile`, are there where they have another value than their default.
     """
     return dict(_leaves(experiment.model_dump(mode="json"), "", Experiment))
 
@@ -48,10 +48,17 @@ def _leaves(content: object, path: str, shape: Shape) -> Iterator[tuple[str, obj
     if not isinstance(content, dict) or not content:
         yield path, content
         return
-    tag = shape.tag if isinstance(shape, TaggedUnion) and shape.takes_name else None
+    if isinstance(shape, TaggedUnion) and shape.takes_name:
+        yield path, content[shape.tag]
+        chosen = shape.variants[content[shape.tag]]
+        content = {
+            key: one
+            for key, one in content.items()
+            if key != shape.tag and one != chosen.model_fields[key].default
+        }
+        shape = chosen
     for key, one in content.items():
-        inner = path if key == tag else f"{path}.{key}" if path else str(key)
-        yield from _leaves(one, inner, child_shape(shape, key))
+        yield from _leaves(one, f"{path}.{key}" if path else str(key), child_shape(shape, key))
 
 
 def _represent_string(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
