@@ -321,7 +321,8 @@ def _lots(
 def _samplings(
     local: LocalSettings, privacy: PrivacySettings, rounds: int
 ) -> Iterator[tuple[str, LocalSettings, PrivacySettings, int]]:
+    key = "privacy.sampling" if privacy.sampling.rate is None else "privacy.sampling.name"
     for sampling in sorted(SAMPLING_SCHEMES):
         if sampling != privacy.sampling.name and not SAMPLING_SCHEMES[sampling].is_cyclic:
             other = privacy.with_choice("sampling", name=sampling)
-            yield f"privacy.sampling.name={sampling}", local, other, rounds
+            yield f"{key}={sampling}", local, other, rounds

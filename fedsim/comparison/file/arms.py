@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedsim.algorithms.catalog import algorithms
+from fedsim.core.settings import written_name
 
 ARM = "arm"
 
@@ -75,7 +76,7 @@ def _pooled(base: Mapping[str, Any]) -> Changes:
     }
     if "participation" in federation:
         changes["federation.participation"] = {"scheme": "uniform"}
-    name = _name_of(federation.get("strategy"))
+    name = written_name(federation.get("strategy"))
     kind = algorithms().get(name)
     if kind is not None and (kind.uses_each_update or kind.weighs_steps):
         changes["federation.strategy"] = "fedavg"
@@ -113,12 +114,14 @@ def _alone(base: Mapping[str, Any]) -> Changes:
 
 def _local_trust(base: Mapping[str, Any]) -> Changes:
     privacy = _section(base, "privacy")
-    return {} if _name_of(privacy.get("trust", "local")) == "local" else {"privacy.trust": "local"}
+    return (
+        {} if written_name(privacy.get("trust", "local")) == "local" else {"privacy.trust": "local"}
+    )
 
 
 def _without_noise_weights(base: Mapping[str, Any]) -> Changes:
     weighting = _section(base, "federation").get("weighting")
-    return {"federation.weighting": "examples"} if _name_of(weighting) == "noise" else {}
+    return {"federation.weighting": "examples"} if written_name(weighting) == "noise" else {}
 
 
 def _absent(base: Mapping[str, Any], section: str, key: str) -> Changes:
@@ -128,11 +131,6 @@ def _absent(base: Mapping[str, Any], section: str, key: str) -> Changes:
 def _section(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     found = content.get(name)
     return found if isinstance(found, Mapping) else {}
-
-
-def _name_of(value: object) -> str:
-    found = value.get("name") if isinstance(value, Mapping) else value
-    return found if isinstance(found, str) else ""
 
 
 ARMS: dict[str, Arm] = {
