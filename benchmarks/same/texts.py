@@ -48,7 +48,7 @@ size is compared), and patterns in any text and in the source of a report.
 OF_SETTINGS = {
     *("request", "previous", "hash", "conditions"),  # ledger.jsonl and releases.jsonl
     *("ledger_head", "ledger_digest", "heads", "head"),
-    *("plan", "plan_digest"),
+    *("params", "plan", "plan_digest"),  # of secure aggregation
 }
 """Keys of digests over the text of settings and over versions: a part of their own."""
 SETTINGS_PART = "digests of settings"
