@@ -116,7 +116,7 @@ def test_another_word_is_refused_with_the_one_that_works() -> None:
 def test_a_plan_of_full_batches_compares_half_the_lot() -> None:
     plan = plan_experiment(load_experiment(EXPERIMENT))
     changes = [one.change for one in plan.variations]
-    assert "half the lot: a number for local.batch_size, sampling_rate=0.5" in changes
+    assert "half the lot: a number for local.batch_size, sampling.rate=0.5" in changes
     assert not any("double the lot" in change or "the batch" in change for change in changes)
     assert plan.note is None
 
