@@ -75,7 +75,7 @@ def closest(word: str, options: Iterable[str]) -> str | None:
 
 def is_synonym(word: str, options: Container[str]) -> bool:
     """Whether a word is another name of an option."""
-    return _SYNONYMS.get(_form(word)) in options
+    return _SYNONYMS.get(_form(word), "") in options
 
 
 def did_you_mean(word: object, options: Iterable[str]) -> str:

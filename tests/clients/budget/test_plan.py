@@ -67,7 +67,7 @@ def test_a_client_smaller_than_the_batch_is_sampled_whole() -> None:
 
 
 def test_private_sizes_are_not_looked_at() -> None:
-    known = {"adjacency": {"name": "add_remove", "declared_examples": 250}}
+    known: dict[str, Any] = {"adjacency": {"name": "add_remove", "declared_examples": 250}}
     assert plan(examples=300, **known) == plan(examples=301, **known)
     assert plan(**known).step.event == PoissonSampled(32 / 250, Gaussian(1.1))
     found = plan(**known, sampling="balls_and_bins")
