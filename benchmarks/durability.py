@@ -69,7 +69,9 @@ class Contender:
                 self._federation.participation,
                 {FIRST_NODE + client: client for client in range(clients)},
                 PlainAggregator(self._federation.weights),
-                None if privacy is None else ClientLedgers(privacy.accountant, privacy.adjacency),
+                None
+                if privacy is None
+                else ClientLedgers(privacy.accountant.name, privacy.adjacency.name),
                 weights=self._federation.weights,
             ),
             self._federation.test_metrics,

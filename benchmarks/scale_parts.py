@@ -28,9 +28,10 @@ from fedsim.accountant import Gaussian, PoissonSampled, PrivacyLedger
 from fedsim.accountant.ledger.journal import GENESIS, Charge, FileJournal
 from fedsim.accountant.trust.noise_shares import NoiseNeed, NoiseShares
 from fedsim.algorithms.state import ServerState
+from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.mechanisms.plan import PlanRequest, PrivacyPlan
 from fedsim.clients.mechanisms.planner import plan_privacy
-from fedsim.clients.settings import LocalSettings, PrivacySettings
+from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.core.shared_values import map_shared
 from fedsim.protocol.arrays import to_arrays
 from fedsim.protocol.client_spend import ClientSpend

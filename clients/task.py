@@ -14,11 +14,11 @@ from fedsim.algorithms.algorithm import ClientRule
 from fedsim.clients.failure_text import ClientFailureError, CoupledRowsError, redact_error
 from fedsim.clients.faults.injection import NO_FAULTS, FaultPlan
 from fedsim.clients.gradients.interface import PerExampleGradients, PerExampleLoss
+from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.mechanisms.contract import Mechanism
 from fedsim.clients.mechanisms.plan import PrivacyPlan
 from fedsim.clients.model_checks.safety import UnsafeModelError
 from fedsim.clients.request_digest import AnswerInputs, request_digest
-from fedsim.clients.settings import LocalSettings
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.core.errors import FedsimError
 from fedsim.core.plugin_errors import describe_error
@@ -166,7 +166,7 @@ class ClientTask:
         if most is not None and self.size > most:
             raise ClientFailureError(
                 f"may have {most:,} examples at most, for the rounding of its sums: declare a "
-                "larger size (privacy.declared_examples)"
+                "larger size (privacy.adjacency.declared_examples)"
             )
 
     def check_weight(self, request: TrainRequest) -> None:

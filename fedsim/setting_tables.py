@@ -143,6 +143,10 @@ def _default(schema: Schema) -> str:
     if "default" not in schema:
         return "required"
     value = schema["default"]
+    if isinstance(value, dict) and value.get("name") in schema.get("anyOf", [{}])[0].get(
+        "enum", ()
+    ):
+        return f"`{value['name']}`"  # a name alone is enough
     if isinstance(value, dict) and value:
         return "its own defaults"
     return f"`{value}`" if isinstance(value, str) else f"`{json.dumps(value)}`"

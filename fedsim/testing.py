@@ -22,11 +22,11 @@ from torch.nn.parameter import is_lazy
 from fedsim.clients.clipping.clipping import FlatClipping
 from fedsim.clients.gradients.choice import gradients_for
 from fedsim.clients.gradients.rule_gradients import RuleGradients
+from fedsim.clients.local_settings import LocalSettings, SgdSettings
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.model_checks.isolation import check_isolation
 from fedsim.clients.model_checks.safety import check_private_model
 from fedsim.clients.sampling.independent_lots import PoissonSampling
-from fedsim.clients.settings import LocalSettings, SgdSettings
 from fedsim.clients.training.block import BlockMember, train_block
 from fedsim.clients.training.plain import train_by_torch
 from fedsim.clients.training.shared_model import SharedModel

@@ -112,7 +112,7 @@ BROKEN = {
     "private sizes": (GOOD + "  adjacency: add_remove\n", "declared_examples"),
     "weights from private sizes": (
         replaced("rounds: 2", "rounds: 2\n  weighting: examples")
-        + "  adjacency: add_remove\n  declared_examples: 100\n",
+        + "  adjacency: {name: add_remove, declared_examples: 100}\n",
         "weighting",
     ),
     "a sum that does not fit": (

@@ -48,13 +48,12 @@ def test_it_is_linked_from_the_readme_and_named_by_the_report() -> None:
     [
         (
             {
-                "privacy.adjacency": "add_remove",
-                "privacy.declared_examples": 700,
+                "privacy.adjacency": {"name": "add_remove", "declared_examples": 700},
                 "federation.weighting": "examples",
             },
             "reveal client sizes",
         ),
-        ({"privacy.adjacency": "add_remove"}, "set declared_examples to a public number"),
+        ({"privacy.adjacency": "add_remove"}, "missing; public number, such as 1000"),
         ({"privacy.sampling": "fixed_size"}, "no guarantee under adjacency zero_out"),
     ],
 )
@@ -74,8 +73,8 @@ def test_batch_norm_is_refused() -> None:
 def test_replace_one_costs_more_than_the_others() -> None:
     spent = {}
     for adjacency in ADJACENCIES:
-        declared = {"privacy.declared_examples": 700} if adjacency == "add_remove" else {}
-        overrides = {"privacy.adjacency": adjacency, **declared}
+        declared = {"declared_examples": 700} if adjacency == "add_remove" else {}
+        overrides = {"privacy.adjacency": {"name": adjacency, **declared}}
         spent[adjacency] = plan_experiment(load_experiment(EXPERIMENT, overrides)).system_epsilon
     assert spent["replace_one"] > max(spent["zero_out"], spent["add_remove"])
 

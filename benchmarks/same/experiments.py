@@ -83,26 +83,29 @@ EXPERIMENTS: Mapping[str, Settings] = {
     "users-adaptive": {
         **_USERS,
         "privacy.trust": "central",
-        "privacy.clipping": "adaptive",
-        "privacy.clip_count_noise": 1.5,
+        "privacy.clipping": {"name": "adaptive", "count_noise": 1.5},
         "federation.strategy": {"name": "fedadam", "server_lr": 0.05},
     },
     "adaptive": {
         "privacy.clipping": "adaptive",
         "privacy.accountant": "rdp",
-        "privacy.adjacency": "add_remove",
-        "privacy.declared_examples": 250,
+        "privacy.adjacency": {"name": "add_remove", "declared_examples": 250},
     },
     "per-layer": {
-        "privacy.clipping": "per_layer",
-        "privacy.clip_rule": "by_dimension",
-        "privacy.noise_allocation": "optimal",
+        "privacy.clipping": {
+            "name": "per_layer",
+            "rule": "by_dimension",
+            "noise_allocation": "optimal",
+        },
     },
     "groups": {
         "privacy.max_grad_norm": None,
-        "privacy.groups": {
-            "*.weight": {"max_grad_norm": 0.4},
-            "*.bias": {"max_grad_norm": 0.1, "noise_multiplier": 3},
+        "privacy.clipping": {
+            "name": "flat",
+            "groups": {
+                "*.weight": {"max_grad_norm": 0.4},
+                "*.bias": {"max_grad_norm": 0.1, "noise_multiplier": 3},
+            },
         },
     },
     "correlated": {

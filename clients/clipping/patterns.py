@@ -95,7 +95,7 @@ class PatternClipping(Clipping):
         except ValueError as error:
             raise ValueError(
                 f"{error}; use larger lots (the default count noise is expected lot / 20), more "
-                "clip_count_noise, fewer groups, or clipping: flat"
+                "clipping.count_noise, fewer groups, or clipping: flat"
             ) from error
 
     def whole_noise(self, gradient_noise: float) -> float:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from fedsim.clients.client_settings import ClientPrivacySettings, OwnPrivacySettings, is_client
 from fedsim.clients.mechanisms.plan import PrivacyPlanError, delta_of
-from fedsim.clients.settings import PrivacySettings
+from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.core.streams import Purpose, stream
 
 Table = Mapping[int, OwnPrivacySettings]  # the lines of a csv file, by client
@@ -72,10 +72,11 @@ def resolve_client_privacy(
 
 def _of_clients(privacy: PrivacySettings, num_clients: int, per_round: int) -> PrivacySettings:
     """Return the settings with the defaults that follow from numbers of clients, written out."""
-    found: dict[str, float] = {"delta": delta_of(privacy, num_clients)}
-    if privacy.clipping == "adaptive" and privacy.clip_count_noise is None:
+    found = {"delta": delta_of(privacy, num_clients)}
+    if privacy.clipping.name == "adaptive" and privacy.clipping.count_noise is None:
         # Andrew et al. 2021, section 3.1: σ_b = clients of a round / 20 hardly costs anything.
-        found["clip_count_noise"] = per_round / _CLIENTS_OVER_COUNT_NOISE
+        noise = per_round / _CLIENTS_OVER_COUNT_NOISE
+        privacy = privacy.with_choice("clipping", count_noise=noise)
     return privacy.model_copy(update=found)
 
 

@@ -10,10 +10,11 @@ from fedsim.accountant import PrivacyLedger
 from fedsim.accountant.ledger.journal import GENESIS
 from fedsim.accountant.sampler_slack import MAX_DRAWS
 from fedsim.clients.gradients.parameters import FlatParameters
+from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.mechanisms.contract import Mechanism, SumPart
 from fedsim.clients.mechanisms.kinds import ReleaseKind
+from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.clients.sampling.sampling import Charges
-from fedsim.clients.settings import LocalSettings, PrivacySettings
 from fedsim.core.errors import ExitCode, InputError
 from fedsim.protocol.client_spend import ClientSpend
 
@@ -215,7 +216,7 @@ def draft_of_bounded(
                 release = release.with_effective_noise(noise)
         except ValueError as error:
             raise PrivacyPlanError(
-                f"privacy.mechanism: {privacy.mechanism_name} cannot be used: {error}"
+                f"privacy.mechanism: {privacy.mechanism.name} cannot be used: {error}"
             ) from error
         return release
 

@@ -15,7 +15,7 @@ from fedsim.clients.mechanisms.plan import (
     PrivacyPlanError,
     delta_of,
 )
-from fedsim.clients.settings import PrivacySettings
+from fedsim.clients.privacy_settings import PrivacySettings
 
 
 def plan_privacy(request: PlanRequest) -> PrivacyPlan:
@@ -42,7 +42,7 @@ def plan_privacy(request: PlanRequest) -> PrivacyPlan:
             target_epsilon=target,
             delta=delta,
             accountant=privacy.accounting,
-            adjacency=privacy.adjacency,
+            adjacency=privacy.adjacency.name,
         )
     return PrivacyPlan(
         release=release,
@@ -66,7 +66,11 @@ def _calibrated(privacy: PrivacySettings, draft: Draft, delta: float) -> float:
     target, steps = privacy.target_epsilon, max(draft.steps, draft.round_steps)
     if target is None:
         raise PrivacyPlanError("privacy needs target_epsilon or noise_multiplier")
-    account = {"delta": delta, "accountant": privacy.accounting, "adjacency": privacy.adjacency}
+    account = {
+        "delta": delta,
+        "accountant": privacy.accounting,
+        "adjacency": privacy.adjacency.name,
+    }
     try:
         return noise_of_release(draft.like, steps, target_epsilon=target, **cast(Any, account))
     except ValueError as error:
@@ -84,6 +88,7 @@ def _calibrated(privacy: PrivacySettings, draft: Draft, delta: float) -> float:
 
 def _orders_hint(privacy: PrivacySettings) -> str:
     """Return how few orders limit what a target affords; "" for those of the accountant."""
-    if privacy.orders is None:
+    orders = privacy.accountant.orders
+    if orders is None:
         return ""
-    return f"; the largest of privacy.orders is {max(privacy.orders):g}: add larger ones"
+    return f"; the largest of privacy.accountant.orders is {max(orders):g}: add larger ones"

@@ -18,6 +18,7 @@ from fedsim.clients.gradients.clip_factors import LotStatistics
 from fedsim.clients.gradients.interface import PerExampleGradients, PerExampleLoss, Tile
 from fedsim.clients.gradients.model_randomness import ModelRandomness
 from fedsim.clients.gradients.tiles import LotReader, tile_rows
+from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.mechanisms.client_update.mechanism import UpdateMechanism
 from fedsim.clients.mechanisms.client_update.release import release_updates
 from fedsim.clients.mechanisms.contract import Mechanism, SumPart
@@ -25,7 +26,6 @@ from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.mechanisms.dp_sgd.step import PrivateStep
 from fedsim.clients.mechanisms.output_perturbation.mechanism import OutputMechanism, release_output
 from fedsim.clients.model_checks.safety import UnsafeModelError
-from fedsim.clients.settings import LocalSettings
 from fedsim.clients.training.optimizers import make_optimizer
 from fedsim.clients.training.plain import batches_of, train_by_torch
 from fedsim.clients.training.shared_model import SharedModel

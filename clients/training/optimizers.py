@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fedsim.clients.settings import AdamSettings, OptimizerSettings, SgdSettings
+from fedsim.clients.local_settings import AdamSettings, OptimizerSettings, SgdSettings
 
 _BETAS = (0.9, 0.999)
 _EPSILON = 1e-8

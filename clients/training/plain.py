@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.clients.gradients.interface import PerExampleLoss
-from fedsim.clients.settings import LocalSettings
+from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.training.optimizers import LocalOptimizer, make_optimizer
 from fedsim.clients.training.streams import StreamKey, seeded_torch
 from fedsim.core.streams import Purpose

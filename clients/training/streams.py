@@ -10,8 +10,8 @@ import torch
 
 from fedsim.clients.augmentation.views import Views
 from fedsim.clients.gradients.model_randomness import KEY_BYTES
+from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.sampling.sampling import Sampling
-from fedsim.clients.settings import LocalSettings
 from fedsim.core.streams import Purpose, generator_of, stream, stream_key, torch_seed
 from fedsim.noise.sources import NoiseSource, SecureNoise, SeededNoise, secret_stream
 

@@ -132,12 +132,12 @@ def _read_run(name: str, directory: RunDirectory) -> Source:
         raise SourceError(f"{name}: no client of the run has spent anything")
     server = {client: total_against_server(charges) for client, charges in histories.items()}
     deltas = {client: rows[client]["delta"] if client in rows else None for client in ledgers}
-    trust, is_seeded = privacy.trust, privacy.noise == "seeded"
+    trust, is_seeded = privacy.trust.name, privacy.noise == "seeded"
     delta = None if privacy.delta == "auto" else privacy.delta  # which the end of the run tells
     terms = RunTerms(
         name=experiment.name,
         unit=privacy.unit,
-        adjacency=privacy.adjacency,
+        adjacency=privacy.adjacency.name,
         observer=OBSERVERS[trust][0],
         accountant=privacy.accounting,
         deltas={c: delta if d is None else d for c, d in deltas.items()},

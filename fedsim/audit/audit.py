@@ -191,7 +191,7 @@ def _audit_client(
         sampling=step.sampling,
         steps=plan.steps_to_take,
         accountant=experiment.privacy.accounting,
-        adjacency=experiment.privacy.adjacency,
+        adjacency=experiment.privacy.adjacency.name,
         is_fixed=step.clipping.adapted_clip_norm is None,
     )
     findings = measure_leakage(seen, claim, round_steps=plan.round_steps, miss=miss)
@@ -213,7 +213,7 @@ def _audit_updates(
         sampling=PoissonSampling(plan.release.sampling_rate),
         steps=plan.steps_to_take,
         accountant=experiment.privacy.accounting,
-        adjacency=experiment.privacy.adjacency,
+        adjacency=experiment.privacy.adjacency.name,
         is_fixed=False,
     )
     findings = measure_leakage(rounds.observe(steps), claim, round_steps=1, miss=miss)

@@ -95,7 +95,7 @@ def _epsilon(federation: Federation, plan: PrivacyPlan, *, against_server: bool)
     privacy = federation.experiment.privacy
     if privacy is None or not plan.steps_to_take:
         return 0.0
-    account = make_accountant(privacy.accounting, adjacency=privacy.adjacency)
+    account = make_accountant(privacy.accounting, adjacency=privacy.adjacency.name)
     charges = plan.server_charges if against_server else plan.charges
     for event, count in charges(0, plan.steps_to_take) or ():
         account.compose(event, count)

@@ -31,7 +31,7 @@ def deploy_command(file: str, overrides: tuple[str, ...], out: str, as_json: boo
             err=True,
         )
     secure = loaded.experiment.secure_aggregation
-    if privacy is not None and privacy.trust == "distributed" and secure is not None:
+    if privacy is not None and privacy.trust.name == "distributed" and secure is not None:
         for key in ("helper_fingerprints", "client_fingerprints"):
             if not getattr(secure.keys, key):
                 click.echo(

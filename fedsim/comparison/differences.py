@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import yaml
 
 from fedsim.experiment import Experiment
+from fedsim.experiment.dump import flat_settings
 
 _NOT_COMPARED = ("name", "seed")
 _MAX_TEXT_CHARACTERS = 60
@@ -46,16 +47,10 @@ class SettingsTable:
         return {name: dict(found) for name, found in self.values.items()}
 
 
-def flat_settings(experiment: Experiment) -> dict[str, object]:
+def compared_settings(experiment: Experiment) -> dict[str, object]:
     """Return all settings but name and seed as `{"key.path": value}`; lists stay whole."""
-    content = experiment.model_dump(mode="json", exclude=set(_NOT_COMPARED))
-    return dict(_leaves(content, ()))
-
-
-def _leaves(content: object, path: tuple[str, ...]) -> list[tuple[str, object]]:
-    if isinstance(content, Mapping) and content:
-        return [leaf for key, one in content.items() for leaf in _leaves(one, (*path, str(key)))]
-    return [(".".join(path), content)]
+    settings = flat_settings(experiment)
+    return {key: value for key, value in settings.items() if key not in _NOT_COMPARED}
 
 
 def settings_table(variants: Mapping[str, Mapping[str, object]]) -> SettingsTable:
@@ -65,7 +60,7 @@ def settings_table(variants: Mapping[str, Mapping[str, object]]) -> SettingsTabl
     section itself is then one of the keys.
 
     Args:
-        variants: `flat_settings` of each variant, by its name.
+        variants: `compared_settings` of each variant, by its name.
     """
     found = list(dict.fromkeys(key for one in variants.values() for key in one))
     tops = list(dict.fromkeys(key.partition(".")[0] for key in found))

@@ -154,10 +154,10 @@ def read_run(
         clients=tuple(privacy["clients"]),
         client_metrics=tuple(_read(directory, CLIENT_METRICS, {"clients": []})["clients"]),
         pair_digests=pair_digests,
-        trust=None if settings is None else settings.trust,
+        trust=None if settings is None else settings.trust.name,
         unit=None if settings is None else settings.unit,
         certificates=_certificates(privacy) if private else {},
-        adjacency=None if settings is None else settings.adjacency,
+        adjacency=None if settings is None else settings.adjacency.name,
         scores=read_scores(directory),
         main_metric=_main_metric(experiment),
     )

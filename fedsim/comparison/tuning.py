@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedsim.accountant.accountants import RdpAccountant
-from fedsim.accountant.adjacency import Adjacency
+from fedsim.accountant.adjacency import Adjacency, check_adjacency
 from fedsim.accountant.arrays import Floats
 from fedsim.accountant.ledger.journal import FileJournal, total_of
 from fedsim.accountant.rdp.conversion import epsilon_from_rdp
@@ -25,6 +25,7 @@ from fedsim.comparison.file.settings import SMALLER_IS_BETTER, SelectSettings
 from fedsim.comparison.results import Results, VariantResult
 from fedsim.comparison.units import OBSERVER_OF
 from fedsim.core.formatting import epsilon_text
+from fedsim.core.settings import written_name
 from fedsim.runs.files import read_yaml_object
 
 _SEES_LEAST_FIRST = ("models", "sums", "server")
@@ -153,11 +154,12 @@ def _spends(paths: Sequence[Path]) -> Iterator[RunSpend]:
         if privacy is None:
             yield RunSpend(None, np.full(len(DEFAULT_ORDERS), np.inf), None, None)
         else:
+            adjacency = check_adjacency(written_name(privacy["adjacency"]))
             yield RunSpend(
-                privacy["adjacency"],
-                _largest_rdp(path, privacy["adjacency"]),
+                adjacency,
+                _largest_rdp(path, adjacency),
                 unit=privacy["unit"],
-                trust=privacy["trust"],
+                trust=written_name(privacy["trust"]),
             )
 
 

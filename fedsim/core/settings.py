@@ -1,6 +1,6 @@
 """The base class of all settings."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, get_args
 
@@ -76,7 +76,7 @@ class Branch:
         return self.branch_of(given) if isinstance(given, str) else None
 
 
-class ByName:
+class Choice:
     """Annotation of a choice among settings classes by their `name`, where a name alone is enough.
 
     `clipping: adaptive` is `clipping: {name: adaptive}` with the defaults of that class. A mapping
@@ -124,6 +124,16 @@ class ByName:
     def _shortest(self, value: object, handler: SerializerFunctionWrapHandler) -> object:
         written = handler(value)
         return written[self.tag] if written.keys() == {self.tag} else written
+
+
+def written_name(choice: object) -> str:
+    """Return the name of a choice as a file has it: a name, or a mapping with one; "" for another.
+
+    Args:
+        choice: the value of its key.
+    """
+    name = choice.get(Choice.tag) if isinstance(choice, Mapping) else choice
+    return name if isinstance(name, str) else ""
 
 
 def _refuse_tiny(value: float) -> float:

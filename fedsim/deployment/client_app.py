@@ -126,7 +126,7 @@ class _GuardedTasks:
                 data, experiment=experiment.name, seed=experiment.seed, client=client
             )
             return task
-        trust = experiment.privacy.trust
+        trust = experiment.privacy.trust.name
         check_plan(self.policy, task.privacy, trust=trust, digest=task.plan_digest)
         journal = NodeJournal(
             own=task.journal,
@@ -135,7 +135,7 @@ class _GuardedTasks:
             plan=task.privacy,
             experiment=experiment.name,
             seed=experiment.seed,
-            adjacency=experiment.privacy.adjacency,
+            adjacency=experiment.privacy.adjacency.name,
             claim=partial(claim_seed, self.state, experiment, client),
             trust=trust,
         )

@@ -124,7 +124,7 @@ def _settings_rules(policy: NodePolicy, experiment: Experiment) -> Iterator[str]
             f"federation.rounds to {policy.max_rounds}"
         )
     if privacy is not None:
-        yield from _trust_rules(policy, privacy.trust, experiment)
+        yield from _trust_rules(policy, privacy.trust.name, experiment)
     if policy.helpers is not None:
         yield from _helper_rules(policy.helpers, experiment)
 

@@ -1,10 +1,12 @@
-"""An experiment as YAML, with every default."""
+"""An experiment with every default: as YAML, or as one value for each key."""
 
 import sys
+from collections.abc import Iterator
 
 import yaml
 
 from fedsim.experiment.schema import Experiment
+from fedsim.experiment.shapes import Shape, TaggedUnion, child_shape
 from fedsim.experiment.yaml_loader import CORE_PATTERNS
 
 
@@ -31,6 +33,32 @@ def dump_experiment(experiment: Experiment) -> str:
         allow_unicode=True,
         width=sys.maxsize,
     )
+
+
+def flat_settings(experiment: Experiment) -> dict[str, object]:
+    """Return all settings as `{"key.path": value}`; lists stay whole.
+
+    The name of a choice is the value of its key, `privacy.clipping`; its own keys, such as
+    `privacy.clipping.quantile`, are there where they have another value than their default.
+    """
+    return dict(_leaves(experiment.model_dump(mode="json"), "", Experiment))
+
+
+def _leaves(content: object, path: str, shape: Shape) -> Iterator[tuple[str, object]]:
+    if not isinstance(content, dict) or not content:
+        yield path, content
+        return
+    if isinstance(shape, TaggedUnion) and shape.takes_name:
+        yield path, content[shape.tag]
+        chosen = shape.variants[content[shape.tag]]
+        content = {
+            key: one
+            for key, one in content.items()
+            if key != shape.tag and one != chosen.model_fields[key].default
+        }
+        shape = chosen
+    for key, one in content.items():
+        yield from _leaves(one, f"{path}.{key}" if path else str(key), child_shape(shape, key))
 
 
 def _represent_string(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:

@@ -9,7 +9,8 @@ from typing import TypeVar
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from fedsim.clients.faults.settings import FaultSettings
-from fedsim.clients.settings import LocalSettings, PrivacySettings
+from fedsim.clients.local_settings import LocalSettings
+from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.core.limits import MAX_FILE_BYTES
 from fedsim.data.settings import DataSettings
 from fedsim.experiment.errors import ExperimentError, Problem

@@ -24,7 +24,15 @@ from fedsim.experiment.shapes import (
     locate_error,
     sections_with_key,
 )
-from fedsim.experiment.text import KeyPath, any_of, closest, did_you_mean, path_text, value_text
+from fedsim.experiment.text import (
+    KeyPath,
+    any_of,
+    closest,
+    did_you_mean,
+    is_synonym,
+    path_text,
+    value_text,
+)
 
 PathMessage = tuple[KeyPath, str]
 
@@ -138,11 +146,11 @@ class _MessageBuilder:
         moved = self._moved_key_message(path, parent)
         if moved:
             return moved
-        misplaced = self._misplaced_key_message(section, key)
-        if misplaced:
-            return misplaced
         present = _mapping(_get(self._raw, section))
         known = keys_of(parent)
+        misplaced = None if is_synonym(key, known) else self._misplaced_key_message(section, key)
+        if misplaced:
+            return misplaced
         stem, colon, _ = key.partition(":")
         if colon and stem in known and present.get(key) is None:  # {rounds:5} is one long key
             self._explained_paths.add((*section, stem))

@@ -24,5 +24,16 @@ MOVED_KEYS = {
     "secure_aggregation.helper_key_files": "secure_aggregation.keys.helper_files",
     "secure_aggregation.client_key_fingerprints": "secure_aggregation.keys.client_fingerprints",
     "secure_aggregation.client_key_files": "secure_aggregation.keys.client_files",
+    "privacy.colluding_clients": "privacy.trust.colluding_clients",
+    "privacy.fallback_epsilon": "privacy.trust.fallback_epsilon",
+    "privacy.groups": "privacy.clipping.groups",
+    "privacy.clip_rule": "privacy.clipping.rule",
+    "privacy.noise_allocation": "privacy.clipping.noise_allocation",
+    "privacy.clip_quantile": "privacy.clipping.quantile",
+    "privacy.clip_learning_rate": "privacy.clipping.learning_rate",
+    "privacy.clip_count_noise": "privacy.clipping.count_noise",
+    "privacy.sampling_rate": "privacy.sampling.rate",
+    "privacy.declared_examples": "privacy.adjacency.declared_examples",
+    "privacy.orders": "privacy.accountant.orders",
 }
 """The new dotted key of each old one; a key that fell away has no place here."""

@@ -6,9 +6,10 @@ from pydantic import Field, ValidationError, field_validator
 from pydantic.json_schema import GenerateJsonSchema
 
 from fedsim.clients.faults.settings import FaultSettings
+from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.mechanisms.kinds import KINDS, NO_RELEASE, ReleaseKind
 from fedsim.clients.mechanisms.votes.ballots import Ballots
-from fedsim.clients.settings import LocalSettings, PrivacySettings
+from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.core.settings import Settings
 from fedsim.data.catalog import DATASETS
 from fedsim.data.settings import DataSettings
@@ -160,7 +161,7 @@ class Experiment(Settings):
     @property
     def has_server_noise(self) -> bool:
         """Whether the server adds the noise, so that a client's upload is no release."""
-        return self.privacy is not None and self.privacy.trust == "central"
+        return self.privacy is not None and self.privacy.trust.name == "central"
 
     @property
     def personal_models(self) -> str | None:

@@ -14,7 +14,7 @@ from annotated_types import Ge, Gt
 from pydantic import BaseModel, Discriminator, Tag
 from pydantic.fields import FieldInfo
 
-from fedsim.core.settings import Branch, ByName
+from fedsim.core.settings import Branch, Choice
 from fedsim.experiment.text import KeyPath, any_of
 
 Model = type[BaseModel]
@@ -28,7 +28,7 @@ class TaggedUnion:
         tag: the key.
         variants: the classes by value, or by branch.
         branch_of: returns the branch of a value.
-        takes_name: whether a value of the tag stands for a mapping with it alone (`ByName`).
+        takes_name: whether a value of the tag stands for a mapping with it alone (`Choice`).
         default: that value where the file has no mapping.
     """
 
@@ -105,7 +105,7 @@ class ErrorPlace:
 
 def shape_of(field: FieldInfo) -> Shape:
     """Return the shape of a field's value."""
-    by_name = next((one for one in field.metadata if isinstance(one, ByName)), None)
+    by_name = next((one for one in field.metadata if isinstance(one, Choice)), None)
     if by_name is not None:
         variants = by_name.choices(field.annotation)
         default = getattr(field.default, by_name.tag, None)

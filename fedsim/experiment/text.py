@@ -3,7 +3,7 @@
 import difflib
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 
 KeyPath = tuple[str | int, ...]
 
@@ -64,13 +64,18 @@ def closest(word: str, options: Iterable[str]) -> str | None:
     for option in options:
         by_form.setdefault(_form(option), option)
     form = _form(word[:_MAX_VALUE_CHARS])
-    if _SYNONYMS.get(form) in by_form:
+    if is_synonym(word, by_form):
         return by_form[_SYNONYMS[form]]
     for option, name in by_form.items():
         if sorted(option) == sorted(form):  # swapped letters
             return name
     matches = difflib.get_close_matches(form, by_form, n=1, cutoff=0.6)
     return by_form[matches[0]] if matches else None
+
+
+def is_synonym(word: str, options: Container[str]) -> bool:
+    """Whether a word is another name of an option."""
+    return _SYNONYMS.get(_form(word), "") in options
 
 
 def did_you_mean(word: object, options: Iterable[str]) -> str:

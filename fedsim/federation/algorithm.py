@@ -7,7 +7,7 @@ from torch import nn
 from fedsim.algorithms.algorithm import Algorithm, Training
 from fedsim.algorithms.catalog import algorithms
 from fedsim.algorithms.registry import AlgorithmError, algorithm_for, check_algorithm
-from fedsim.clients.settings import SgdSettings
+from fedsim.clients.local_settings import SgdSettings
 from fedsim.experiment import Experiment
 from fedsim.experiment.rules.algorithm import check_declaration
 from fedsim.experiment.rules.sections import Sections

@@ -256,7 +256,7 @@ def _with_public_divisor(
 
 
 def _has_noisy_sums(experiment: Experiment) -> bool:
-    return experiment.privacy is not None and experiment.privacy.trust != "local"
+    return experiment.privacy is not None and experiment.privacy.trust.name != "local"
 
 
 def _client_privacy(loaded: LoadedExperiment, num_clients: int) -> tuple[ClientPrivacy, ...] | None:

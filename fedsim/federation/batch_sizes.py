@@ -49,7 +49,7 @@ def full_batch_note(experiment: Experiment, sizes: Sequence[int]) -> str | None:
     small = [size for size in declared if size < batch]
     if not small and largest <= _MAX_RATE_RATIO * usual:
         return None
-    fix = f"; privacy.sampling_rate={usual:.2g} gives every client the same rate"
+    fix = f"; privacy.sampling.rate={usual:.2g} gives every client the same rate"
     if small:
         return (
             f"local.batch_size = {batch:,} is above the size of {len(small):,} of {len(sizes):,} "
@@ -66,7 +66,7 @@ def full_batch_note(experiment: Experiment, sizes: Sequence[int]) -> str | None:
 def _declared_sizes(experiment: Experiment, sizes: Sequence[int]) -> Sequence[int]:
     """Return the public sizes that set sampling rates; none where `batch_size` sets no rate."""
     privacy = experiment.privacy
-    if privacy is None or not privacy.release_kind.draws_lots or privacy.sampling_rate is not None:
+    if privacy is None or not privacy.release_kind.draws_lots or privacy.sampling.rate is not None:
         return ()
-    declared = privacy.declared_examples
+    declared = privacy.adjacency.declared_examples
     return sizes if declared is None else [declared] * len(sizes)

@@ -96,7 +96,7 @@ def _spending(federation: Federation, one: Overdrawn, steps: int) -> str:
         steps,
         delta=one.plan.delta,
         accountant=privacy.accounting,
-        adjacency=privacy.adjacency,
+        adjacency=privacy.adjacency.name,
     )
     return (
         f"{steps} step{'s' if steps > 1 else ''} of client {one.client} with noise_multiplier "

@@ -154,9 +154,9 @@ def honest_draws(experiment: Experiment) -> int:
     It comes from the settings, not from the plans that charge for it.
     """
     privacy, secure = experiment.privacy, experiment.secure_aggregation
-    if privacy is None or secure is None or privacy.trust != "distributed":
+    if privacy is None or secure is None or privacy.trust.name != "distributed":
         return 1
-    return secure.min_clients - privacy.colluders
+    return secure.min_clients - privacy.trust.colluding_clients
 
 
 def charged_multipliers(release: Mechanism) -> tuple[float, ...]:

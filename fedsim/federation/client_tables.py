@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from fedsim.clients.client_settings import ClientPrivacySettings, OwnPrivacySettings, is_client
 from fedsim.clients.mechanisms.client_privacy import Table
-from fedsim.clients.settings import PrivacySettings
+from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.data import DataError
 
 _CLIENT = "client"

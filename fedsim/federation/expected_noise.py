@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Self
 
 from fedsim.clients.gradients.parameters import FlatParameters
+from fedsim.clients.local_settings import LocalSettings, SgdSettings
 from fedsim.clients.mechanisms.plan import PrivacyPlan
-from fedsim.clients.settings import LocalSettings, SgdSettings
 from fedsim.noise.grid import DEVIATION
 from fedsim.protocol.clip_bound import LearntBound, whole_bound
 from fedsim.protocol.noisy_sums import SumPlan

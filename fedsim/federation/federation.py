@@ -271,9 +271,9 @@ class Federation:
         if privacy is None:
             return None
         if self.plans is None or self.journal is None:
-            return ClientLedgers(privacy.accounting, privacy.adjacency)
+            return ClientLedgers(privacy.accounting, privacy.adjacency.name)
         recorded = RecordedSpend(self.plans, self.journal)
-        ledgers = ClientLedgers(privacy.accounting, privacy.adjacency, recorded=recorded.of)
+        ledgers = ClientLedgers(privacy.accounting, privacy.adjacency.name, recorded=recorded.of)
         for client in recorded.clients():
             ledgers.look_up(client)
         return ledgers
@@ -382,12 +382,11 @@ class Federation:
         """Return what learns the bound of whole updates; None where no server learns one."""
         privacy, sums = self.experiment.privacy, self.sums
         learns = self.experiment.release_kind.server_learns_bound
-        if privacy is None or not learns or privacy.clipping != "adaptive":
+        if privacy is None or not learns or privacy.clipping.name != "adaptive":
             return None
-        given = {"quantile": privacy.clip_quantile, "learning_rate": privacy.clip_learning_rate}
         return SharedBound(
             privacy.clip_norm,
-            BoundRule(**{name: value for name, value in given.items() if value is not None}),
+            BoundRule(privacy.clipping.quantile, privacy.clipping.learning_rate),
             self.num_clients,
             None if sums is None else sums.count_unit,
             None if sums is None else sums.divisor,

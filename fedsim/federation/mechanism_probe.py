@@ -19,7 +19,6 @@ from typing import Any
 from torch import Tensor
 
 from fedsim.clients.app import one_thread
-from fedsim.clients.client_settings import OwnPrivacySettings
 from fedsim.core.errors import FedsimError
 from fedsim.core.plugin_errors import plugin_calls, refuse_replaced_functions
 from fedsim.core.streams import Purpose, stream_key
@@ -111,9 +110,7 @@ def _blocks_to_probe(federation: Federation, private: Sequence[int]) -> list[tup
     terms = federation.client_privacy or ()
     first_of: dict[tuple[object, ...], int] = {}
     for client in private:
-        own = terms[client].privacy
-        settings = tuple(getattr(own, name) for name in OwnPrivacySettings.model_fields)
-        first_of.setdefault(settings, client)
+        first_of.setdefault(terms[client].privacy.own_values, client)
     chosen: dict[tuple[int, ...], None] = {}
     for client in first_of.values():
         if len(chosen) < MAX_BLOCKS:

@@ -69,9 +69,9 @@ def share_noise(
         PrivacyPlanError: no honest client would be left, or the sum has no noise.
     """
     privacy, secure = experiment.privacy, experiment.secure_aggregation
-    if privacy is None or privacy.trust == "local":
+    if privacy is None or privacy.trust.name == "local":
         raise ValueError("local trust has no noisy sums")
-    distributed = privacy.trust == "distributed"
+    distributed = privacy.trust.name == "distributed"
     scale_of = partial(sum_scale, lr=experiment.local.optimizer.lr)
     scales = [*map_shared(scale_of, client_privacy, plans, weights.values)]
     needs = [*map_shared(_need, scales, client_privacy, plans)]
@@ -79,13 +79,13 @@ def share_noise(
         shares = NoiseShares.meeting(
             needs,
             min_clients=secure.min_clients if distributed and secure is not None else 1,
-            colluding_clients=privacy.colluders if distributed else 0,
+            colluding_clients=privacy.trust.colluding_clients,
         )
     except ValueError as error:
-        raise PrivacyPlanError(f"privacy.colluding_clients cannot be met: {error}") from error
+        raise PrivacyPlanError(f"privacy.trust.colluding_clients cannot be met: {error}") from error
     if shares.share == 0.0:
         raise PrivacyPlanError(
-            f"privacy.trust: {privacy.trust} needs noise, and no client has any: set "
+            f"privacy.trust: {privacy.trust.name} needs noise, and no client has any: set "
             "target_epsilon, or a noise_multiplier above 0"
         )
     part = SumPart(shares.honest, adds_noise=distributed)
@@ -121,7 +121,7 @@ def _need(scale: float, own: ClientPrivacy, plan: PrivacyPlan) -> NoiseNeed:
 
 def _against_server(own: ClientPrivacy, plan: PrivacyPlan) -> float:
     """Return the noise multiplier that `fallback_epsilon` asks for; 0 without it."""
-    limit = own.privacy.fallback_epsilon
+    limit = own.privacy.trust.fallback_epsilon
     if limit is None or not plan.planned_steps:
         return 0.0
     try:
@@ -131,8 +131,10 @@ def _against_server(own: ClientPrivacy, plan: PrivacyPlan) -> float:
             target_epsilon=limit,
             delta=plan.delta,
             accountant=own.privacy.accounting,
-            adjacency=own.privacy.adjacency,
+            adjacency=own.privacy.adjacency.name,
         )
     except ValueError as error:
-        raise PrivacyBudgetError(f"privacy.fallback_epsilon cannot be met: {error}") from error
+        raise PrivacyBudgetError(
+            f"privacy.trust.fallback_epsilon cannot be met: {error}"
+        ) from error
     return plan.release.with_effective_noise(wanted).noise_multiplier

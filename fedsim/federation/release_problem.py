@@ -13,7 +13,7 @@ from fedsim.clients.mechanisms.kinds import GRADIENT_PERTURBATION
 from fedsim.clients.mechanisms.losses import LossName
 from fedsim.clients.mechanisms.output_perturbation.problem import ConvexProblem
 from fedsim.clients.mechanisms.plan import PrivacyPlanError
-from fedsim.clients.settings import BoundedExamplesSettings
+from fedsim.clients.privacy_settings import BoundedExamplesSettings
 from fedsim.data import FederatedData
 from fedsim.experiment import Experiment
 

@@ -4,8 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from fedsim.clients.local_settings import LocalSettings, OptimizerSettings, SgdSettings
 from fedsim.clients.mechanisms.votes.ballots import Ballot, Ballots
-from fedsim.clients.settings import LocalSettings, OptimizerSettings, SgdSettings
 from fedsim.core.limits import MAX_EXAMPLES, MAX_STEPS
 from fedsim.core.settings import Settings
 

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.clients.gradients.interface import PerExampleGradients, PerExampleLoss
+from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.mechanisms.votes.mechanism import NO_LABEL
-from fedsim.clients.settings import LocalSettings
 from fedsim.clients.training.block import BlockMember, train_block
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.training.streams import StreamKey

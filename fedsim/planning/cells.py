@@ -11,8 +11,8 @@ from typing import Any
 
 from fedsim.accountant import PrivacyLedger
 from fedsim.clients.mechanisms.plan import PrivacyPlan
+from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.clients.sampling.sampling import Charges
-from fedsim.clients.settings import PrivacySettings
 from fedsim.core.errors import InputError
 from fedsim.core.json_numbers import finite_or_none
 from fedsim.experiment import ExperimentError, LoadedExperiment, load_experiment
@@ -126,7 +126,7 @@ def plan_cells(loaded: LoadedExperiment, federation: Federation) -> tuple[Planne
         return (_planned(federation, is_own=True),)
     return tuple(
         _planned(federation, is_own=True)
-        if (trust, unit) == (privacy.trust, privacy.unit)
+        if (trust, unit) == (privacy.trust.name, privacy.unit)
         else plan_cell(loaded, federation, trust, unit)
         for trust, unit in CELLS
     )
@@ -167,24 +167,22 @@ def plan_cell(
 
 
 def _changes(privacy: PrivacySettings, trust: str, unit: str) -> dict[str, Any]:
-    """Return the overrides of a cell: its keys, and none that belong to others alone.
+    """Return the overrides of a cell: trust, unit and the bound of the unit.
 
     The bound of another unit has the length of the file's: no noise multiplier and no ε depends on
     it.
     """
-    changes: dict[str, Any] = {"privacy.trust": trust, "privacy.unit": unit}
+    changes: dict[str, Any] = {"privacy.trust.name": trust, "privacy.unit": unit}
     bound = privacy.max_grad_norm or privacy.max_update_norm
     if unit != privacy.unit and bound is not None:  # votes have none
         changes[f"privacy.{_BOUNDS[privacy.unit]}"] = None
         changes[f"privacy.{_BOUNDS[unit]}"] = bound
-    if trust != "distributed":
-        changes |= {"privacy.colluding_clients": None, "privacy.fallback_epsilon": None}
     return changes
 
 
 def _planned(federation: Federation, *, is_own: bool) -> PlannedCell:
     plans, terms = list(federation.plans or ()), list(federation.client_privacy or ())
-    trust, unit = terms[0].privacy.trust, terms[0].privacy.unit
+    trust, unit = terms[0].privacy.trust.name, terms[0].privacy.unit
     clients = tuple(
         CellClient(number, plan.release.noise_multiplier, _epsilons(plan, own.privacy))
         for number, (plan, own) in enumerate(zip(plans, terms, strict=True))
@@ -206,7 +204,7 @@ def _epsilons(plan: PrivacyPlan, privacy: PrivacySettings) -> dict[str, float]:
     """Return ε against each observer that the client's noise protects it from."""
     steps = plan.steps_to_take
     claimed = planned_epsilon(plan, privacy, plan.charges(0, steps))
-    place = OBSERVERS.index(_CLAIMED_AGAINST[privacy.trust])
+    place = OBSERVERS.index(_CLAIMED_AGAINST[privacy.trust.name])
     found: dict[str, float] = dict.fromkeys(OBSERVERS[place:], claimed)
     against_server = plan.server_charges(0, steps)
     if against_server is not None:
@@ -222,7 +220,7 @@ def planned_epsilon(plan: PrivacyPlan, privacy: PrivacySettings, charges: Charge
         privacy: its settings.
         charges: of its plan, in one view.
     """
-    return _epsilon(tuple(charges), plan.delta, privacy.accounting, privacy.adjacency)
+    return _epsilon(tuple(charges), plan.delta, privacy.accounting, privacy.adjacency.name)
 
 
 @lru_cache(maxsize=4096)  # clients of one size and budget share the answer
@@ -246,8 +244,9 @@ def _strictest(federation: Federation, clients: tuple[CellClient, ...]) -> tuple
 def _use(plan: PrivacyPlan, privacy: PrivacySettings, one: CellClient) -> float:
     """Return the share that a client uses of its claim, or of its limit against the server."""
     uses = [0.0]
-    if privacy.fallback_epsilon is not None:
-        uses.append(one.epsilon["server"] / privacy.fallback_epsilon)
+    limit = privacy.trust.fallback_epsilon
+    if limit is not None:
+        uses.append(one.epsilon["server"] / limit)
     if privacy.noise_multiplier is not None:
         uses.append(privacy.noise_multiplier / plan.noise_multiplier)
     elif privacy.target_epsilon is not None:

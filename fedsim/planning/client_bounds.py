@@ -33,7 +33,7 @@ def experiment_curves(
     privacy = loaded.experiment.privacy
     if privacy is None:
         raise PrivacyPlanError("there is nothing to plan: the experiment has no privacy section")
-    bounds = choose_bounds(names, orders=privacy.orders)
+    bounds = choose_bounds(names, orders=privacy.accountant.orders)
     phases = phases or Phases()
     federation = assemble(loaded, ledger=None, phases=phases)
     phases.begin("bounding ε")
@@ -71,7 +71,7 @@ def client_kinds(federation: Federation) -> tuple[StepSchedule, ...]:
                 delta=plan.delta,
                 steps=plan.steps_to_take,
                 charges=_first_charges(plan),
-                adjacency=privacy.adjacency,
+                adjacency=privacy.adjacency.name,
                 clients=tuple(clients),
             )
         )

@@ -9,6 +9,7 @@ from typing import Any
 
 from fedsim.accountant.search import largest_count
 from fedsim.accountant.textbook.bounds import choose_bounds
+from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.mechanisms.plan import (
     PlanRequest,
     PrivacyBudgetError,
@@ -16,8 +17,8 @@ from fedsim.clients.mechanisms.plan import (
     PrivacyPlanError,
 )
 from fedsim.clients.mechanisms.planner import plan_privacy
+from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.clients.sampling.schemes import SAMPLING_SCHEMES
-from fedsim.clients.settings import LocalSettings, PrivacySettings
 from fedsim.core.json_numbers import finite_or_none
 from fedsim.core.phases import Phases
 from fedsim.experiment import LoadedExperiment
@@ -172,7 +173,7 @@ def plan_experiment(
     privacy = loaded.experiment.privacy
     if privacy is None:
         raise PrivacyPlanError("there is nothing to plan: the experiment has no privacy section")
-    further = None if bounds is None else choose_bounds(bounds, orders=privacy.orders)
+    further = None if bounds is None else choose_bounds(bounds, orders=privacy.accountant.orders)
     phases = phases or Phases()
     federation = assemble(loaded, ledger=None, phases=phases)
     phases.begin("projecting ε")
@@ -295,12 +296,12 @@ def _changes(
     yield "as planned", local, privacy, rounds
     if privacy.release_kind.draws_lots:
         yield from _lots(local, privacy, rounds)
-    if privacy.orders is not None:
-        other = privacy.model_copy(update={"orders": None})
-        yield "the accountant's orders: privacy.orders=null", local, other, rounds
+    if privacy.accountant.orders is not None:
+        other = privacy.with_choice("accountant", orders=None)
+        yield "the accountant's orders: privacy.accountant.orders=null", local, other, rounds
     for factor, name in ((0.5, "half"), (2, "double")):
         yield f"{name} the rounds", local, privacy, max(1, round(rounds * factor))
-    if privacy.release_kind.draws_lots and privacy.trust == "local":  # others have one sampling
+    if privacy.release_kind.draws_lots and privacy.trust.name == "local":  # one sampling elsewhere
         yield from _samplings(local, privacy, rounds)
 
 
@@ -308,15 +309,15 @@ def _lots(
     local: LocalSettings, privacy: PrivacySettings, rounds: int
 ) -> Iterator[tuple[str, LocalSettings, PrivacySettings, int]]:
     for factor, name in ((0.5, "half"), (2, "double")):
-        if privacy.sampling_rate is not None:
-            rate = min(1.0, privacy.sampling_rate * factor)
-            other = privacy.model_copy(update={"sampling_rate": rate})
-            yield f"{name} the lot: privacy.sampling_rate={rate:g}", local, other, rounds
+        if privacy.sampling.rate is not None:
+            rate = min(1.0, privacy.sampling.rate * factor)
+            other = privacy.with_choice("sampling", rate=rate)
+            yield f"{name} the lot: privacy.sampling.rate={rate:g}", local, other, rounds
             continue
         if local.batch_size == "full":
             if factor < 1:
-                other = privacy.model_copy(update={"sampling_rate": factor})
-                change = f"half the lot: a number for local.batch_size, sampling_rate={factor:g}"
+                other = privacy.with_choice("sampling", rate=factor)
+                change = f"half the lot: a number for local.batch_size, sampling.rate={factor:g}"
                 yield change, local, other, rounds
             continue
         batch = max(1, round(local.batch_size * factor))
@@ -327,7 +328,8 @@ def _lots(
 def _samplings(
     local: LocalSettings, privacy: PrivacySettings, rounds: int
 ) -> Iterator[tuple[str, LocalSettings, PrivacySettings, int]]:
+    key = "privacy.sampling" if privacy.sampling.rate is None else "privacy.sampling.name"
     for sampling in sorted(SAMPLING_SCHEMES):
-        if sampling != privacy.sampling and not SAMPLING_SCHEMES[sampling].is_cyclic:
-            other = privacy.model_copy(update={"sampling": sampling})
-            yield f"privacy.sampling={sampling}", local, other, rounds
+        if sampling != privacy.sampling.name and not SAMPLING_SCHEMES[sampling].is_cyclic:
+            other = privacy.with_choice("sampling", name=sampling)
+            yield f"{key}={sampling}", local, other, rounds

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.clients.settings import LocalSettings
+from fedsim.clients.local_settings import LocalSettings
 from fedsim.core.formatting import count_text, delta_text, range_text
 from fedsim.data.settings import FileDataset
 from fedsim.federation.batch_sizes import full_batch_note
@@ -123,15 +123,16 @@ def _mechanism(federation: Federation) -> str:
     experiment = federation.experiment
     privacy = experiment.privacy
     what = experiment.release_kind.releases
-    if privacy is None or privacy.trust == "local":
+    if privacy is None or privacy.trust.name == "local":
         return what
-    return f"{what}, {privacy.trust} trust"
+    return f"{what}, {privacy.trust.name} trust"
 
 
 def _sizes(federation: Federation) -> str:
     privacy = federation.experiment.privacy
-    if privacy is not None and privacy.adjacency == "add_remove":
-        return f"{privacy.declared_examples:,} declared examples each"
+    declared = None if privacy is None else privacy.adjacency.declared_examples
+    if declared is not None:
+        return f"{declared:,} declared examples each"
     if federation.experiment.release_kind.protects_client:
         return "private numbers of examples"
     return f"{range_text(federation.data.clients.sizes)} examples"

@@ -13,7 +13,11 @@ from fedsim.accountant.accountants import AccountantChoice, renyi_choice
 from fedsim.accountant.adjacency import Adjacency
 from fedsim.accountant.sampler_slack import Slack, sampler_slack
 from fedsim.accountant.trust.certificates import OBSERVERS, Trust, Unit
-from fedsim.clients.settings import PrivacySettings, recorded_correlation, recorded_mechanism
+from fedsim.clients.privacy_settings import (
+    PrivacySettings,
+    recorded_correlation,
+    recorded_mechanism,
+)
 from fedsim.core.formatting import count_text
 from fedsim.core.json_numbers import finite_or_none
 from fedsim.federation.federation import Federation
@@ -239,7 +243,7 @@ def summarise_privacy(
     # Each client's own accountant makes a run's ε equal to its plan's, to the last digit.
     own = _OwnEpsilons(settings)
     epsilons = [own.of(spend.ledger, spend.delta) for spend in spends]
-    by_rdp = _epsilons(spends, renyi_choice(settings.accounting), settings.adjacency)
+    by_rdp = _epsilons(spends, renyi_choice(settings.accounting), settings.adjacency.name)
     clients = [
         ClientSummary(
             **vars(spend),
@@ -256,10 +260,10 @@ def summarise_privacy(
         for client, (spend, plan) in enumerate(zip(spends, plans, strict=True))
     ]
     return PrivacySummary(
-        settings.adjacency,
-        settings.accountant,
+        settings.adjacency.name,
+        settings.accountant.name,
         tuple(clients),
-        sampling=settings.sampling if settings.release_kind.draws_lots else None,
+        sampling=settings.sampling.name if settings.release_kind.draws_lots else None,
         noise=settings.noise,
         clipping=settings.recorded_clipping,
         secure_aggregation=secure_aggregation,
@@ -267,10 +271,10 @@ def summarise_privacy(
         noise_correlation=recorded_correlation(settings),
         public_parts=federation.experiment.public_parts,
         mechanism=recorded_mechanism(settings),
-        trust=settings.trust,
+        trust=settings.trust.name,
         unit=settings.unit,
         terms=trust_terms(federation.experiment),
-        orders=settings.orders,
+        orders=settings.accountant.orders,
     )
 
 
@@ -278,7 +282,7 @@ class _OwnEpsilons:
     """ε of ledgers, each by an accountant of its own; of equal ledgers one is computed."""
 
     def __init__(self, settings: PrivacySettings) -> None:
-        self._how = settings.accounting, settings.adjacency
+        self._how = settings.accounting, settings.adjacency.name
         self._known: dict[object, float] = {}
 
     def of(self, ledger: PrivacyLedger, delta: float) -> float:
@@ -293,7 +297,7 @@ def _against_server(
     spend: ClientSpend, settings: PrivacySettings, own: _OwnEpsilons
 ) -> float | None:
     """Return ε of the second ledger; 0 before a client's first charge, None without one."""
-    ledger = server_ledger(spend, settings.trust)
+    ledger = server_ledger(spend, settings.trust.name)
     return None if ledger is None else own.of(ledger, spend.delta)
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from fedsim.accountant import PrivacyLedger
 from fedsim.accountant.trust.certificates import Trust
-from fedsim.clients.settings import OptimizerSettings
+from fedsim.clients.local_settings import OptimizerSettings
 from fedsim.experiment import Experiment
 from fedsim.federation.schedule import participation_of
 from fedsim.pate.settings import PateSettings
@@ -23,7 +23,7 @@ def trust_terms(experiment: Experiment) -> dict[str, Any]:
     if privacy is None:
         return {}
     terms: dict[str, Any] = {}
-    if privacy.trust != "local":
+    if privacy.trust.name != "local":
         terms["sums"] = _sums(experiment)
     participation = participation_of(experiment)
     if participation.is_secret and participation.rate < 1.0:
@@ -50,8 +50,11 @@ def server_ledger(spend: ClientSpend, trust: Trust) -> PrivacyLedger | None:
 def _sums(experiment: Experiment) -> dict[str, Any]:
     privacy, secure = experiment.privacy, experiment.secure_aggregation
     sums: dict[str, Any] = {}
-    if privacy is not None and privacy.trust == "distributed" and secure is not None:
-        sums = {"min_clients": secure.min_clients, "colluding_clients": privacy.colluders}
+    if privacy is not None and privacy.trust.name == "distributed" and secure is not None:
+        sums = {
+            "min_clients": secure.min_clients,
+            "colluding_clients": privacy.trust.colluding_clients,
+        }
     if privacy is not None and not privacy.release_kind.protects_client:
         local = experiment.local
         sums |= {"local_steps": local.steps, "optimizer": _optimizer(local.optimizer)}

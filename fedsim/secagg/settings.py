@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from fedsim.core.limits import MAX_CLIENTS, MAX_EXAMPLES, MAX_SECONDS
-from fedsim.core.settings import ByName, Settings
+from fedsim.core.settings import Choice, Settings
 
 MAX_AGGREGATORS = 16
 _OF_EACH_MACHINE = {
@@ -157,7 +157,7 @@ class LastingKeySettings(Settings):
 class SecureAggregationSettings(Settings):
     """`secure_aggregation:` in an experiment file; without the section, aggregation is plain."""
 
-    protocol: Annotated[ProtocolSettings, ByName()] = Field(
+    protocol: Annotated[ProtocolSettings, Choice()] = Field(
         default=AdditiveSettings(name="additive"),
         description="additive: shares for two or more aggregators; secagg, secagg_plus: pairwise "
         "masks for a single server; quantized: the same numbers without cryptography (control); a "

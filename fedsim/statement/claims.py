@@ -285,9 +285,9 @@ class DeltaBelowOneInNSentence(Sentence):
             return (
                 "Every client's δ is below 1 / its declared examples: δ · declared examples is at "
                 f"most {share}. The real number is private, and this says nothing about a client "
-                "that holds more than declared: let privacy.declared_examples be no less than any "
-                "client's examples. δ · examples is the probability with which δ alone would allow "
-                "a client to publish one of them. Keep it far below 100%."
+                "that holds more than declared: let privacy.adjacency.declared_examples be no less "
+                "than any client's examples. δ · examples is the probability with which δ alone "
+                "would allow a client to publish one of them. Keep it far below 100%."
             )
         return (
             f"Every client's δ is below 1 / its examples: δ · examples is at most {share}. With "

@@ -15,6 +15,7 @@ from fedsim.core.by_name import ByName
 from fedsim.core.errors import ExitCode, FedsimError
 from fedsim.core.plugin_errors import contained_exits, describe_error, plugin_calls
 from fedsim.core.plugins import resolve
+from fedsim.experiment.dump import flat_settings
 from fedsim.tracking.observer import RunObserver, tell_phase
 from fedsim.tracking.protocol import TrackedRun, Tracker
 from fedsim.tracking.row_numbers import row_numbers
@@ -97,7 +98,7 @@ class _TrackerObserver:
     def started(self, federation: "Federation", path: Path) -> None:
         """Start the tracker."""
         experiment = federation.experiment
-        settings = _flatten(experiment.model_dump(mode="json"))
+        settings = flat_settings(experiment)
         self._tracker.start(TrackedRun(experiment.name, path, settings))
 
     def round_finished(self, row: Mapping[str, Any]) -> None:
@@ -150,12 +151,3 @@ class _TrackingObserver:
             except Exception as error:  # noqa: BLE001
                 del self._trackers[name]
                 _log.warning("tracker %s failed and was removed: %s", name, describe_error(error))
-
-
-def _flatten(value: object, path: str = "") -> dict[str, object]:
-    if not isinstance(value, dict) or not value:
-        return {path: value}
-    found: dict[str, object] = {}
-    for key, inner in value.items():
-        found |= _flatten(inner, f"{path}.{key}" if path else str(key))
-    return found

@@ -18,9 +18,10 @@ from fedsim.accountant import (
     make_accountant,
 )
 from fedsim.accountant.accountants import RdpOrders, choose_accountant, renyi_choice
+from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.mechanisms.plan import PlanRequest, PrivacyBudgetError, PrivacyPlanError
 from fedsim.clients.mechanisms.planner import plan_privacy
-from fedsim.clients.settings import LocalSettings, PrivacySettings
+from fedsim.clients.privacy_settings import PrivacySettings
 
 STEP, DELTA = PoissonSampled(0.05, Gaussian(1.1)), 1e-5
 ORDERS = (2.0, 8.0, 32.0)
@@ -30,6 +31,10 @@ LOCAL = LocalSettings(steps=2, batch_size=32)
 
 def epsilon(count: int, orders: tuple[float, ...] = ORDERS) -> float:
     return RdpAccountant(orders).compose(STEP, count).get_epsilon(DELTA)
+
+
+def at(*orders: float) -> dict[str, Any]:
+    return {"name": "rdp", "orders": [*orders]}
 
 
 def settings(**changes: Any) -> PrivacySettings:
@@ -76,24 +81,24 @@ def test_plans_use_the_orders_and_say_when_they_are_too_few() -> None:
         )
         return plan.noise_multiplier
 
-    assert noise(target_epsilon=2.0, orders=[4.0]) > noise(target_epsilon=2.0) * 1.05
+    assert noise(target_epsilon=2.0, accountant=at(4.0)) > noise(target_epsilon=2.0) * 1.05
     with pytest.raises((PrivacyBudgetError, PrivacyPlanError), match=r"largest of .*orders is 2"):
-        noise(target_epsilon=2.0, delta=1e-9, orders=[1.5, 2.0])
+        noise(target_epsilon=2.0, delta=1e-9, accountant=at(1.5, 2.0))
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("accountant", "message"),
     [
-        ({"orders": [1.0, 2.0]}, "greater than 1"),
-        ({"orders": []}, "at least 1 item"),
-        ({"orders": [1e9]}, "less than or equal to 65536"),
-        ({"orders": [4.0], "accountant": "pld"}, "orders belong to accountant: rdp, got.*: pld"),
-        ({"orders": [4.0], "accountant": "moments"}, "orders belong to accountant: rdp"),
+        (at(1.0, 2.0), "greater than 1"),
+        (at(), "at least 1 item"),
+        (at(1e9), "less than or equal to 65536"),
+        ({"name": "pld", "orders": [4.0]}, "not permitted"),
+        ({"name": "moments", "orders": [4.0]}, "not permitted"),
     ],
 )
-def test_wrong_orders_are_refused(changes: dict[str, Any], message: str) -> None:
+def test_wrong_orders_are_refused(accountant: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
-        settings(noise_multiplier=1.0, **changes)
+        settings(noise_multiplier=1.0, accountant=accountant)
 
 
 def test_only_the_renyi_accountant_has_orders() -> None:

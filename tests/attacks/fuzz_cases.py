@@ -107,10 +107,10 @@ KEYS = (
     "delta",
     "target_epsilon", "max_grad_norm", "clipping", "sampling", "adjacency", "accountant",
     "on_exhausted",
-    "clients", "noise", "declared_examples", "sampling_rate", "engine", "device", "trackers",
+    "clients", "noise", "declared_examples", "rate", "engine", "device", "trackers",
     "workers", "é",
-    "", " ", "a.b", "0", "x" * 300, "protocol", "min_clients", "holdout", "clip_quantile",
-    "clip_rule",
+    "", " ", "a.b", "0", "x" * 300, "protocol", "min_clients", "holdout", "quantile",
+    "rule",
 )  # fmt: skip
 TUNES: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("local.optimizer.lr", (1e-30, 1e10, 1e38, 1e300)),
@@ -139,15 +139,27 @@ TUNES: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("privacy.delta", (1e-300, 1e-200, 1e-20, 0.5, 1 - 1e-16, "auto")),
     ("privacy.clipping", ("flat", "per_layer", "automatic", "adaptive")),
     ("privacy.sampling", ("poisson", "fixed_size", "shuffle", "balls_and_bins")),
-    ("privacy.adjacency", ("zero_out", "add_remove", "replace_one")),
-    ("privacy.declared_examples", (1, 30, 10**9)),
+    ("privacy.adjacency", ("zero_out", "replace_one")),
+    (
+        "privacy.adjacency",
+        tuple({"name": "add_remove", "declared_examples": one} for one in (1, 30, 10**9)),
+    ),
     ("privacy.accountant", ("pld", "rdp", "moments")),
     ("privacy.noise", ("secure",)),
-    ("privacy.sampling_rate", (1e-300, 1e-9, 0.1, 1.0)),
+    ("privacy.sampling", tuple({"name": "poisson", "rate": q} for q in (1e-300, 1e-9, 0.1, 1.0))),
     ("privacy.on_exhausted", ("withdraw", "stop", "refuse")),
-    ("privacy.clip_quantile", (0, 0.5, 1)),
-    ("privacy.clip_learning_rate", (1e-300, 100, 1e300)),
-    ("privacy.clip_count_noise", (1e-300, 1e-3, 1e300)),
+    (
+        "privacy.clipping",
+        tuple(
+            {"name": "adaptive", key: value}
+            for key, values in {
+                "quantile": (0, 0.5, 1),
+                "learning_rate": (1e-300, 100, 1e300),
+                "count_noise": (1e-300, 1e-3, 1e300),
+            }.items()
+            for value in values
+        ),
+    ),
     ("privacy.clients", ({"0": {"target_epsilon": 1e-9}}, {"1": {"noise_multiplier": 0}})),
     ("secure_aggregation.protocol", ("additive", "quantized", "secagg", "secagg_plus")),
     ("secure_aggregation.encoding.value_bound", (1e-300, 1e-9, 1e9, 1e300)),

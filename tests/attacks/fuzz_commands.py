@@ -33,7 +33,7 @@ BASE: dict[str, Any] = {
     "local": {"steps": 2, "batch_size": 8, "optimizer": {"name": "sgd", "lr": 0.1}},
     "privacy": {"noise_multiplier": 1.0, "delta": 1e-3, "max_grad_norm": 0.5, "accountant": "rdp"},
 }
-ADAPTIVE = {**BASE["privacy"], "clipping": "adaptive", "clip_quantile": 0.5}
+ADAPTIVE = {**BASE["privacy"], "clipping": {"name": "adaptive", "quantile": 0.5}}
 CLIENT_UNIT = {"unit": "client", "max_update_norm": 0.5, "noise_multiplier": 1.0, "delta": 0.1}
 OUTPUT = {
     **{
@@ -75,12 +75,15 @@ VARIANTS: tuple[dict[str, Any], ...] = (
     {"privacy": ADAPTIVE},
     {"privacy": CLIENT_UNIT},
     {"privacy": {**BASE["privacy"], "clients": {"0": {"noise_multiplier": 2.0}}}},
-    {"privacy": {**BASE["privacy"], "orders": [2.0, 8.0]}},
+    {"privacy": {**BASE["privacy"], "accountant": {"name": "rdp", "orders": [2.0, 8.0]}}},
     {"privacy": {**BASE["privacy"], "noise_multiplier": None, "target_epsilon": 8.0}},
     {"privacy": {**BASE["privacy"], "trust": "central"}, "local": {**BASE["local"], "steps": 1}},
     {
         "local": {**BASE["local"], "steps": 1},
-        "privacy": {**BASE["privacy"], "trust": "distributed", "fallback_epsilon": 50.0},
+        "privacy": {
+            **BASE["privacy"],
+            "trust": {"name": "distributed", "fallback_epsilon": 50.0},
+        },
         "secure_aggregation": {"min_clients": 2},
     },
     {

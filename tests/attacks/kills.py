@@ -66,8 +66,7 @@ DISTRIBUTED: dict[str, Any] = {
         "target_epsilon": 9.0,
         "delta": 1e-3,
         "max_grad_norm": 0.5,
-        "trust": "distributed",
-        "colluding_clients": 1,
+        "trust": {"name": "distributed", "colluding_clients": 1},
     },
     "secure_aggregation": {"min_clients": 3, "on_abort": "skip_round"},
     "faults": [

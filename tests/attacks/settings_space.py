@@ -65,13 +65,13 @@ SPACE: Mapping[str, Mapping[str, Keys]] = {
     },
     "adjacency": {
         "zero_out": {},
-        "add_remove": {"privacy.adjacency": "add_remove"},
+        "add_remove": {"privacy.adjacency": {"name": "add_remove", "declared_examples": 14}},
         "replace_one": {"privacy.adjacency": "replace_one"},
     },
     "sampling": {
         "poisson": {},
         "full": {"local.batch_size": "full"},
-        "rate": {"privacy.sampling_rate": 0.6},
+        "rate": {"privacy.sampling": {"name": "poisson", "rate": 0.6}},
         **{
             name: {"privacy.sampling": name}
             for name in ("fixed_size", "shuffle", "balls_and_bins", "cyclic", "cyclic_poisson")
@@ -80,12 +80,12 @@ SPACE: Mapping[str, Mapping[str, Keys]] = {
     "clipping": {
         "flat": {},
         **{name: {"privacy.clipping": name} for name in ("per_layer", "automatic")},
-        "adaptive": {"privacy.clipping": "adaptive", "privacy.clip_count_noise": 2.0},
+        "adaptive": {"privacy.clipping": {"name": "adaptive", "count_noise": 2.0}},
         "groups": {
             "privacy.max_grad_norm": None,
-            "privacy.groups": {
-                "*.weight": {"max_grad_norm": 0.1},
-                "*.bias": {"max_grad_norm": 0.1},
+            "privacy.clipping": {
+                "name": "flat",
+                "groups": {"*.weight": {"max_grad_norm": 0.1}, "*.bias": {"max_grad_norm": 0.1}},
             },
         },
     },
@@ -208,8 +208,6 @@ def experiment_of(choice: Choice) -> dict[str, Any]:
     is_example = privacy.get("unit", "example") == "example"
     if privacy.get("trust", "local") != "local" and is_example:
         local["steps"] = 1
-    if privacy.get("adjacency") == "add_remove" and is_example:
-        privacy["declared_examples"] = 14
     if not is_example or isinstance(privacy.get("mechanism"), dict):
         privacy.pop("max_grad_norm", None)
     return content

@@ -118,7 +118,11 @@ def test_a_grid_that_is_not_the_one_of_the_sum_never_starts(factor: float) -> No
         {"privacy": {"noise": "secure"}},
         {"privacy": {"clipping": "automatic"}},
         {"privacy": {"clients": {"2": {"target_epsilon": 1.0}}}},
-        {"privacy": {"colluding_clients": 0, "fallback_epsilon": 3.0}},
+        {
+            "privacy": {
+                "trust": {"name": "distributed", "colluding_clients": 0, "fallback_epsilon": 3.0}
+            }
+        },
         {"privacy": {"adjacency": "replace_one"}},
     ],
 )

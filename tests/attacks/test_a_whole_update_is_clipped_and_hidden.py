@@ -79,7 +79,7 @@ MUTATIONS: dict[str, tuple[Mutation, str]] = {
     "a bound 3 % too loose": (loose_bound, "an example contributes 1.03 clipping bounds"),
     "noise 5 % too small": (less_noise(0.95), "the noise multiplier is"),
 }
-ADAPTIVE = {"clipping": "adaptive", "clip_count_noise": 3.0}
+ADAPTIVE = {"clipping": {"name": "adaptive", "count_noise": 3.0}}
 PRIVACY = [pytest.param({}), pytest.param(ADAPTIVE, marks=slow)]
 
 

@@ -62,7 +62,7 @@ def command(
         "privacy.delta=1e-301",
         "privacy.delta=5e-324",
         "data.test_fraction=1e-301",
-        "privacy.sampling_rate=1e-310",
+        "privacy.sampling.rate=1e-310",
         "data.partition.num_clients=1000000000",
         "data.partition.min_examples=100000000000",
         "model.args.hidden=[1000000000]",

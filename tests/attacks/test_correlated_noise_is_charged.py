@@ -23,11 +23,12 @@ from fedsim.clients.correlated_noise.correlation import (
     square_root_coefficients,
 )
 from fedsim.clients.correlated_noise.noise import CorrelatedNoise, NoiseStates
+from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.mechanisms.plan import PlanRequest
 from fedsim.clients.mechanisms.planner import plan_privacy
+from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.clients.sampling.cyclic import CyclicLots, CyclicPoisson
-from fedsim.clients.settings import LocalSettings, PrivacySettings
 from fedsim.clients.training.streams import StreamKey
 from fedsim.noise.grid import DEVIATION, effective_multiplier
 

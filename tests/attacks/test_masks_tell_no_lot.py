@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from fedsim.clients.clipping.clipping import FlatClipping
 from fedsim.clients.gradients.rule_gradients import RuleGradients
+from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.model_checks.safety import UnsafeModelError
 from fedsim.clients.sampling.independent_lots import PoissonSampling
-from fedsim.clients.settings import LocalSettings
 from fedsim.clients.training.block import BlockMember, train_block
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.training.streams import StreamKey, seeded_torch

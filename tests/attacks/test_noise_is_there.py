@@ -191,7 +191,7 @@ OUT_OF_RANGE: dict[str, dict[str, Any]] = {
     "a product that no float holds": {"bound": 1e-200, "noise_multiplier": 1e-200},
     "layers": {"bound": 1e-34, "clipping": "per_layer"},
     "automatic": {"bound": 1e-34, "clipping": "automatic"},
-    "adaptive": {"bound": 1e-34, "clipping": "adaptive", "clip_count_noise": 9.0},
+    "adaptive": {"bound": 1e-34, "clipping": {"name": "adaptive", "count_noise": 9.0}},
     "secure": {"bound": 1e-34, "noise": "secure"},
 }
 
@@ -219,7 +219,7 @@ def test_a_bound_that_a_server_names_cannot_take_the_noise_away(tmp_path: Path) 
     """Adaptive clipping goes on from the bound of a request: 1e-10 to 1e10, whatever is asked."""
     (tmp_path / "p.py").write_text(PLUGIN)
     loaded = load_experiment(
-        experiment(1.0, clipping="adaptive", clip_count_noise=9.0), base=tmp_path
+        experiment(1.0, clipping={"name": "adaptive", "count_noise": 9.0}), base=tmp_path
     )
     task = assemble(loaded, ledger=None).client_task(0)
     request = TrainRequest(1, RecordDict(), clip_norm=1e-30)  # type: ignore[arg-type]

@@ -53,7 +53,7 @@ def loss(outputs, targets):
 """
 
 
-def experiment(base: Path, *, trust: str, clients: int, **privacy: Any) -> dict[str, Any]:
+def experiment(base: Path, *, trust: str, clients: int, colluding: int = 0) -> dict[str, Any]:
     (base / "p.py").write_text(PLUGIN)
     content: dict[str, Any] = {
         "name": "pooled",
@@ -66,12 +66,12 @@ def experiment(base: Path, *, trust: str, clients: int, **privacy: Any) -> dict[
             "optimizer": {"name": "sgd", "lr": ETA},
         },
         "privacy": {
-            "trust": trust,
+            "trust": {"name": trust, "colluding_clients": colluding}
+            if trust == "distributed"
+            else trust,
             "noise_multiplier": Z,
             "delta": 1e-3,
             "max_grad_norm": 1.0,
-            **({"colluding_clients": 0} if trust == "distributed" else {}),
-            **privacy,
         },
     }
     if trust == "distributed":
@@ -173,7 +173,7 @@ def test_a_wrong_share_has_another_law(
 
 def test_one_honest_client_is_local_trust_to_the_bit(tmp_path: Path) -> None:
     """The release is float32 in local trust: 24 bits of a value below 16 deviations."""
-    shared = federation(tmp_path, trust="distributed", clients=2, colluding_clients=1)
+    shared = federation(tmp_path, trust="distributed", clients=2, colluding=1)
     local = federation(tmp_path, trust="local", clients=2)
     assert shared.plans is not None
     assert local.plans is not None
@@ -192,7 +192,7 @@ def test_one_honest_client_is_local_trust_to_the_bit(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("clients", "colluding"), [(2, 1), (5, 1)])
 def test_both_events_with_dp_accounting(clients: int, colluding: int, tmp_path: Path) -> None:
     """From the settings alone: q = 1/5, z of a claim that each client would have alone."""
-    whole = federation(tmp_path, trust="distributed", clients=clients, colluding_clients=colluding)
+    whole = federation(tmp_path, trust="distributed", clients=clients, colluding=colluding)
     assert whole.plans is not None
     honest = clients - colluding
     plan = whole.plans[0]

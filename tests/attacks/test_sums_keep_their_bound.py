@@ -21,12 +21,12 @@ from fedsim.accountant import Gaussian
 from fedsim.clients import PrivacyEngine
 from fedsim.clients.clipping.clipping import FlatClipping
 from fedsim.clients.gradients.rule_gradients import RuleGradients
+from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.mechanisms.dp_sgd import step as dp_sgd_step
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.mechanisms.noise_range import NoiseRangeError
 from fedsim.clients.model_checks.safety import UnsafeModelError
 from fedsim.clients.sampling.independent_lots import PoissonSampling
-from fedsim.clients.settings import LocalSettings
 from fedsim.clients.training.block import BlockMember, train_block
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.training.streams import StreamKey

@@ -11,9 +11,10 @@ import pytest
 
 from fedsim.accountant.events import to_dict
 from fedsim.api import run
+from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.mechanisms.plan import PlanRequest
 from fedsim.clients.mechanisms.planner import plan_privacy
-from fedsim.clients.settings import LocalSettings, PrivacySettings
+from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.core.formatting import epsilon_text
 from fedsim.report.contents import RunContents
 from fedsim.report.html import render_report

@@ -50,7 +50,10 @@ from pathlib import Path
 from fedsim.accountant import Gaussian, PoissonSampled, PrivacyLedger
 from fedsim.accountant.ledger.journal import Charge, FileJournal
 from fedsim.clients.mechanisms.planner import plan_privacy
-from fedsim.clients.settings import LocalSettings, PrivacySettings
+from fedsim.clients.local_settings import LocalSettings
+from fedsim.clients.privacy_settings import PrivacySettings
+from fedsim.clients.local_settings import LocalSettings
+from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.deployment.node_journal import NodeJournal
 from fedsim.deployment.policy import NodePolicy
 from fedsim.deployment.policy_rules import PolicyRefusalError
@@ -686,7 +689,7 @@ def test_central_trust_needs_a_node_that_trusts_the_server(attacker: Attacker) -
     privacy = loaded.experiment.privacy
     assert privacy is not None
     central = loaded.experiment.model_copy(
-        update={"privacy": privacy.model_copy(update={"trust": "central"})}
+        update={"privacy": privacy.with_choice("trust", name="central")}
     )
     asked = replace(loaded, experiment=central)
     for trust in ("local", "distributed"):

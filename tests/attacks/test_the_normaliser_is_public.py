@@ -27,7 +27,7 @@ def load(seed=0, examples=0):
     test = np.zeros((4, 50), np.float32), np.arange(4) % 2
     return np.zeros((examples, 50), np.float32), np.arange(examples) % 2, *test
 """
-ADD_REMOVE = {"adjacency": "add_remove", "declared_examples": DECLARED}
+ADD_REMOVE = {"adjacency": {"name": "add_remove", "declared_examples": DECLARED}}
 
 
 def federation(folder: Path, examples: int, **privacy: Any) -> RunResult:

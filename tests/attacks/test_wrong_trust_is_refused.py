@@ -25,7 +25,7 @@ LOCAL: dict[str, Any] = {
 SECURE = {"min_clients": 8, "aggregators": 2}
 DISTRIBUTED = {
     **LOCAL,
-    "privacy": {**LOCAL["privacy"], "trust": "distributed"},
+    "privacy": {**LOCAL["privacy"], "trust": {"name": "distributed"}},
     "secure_aggregation": SECURE,
 }
 CENTRAL = {**LOCAL, "privacy": {**LOCAL["privacy"], "trust": "central"}}
@@ -44,6 +44,7 @@ CELLS = {
     "clients, central": CLIENTS_CENTRAL,
     "clients, drawn in secret": CLIENTS_DRAWN,
 }
+ADD_REMOVE = {"name": "add_remove", "declared_examples": 100}
 MOMENTUM = {"name": "sgd", "lr": 0.5, "momentum": 0.9}
 
 # Cell, key, wrong value, key of the message, words of its fix.
@@ -78,9 +79,9 @@ CASES: dict[str, tuple[str, str, Any, str, str]] = {
     ),
     "as many colluders as clients": (
         "distributed",
-        "privacy.colluding_clients",
+        "privacy.trust.colluding_clients",
         8,
-        "privacy.colluding_clients",
+        "privacy.trust.colluding_clients",
         "raise min_clients",
     ),
     "no smallest sum": (
@@ -133,7 +134,7 @@ CASES: dict[str, tuple[str, str, Any, str, str]] = {
     "private sizes": (
         "distributed",
         "privacy.adjacency",
-        "add_remove",
+        ADD_REMOVE,
         "privacy.adjacency",
         "use zero_out or replace_one",
     ),
@@ -142,10 +143,10 @@ CASES: dict[str, tuple[str, str, Any, str, str]] = {
     ),
     "lots of examples": (
         "clients, central",
-        "privacy.sampling_rate",
-        0.1,
-        "privacy.sampling_rate",
-        "remove sampling_rate",
+        "privacy.sampling",
+        {"name": "poisson", "rate": 0.1},
+        "privacy.sampling.rate",
+        "remove the rate",
     ),
     "weights by size": (
         "clients, local",
@@ -157,14 +158,14 @@ CASES: dict[str, tuple[str, str, Any, str, str]] = {
     "clients that are not there": (
         "clients, local",
         "privacy.adjacency",
-        "add_remove",
+        ADD_REMOVE,
         "privacy.adjacency",
         "use zero_out or replace_one",
     ),
     "clients that are not there, by schedule": (
         "clients, central",
         "privacy.adjacency",
-        "add_remove",
+        ADD_REMOVE,
         "privacy.adjacency",
         "use zero_out or replace_one",
     ),
@@ -233,8 +234,6 @@ def changed(cell: str, key: str, value: Any) -> dict[str, Any]:
         del section[last]
     else:
         section[last] = value
-    if value == "add_remove" and not cell.startswith("clients"):
-        content["privacy"]["declared_examples"] = 100
     return content
 
 

@@ -52,7 +52,7 @@ SOUND: dict[str, dict[str, Any]] = {
     "little noise": {"privacy": {"noise_multiplier": 0.5}},
     "per layer": {"privacy": {"clipping": "per_layer"}},
     "automatic": {"privacy": {"clipping": "automatic"}},
-    "adaptive": {"privacy": {"clipping": "adaptive", "clip_count_noise": 1.6}},
+    "adaptive": {"privacy": {"clipping": {"name": "adaptive", "count_noise": 1.6}}},
     "shuffled": {"privacy": {"sampling": "shuffle"}},
     "balls and bins": {"privacy": {"sampling": "balls_and_bins"}},
     "fixed size": {"privacy": {"sampling": "fixed_size", "adjacency": "replace_one"}},

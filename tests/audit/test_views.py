@@ -78,7 +78,7 @@ def test_every_view_shows_less_than_the_claim_and_the_later_ones_less() -> None:
 
 
 def test_of_an_adapted_bound_only_the_steps_are_estimated() -> None:
-    adaptive = {**CONTENT["privacy"], "clipping": "adaptive", "clip_count_noise": 1.6}
+    adaptive = {**CONTENT["privacy"], "clipping": {"name": "adaptive", "count_noise": 1.6}}
     found = audit_experiment(load_experiment({**CONTENT, "privacy": adaptive}), clients=1, steps=20)
     (client,) = found.clients
     assert client.views is None

@@ -10,7 +10,7 @@ import torch
 from safetensors.numpy import load_file
 from torch.optim import lr_scheduler
 
-from fedsim.clients.settings import LocalSettings
+from fedsim.clients.local_settings import LocalSettings
 from fedsim.experiment import ExperimentError, load_experiment
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.replay.replay import replay_run

@@ -23,8 +23,7 @@ SECTIONS: dict[str, Any] = {
     "federation": {"rounds": 2},
     "local": {"steps": 1, "batch_size": 32, "optimizer": {"name": "sgd", "lr": 0.5}},
     "privacy": {
-        "trust": "distributed",
-        "colluding_clients": 1,
+        "trust": {"name": "distributed", "colluding_clients": 1},
         "noise_multiplier": 2.0,
         "delta": 1e-4,
         "max_grad_norm": 0.5,

@@ -13,7 +13,7 @@ from fedsim.clients.correlated_noise.correlation import (
     inverse_coefficients,
     prefix_error,
 )
-from fedsim.clients.settings import PrivacySettings
+from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.planning.advice.correlated import predict_noise_error
 
 ROOT = Path(__file__).parent.parent.parent

@@ -167,13 +167,13 @@ BROKEN = [
     ("delta: 1.0e-3", "delta: aut", "20:3: privacy.delta: must be a number or 'auto', got 'aut'; did you mean 'auto'?"),
     ("delta: 1.0e-3", "delta: [1]", "20:3: privacy.delta: must be a number or 'auto', got a list"),
     ("max_grad_norm: 0.5", "max_grad_norm: 0.5\n  clients: {'1': {epsilon: 2.0}}", "22:19: privacy.clients.1.epsilon: unknown key; did you mean 'target_epsilon'?"),
-    ("max_grad_norm: 0.5", "max_grad_norm: 0.5\n  clipping: adaptativ", "22:3: privacy.clipping: must be one of 'flat', 'per_layer', 'automatic' or 'adaptive', got 'adaptativ'; did you mean 'adaptive'?"),
+    ("max_grad_norm: 0.5", "max_grad_norm: 0.5\n  clipping: adaptativ", "22:3: privacy.clipping: must be one of 'flat', 'automatic', 'per_layer' or 'adaptive', got 'adaptativ'; did you mean 'adaptive'?"),
     (
         "max_grad_norm: 0.5",
-        "max_grad_norm: 0.5\n  clip_quantile: 0.9",
-        "18:1: privacy: clip_quantile belongs to clipping adaptive, got clipping flat; leave clip_quantile out, or set clipping: adaptive",
+        "max_grad_norm: 0.5\n  clipping: {name: flat, quantile: 0.9}",
+        "22:26: privacy.clipping.quantile: unknown key for name 'flat'; it belongs to 'adaptive'",
     ),
-    ("max_grad_norm: 0.5", "max_grad_norm: 0.5\n  clipping: adaptive\n  clip_quantile: 1.5", "23:3: privacy.clip_quantile: must be <= 1, got 1.5"),
+    ("max_grad_norm: 0.5", "max_grad_norm: 0.5\n  clipping: {name: adaptive, quantile: 1.5}", "22:30: privacy.clipping.quantile: must be <= 1, got 1.5"),
     # privacy without a guarantee
     (
         "max_grad_norm: 0.5",
@@ -183,21 +183,21 @@ BROKEN = [
     ),
     (
         "max_grad_norm: 0.5",
-        "max_grad_norm: 0.5\n  sampling: shuffle\n  adjacency: add_remove\n  declared_examples: 100",
+        "max_grad_norm: 0.5\n  sampling: shuffle\n  adjacency: {name: add_remove, declared_examples: 100}",
         "18:1: privacy: sampling shuffle has no guarantee under adjacency add_remove, because one more example moves others "
         "to another lot: set adjacency: zero_out or replace_one, or sampling: poisson or balls_and_bins",
     ),
     (
         "max_grad_norm: 0.5",
-        "max_grad_norm: 0.5\n  clip_rule: equal",
-        "18:1: privacy: clip_rule belongs to clipping per_layer, got clipping flat; leave clip_rule out, or set clipping: per_layer",
+        "max_grad_norm: 0.5\n  adjacency: {name: replace_one, declared_examples: 100}",
+        "22:34: privacy.adjacency.declared_examples: unknown key for name 'replace_one'; it belongs to 'add_remove'",
     ),
     (
         "max_grad_norm: 0.5",
         "max_grad_norm: 0.5\n  sampling: fixedsize",
         "22:3: privacy.sampling: must be one of 'poisson', 'fixed_size', 'shuffle', 'balls_and_bins', 'cyclic' or 'cyclic_poisson', got 'fixedsize'; did you mean 'fixed_size'?",
     ),
-    ("max_grad_norm: 0.5", "max_grad_norm: 0.5\n  accountant: prv", "22:3: privacy.accountant: must be one of 'pld', 'rdp' or 'moments', got 'prv'"),
+    ("max_grad_norm: 0.5", "max_grad_norm: 0.5\n  accountant: prv", "22:3: privacy.accountant: must be one of 'pld', 'moments' or 'rdp', got 'prv'"),
     ("engine: local", "engine: spark", "22:11: runtime.engine: must be one of 'local', 'ray' or 'flower', got 'spark'"),
     ("engine: local", "engine: flower, address: auto", "22:1: runtime: address is for engine: ray, got engine: flower"),
     (
@@ -260,7 +260,7 @@ def test_one_mistake_is_one_line(write, good: str, old: str, new: str, line: str
 def test_weights_that_leak_private_client_sizes_are_refused(write, good: str) -> None:
     text = good.replace("weighting: uniform", "weighting: examples").replace(
         "max_grad_norm: 0.5",
-        "max_grad_norm: 0.5\n  adjacency: add_remove\n  declared_examples: 100",
+        "max_grad_norm: 0.5\n  adjacency: {name: add_remove, declared_examples: 100}",
     )
     with pytest.raises(ExperimentError) as caught:
         load_experiment(write(text))

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from fedsim.core.limits import MAX_NUMBER
 from fedsim.experiment import Experiment, dump_experiment, load_experiment
+from fedsim.experiment.dump import flat_settings
 
 numbers = st.floats(min_value=1e-300, max_value=MAX_NUMBER)
 counts = st.integers(1, 10_000)
@@ -150,29 +151,23 @@ local:
 privacy:
   trust: local
   unit: example
-  colluding_clients: null
-  fallback_epsilon: null
   target_epsilon: null
   noise_multiplier: 1.1
   delta: 0.001
   max_grad_norm: 0.5
   max_update_norm: null
-  mechanism: gradient_perturbation
-  clipping: flat
-  groups: {}
-  clip_rule: null
-  noise_allocation: null
-  clip_quantile: null
-  clip_learning_rate: null
-  clip_count_noise: null
-  sampling_rate: null
-  sampling: poisson
+  mechanism:
+    name: gradient_perturbation
+  clipping:
+    name: flat
+    groups: {}
+  sampling:
+    name: poisson
+    rate: null
   noise: seeded
   noise_correlation: none
   adjacency: zero_out
-  declared_examples: null
   accountant: pld
-  orders: null
   on_exhausted: refuse
   clients: {}
 secure_aggregation: null
@@ -202,3 +197,20 @@ def test_strings_beyond_ascii_stay_readable(write, good: str) -> None:
     overrides = ["data.dataset=pkg:f", "data.args={ε: größe}"]
     text = dump_experiment(load_experiment(write(good), overrides).experiment)
     assert "ε: größe" in text
+
+
+def test_a_name_is_the_mapping_with_its_defaults(write, good: str) -> None:
+    name = load_experiment(write(good), ["privacy.clipping=adaptive"]).experiment
+    mapping = "{name: adaptive, quantile: 0.5, groups: {}}"
+    assert load_experiment(write(good), [f"privacy.clipping={mapping}"]).experiment == name
+    assert "  trust: local\n" in dump_experiment(name)  # no other keys, so the name is enough
+
+
+def test_flat_settings_have_a_choice_under_its_key(write, good: str) -> None:
+    changes = ["privacy.clipping=adaptive", "privacy.clipping.quantile=0.3"]
+    found = flat_settings(load_experiment(write(good), changes).experiment)
+    own = {key: value for key, value in found.items() if key.startswith("privacy.clipping")}
+    assert own == {"privacy.clipping": "adaptive", "privacy.clipping.quantile": 0.3}
+    assert found["privacy.sampling"] == "poisson"
+    assert found["privacy.clients"] == {}
+    assert found["model.name"] == "mlp"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import yaml
 
-from fedsim.clients.settings import SgdSettings
+from fedsim.clients.local_settings import SgdSettings
 from fedsim.data.settings import FileDataset
 from fedsim.experiment import ExperimentError, Problem, load_experiment
 

@@ -69,7 +69,7 @@ def test_the_example_of_the_design_is_valid(write, validator: Any) -> None:
         ("{name: sgd, lr: 1.0}", "{name: adamw, lr: 1, weight_decay: 0.1}"),
         ("clients_per_round: 10", "clients_per_round: null"),
         ("seed: 0\n", ""),
-        ("clipping: flat", "clipping: per_layer\n  clip_rule: by_dimension"),
+        ("clipping: flat", "clipping: {name: per_layer, rule: by_dimension}"),
         ("clipping: flat", "clipping: automatic\n  noise: secure"),
         ("adjacency: zero_out", "adjacency: replace_one"),
         ("sampling: poisson", "sampling: balls_and_bins"),

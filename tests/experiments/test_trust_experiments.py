@@ -23,8 +23,11 @@ def test_the_distributed_recipe_is_that_of_the_digits_in_another_trust_model() -
     assert shared.model_dump(exclude=NEW_KEYS) == local.model_dump(exclude=NEW_KEYS)
     assert shared.privacy is not None
     assert shared.secure_aggregation is not None
-    assert (shared.privacy.trust, shared.privacy.target_epsilon) == ("distributed", 1.0)
-    assert (shared.privacy.colluders, shared.secure_aggregation.min_clients) == (1, 10)
+    assert (shared.privacy.trust.name, shared.privacy.target_epsilon) == ("distributed", 1.0)
+    assert (shared.privacy.trust.colluding_clients, shared.secure_aggregation.min_clients) == (
+        1,
+        10,
+    )
 
 
 def test_the_users_are_compared_at_one_epsilon_and_one_unit() -> None:

@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from fedsim.accountant import Gaussian, PldAccountant, PoissonSampled
+from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.mechanisms.plan import PlanRequest, PrivacyPlan
 from fedsim.clients.mechanisms.planner import plan_privacy
+from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.clients.sampling.schemes import SAMPLING_SCHEMES, SamplingName
-from fedsim.clients.settings import LocalSettings, PrivacySettings
 from fedsim.clients.training.plain import batches_of
 from fedsim.clients.training.streams import StreamKey
 from fedsim.experiment import ExperimentError, dump_experiment, load_experiment
@@ -58,7 +59,8 @@ def test_a_full_lot_of_a_private_size_has_a_public_normaliser() -> None:
     """Under add_remove rate, normaliser and event are those of the declared size."""
     local = LocalSettings(steps=1, batch_size="full")
     plans = [
-        planned(size, local, adjacency="add_remove", declared_examples=50) for size in (0, 40, 90)
+        planned(size, local, adjacency={"name": "add_remove", "declared_examples": 50})
+        for size in (0, 40, 90)
     ]
     assert {repr(plan) for plan in plans} == {repr(plans[0])}
     assert plans[0].release_as(DpSgdMechanism).expected_lot == 50.0
@@ -112,7 +114,7 @@ def test_full_is_dumped_and_read_back() -> None:
 
 def test_full_beside_a_sampling_rate_is_refused_by_both_names() -> None:
     with pytest.raises(ExperimentError, match=r"local\.batch_size: full is a sampling rate of 1"):
-        load_experiment(EXPERIMENT, {"privacy.sampling_rate": 0.5})
+        load_experiment(EXPERIMENT, {"privacy.sampling.rate": 0.5})
 
 
 def test_another_word_is_refused_with_the_one_that_works() -> None:
@@ -123,7 +125,7 @@ def test_another_word_is_refused_with_the_one_that_works() -> None:
 def test_a_plan_of_full_batches_compares_half_the_lot() -> None:
     plan = plan_experiment(load_experiment(EXPERIMENT))
     changes = [one.change for one in plan.variations]
-    assert "half the lot: a number for local.batch_size, sampling_rate=0.5" in changes
+    assert "half the lot: a number for local.batch_size, sampling.rate=0.5" in changes
     assert not any("double the lot" in change or "the batch" in change for change in changes)
     assert plan.note is None
 
@@ -133,9 +135,9 @@ def test_a_fixed_lot_far_above_the_usual_rate_is_noted() -> None:
     note = full_batch_note(experiment, [40, 400, 400])
     assert note is not None
     assert "a sampling rate of 0.5 for the smallest client (40 examples) and 0.05" in note
-    assert "privacy.sampling_rate=0.05 gives every client the same rate" in note
+    assert "privacy.sampling.rate=0.05 gives every client the same rate" in note
     assert full_batch_note(experiment, [200, 400, 400]) is None
     rate = load_experiment(
-        EXPERIMENT, {"local.batch_size": 20, "privacy.sampling_rate": 0.05}
+        EXPERIMENT, {"local.batch_size": 20, "privacy.sampling.rate": 0.05}
     ).experiment
     assert full_batch_note(rate, [40, 400, 400]) is None

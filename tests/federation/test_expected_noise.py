@@ -40,19 +40,18 @@ def test_noise_of_clients_adds_up_to_the_length_of_the_update(tmp_path: Path) ->
     "overrides",
     [
         {"model": {"name": "mlp", "args": {"hidden": [16]}}, "privacy.clipping": "per_layer"},
-        {"privacy.clipping": "adaptive", "privacy.clip_count_noise": 50.0, "local.steps": 1},
+        {"privacy.clipping": {"name": "adaptive", "count_noise": 50.0}, "local.steps": 1},
         {"privacy.clients": {"2": {"noise_multiplier": 80.0}}, "federation.weighting": "noise"},
         {"privacy.trust": "central", "local.steps": 1},
         {"privacy.trust": "distributed", "local.steps": 1, "secure_aggregation": SECURE},
         CLIENT,
-        {**CLIENT, "privacy.clipping": "adaptive", "privacy.clip_count_noise": 50.0},
+        {**CLIENT, "privacy.clipping": {"name": "adaptive", "count_noise": 50.0}},
         {**CLIENT, "privacy.trust": "distributed", "secure_aggregation": SECURE},
         {**CLIENT, "privacy.trust": "central", "federation.participation": {"scheme": "poisson"}},
         {
             **CLIENT,
             "privacy.trust": "central",
-            "privacy.clipping": "adaptive",
-            "privacy.clip_count_noise": 50.0,
+            "privacy.clipping": {"name": "adaptive", "count_noise": 50.0},
         },
     ],
     ids=lambda overrides: " ".join(map(str, overrides)),
@@ -68,7 +67,7 @@ def test_every_way_to_add_noise_is_known(tmp_path: Path, overrides: dict[str, An
     [
         {"local.optimizer": {"name": "adam", "lr": 0.01}},
         {"local.optimizer": {"name": "sgd", "lr": 0.1, "momentum": 0.5}},
-        {"privacy.clipping": "adaptive", "privacy.clip_count_noise": 50.0},
+        {"privacy.clipping": {"name": "adaptive", "count_noise": 50.0}},
     ],
 )
 def test_noise_without_a_closed_form_is_not_known(

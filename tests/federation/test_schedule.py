@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fedsim.clients.settings import LocalSettings
+from fedsim.clients.local_settings import LocalSettings
 from fedsim.experiment import ExperimentError, load_experiment
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.replay.replay import replay_run
@@ -78,7 +78,7 @@ def test_epochs_that_reveal_or_contradict_are_refused(
 
 
 def test_a_declared_size_sets_the_steps_of_all(tmp_path: Path) -> None:
-    declared = {"privacy.adjacency": "add_remove", "privacy.declared_examples": 320}
+    declared = {"privacy.adjacency": {"name": "add_remove", "declared_examples": 320}}
     path = run_experiment(EXPERIMENT, overrides=declared, out=tmp_path / "run").path
     clients = RunDirectory(path).read_json("privacy.json")["clients"]
     assert {one["steps"] / one["rounds"] for one in clients if one["rounds"]} == {15.0}

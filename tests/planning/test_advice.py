@@ -152,7 +152,7 @@ def test_the_lines_can_be_applied_and_spend_the_same_epsilon(tmp_path: Path) -> 
         {"privacy__clients": {"careful": {"share": 0.4, "target_epsilon": 0.5}}},
         {"privacy__clients": {"0": {"noise_multiplier": 3.0}}},
         {"privacy__clients": {"0": {"sampling_rate": 0.3}}},
-        {"privacy__adjacency": "add_remove", "privacy__declared_examples": 100},
+        {"privacy__adjacency": {"name": "add_remove", "declared_examples": 100}},
         {"privacy__adjacency": "replace_one", "privacy__sampling": "fixed_size"},
         {"privacy__accountant": "rdp", "privacy__sampling": "balls_and_bins"},
         {"privacy__clipping": "per_layer"},
@@ -206,7 +206,7 @@ def test_correlated_noise_is_named_where_it_gains(
 
 
 def test_private_sizes_stay_out_of_the_weights() -> None:
-    advice = advised(privacy__adjacency="add_remove", privacy__declared_examples=100)
+    advice = advised(privacy__adjacency={"name": "add_remove", "declared_examples": 100})
     assert {row.candidate.weighting for row in advice.rows} == {"uniform"}
 
 

@@ -74,8 +74,8 @@ def test_the_strictest_client_sets_the_share_and_others_get_less_epsilon() -> No
 def test_a_limit_against_the_server_raises_the_share() -> None:
     changes = {
         "privacy.trust": "distributed",
-        "privacy.fallback_epsilon": 3.0,
-        "privacy.colluding_clients": 1,
+        "privacy.trust.fallback_epsilon": 3.0,
+        "privacy.trust.colluding_clients": 1,
     }
     shared = cell(planned(**changes), "distributed")
     assert shared.epsilon("server") == pytest.approx(3.0, abs=1e-3)

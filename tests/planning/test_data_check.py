@@ -62,7 +62,7 @@ def test_findings_describe_the_data(write: Write) -> None:
     ("privacy", "sizes"),
     [
         ({**PRIVATE}, (24, 24)),
-        ({**PRIVATE, "adjacency": "add_remove", "declared_examples": 30}, (30, 30)),
+        ({**PRIVATE, "adjacency": {"name": "add_remove", "declared_examples": 30}}, (30, 30)),
     ],
 )
 def test_private_numbers_of_examples_are_not_shown(

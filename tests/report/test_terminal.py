@@ -121,7 +121,7 @@ def headline(**privacy: object) -> str:
 def test_private_client_sizes_are_not_announced():
     assert headline() == "sizes are shown"
     assert "3 clients with 77 declared examples each" in headline(
-        adjacency="add_remove", declared_examples=77
+        adjacency={"name": "add_remove", "declared_examples": 77}
     )
 
 

@@ -127,7 +127,11 @@ def test_the_size_of_cohorts_changes_no_charge_and_bounds_by_rounding(
 def test_empty_lots_learn_from_noise_alone(
     tmp_path: Path, cohort: str, assert_close_runs: Callable[[Path, Path], None]
 ) -> None:
-    privacy = {**PRIVACY, "sampling_rate": 1e-4, "clip_count_noise": 2.0}
+    privacy = {
+        **PRIVACY,
+        "sampling": {"name": "poisson", "rate": 1e-4},
+        "clipping": {"name": "adaptive", "count_noise": 2.0},
+    }
     # So much noise moves the bound by a factor e or 1/e in each step: an odd number of them, 9 for
     # every client, cannot end where it began.
     federation = {"rounds": 3, "clients_per_round": 5}
@@ -241,7 +245,11 @@ def test_each_client_reaches_the_quantile_of_its_own_gradients(
         "model": {"name": "./known.py:build", "loss": "./known.py:first_output"},
         "federation": {"rounds": 25},
         "local": {"steps": 8, "batch_size": 100, "optimizer": {"name": "sgd", "lr": 1e-6}},
-        "privacy": {**PRIVACY, "max_grad_norm": 3.0, "clip_quantile": quantile},
+        "privacy": {
+            **PRIVACY,
+            "max_grad_norm": 3.0,
+            "clipping": {"name": "adaptive", "quantile": quantile},
+        },
     }
     result = run_experiment(known, base=tmp_path, out=tmp_path / "r")
     assert result.privacy is not None

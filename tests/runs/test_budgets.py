@@ -12,7 +12,7 @@ from dp_accounting.pld import PLDAccountant
 import fedsim
 from fedsim.accountant import PrivacyLedger
 from fedsim.clients.mechanisms.plan import PrivacyBudgetError, delta_of
-from fedsim.clients.settings import PrivacySettings
+from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.experiment import load_experiment
 from fedsim.planning.projection import plan_experiment
 from fedsim.runs.directory import RunDirectory

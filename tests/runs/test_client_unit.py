@@ -150,13 +150,13 @@ def test_only_trained_values_are_released(tmp_path: Path) -> None:
         assert torch.equal(torch.from_numpy(values[name]), before[name])
 
 
+ADD_REMOVE = {"name": "add_remove", "declared_examples": 5}
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"privacy.sampling": "shuffle"}, "privacy.sampling: with unit: client"),
-    ({"privacy.sampling_rate": 0.1}, "privacy.sampling_rate: with unit: client"),
+    ({"privacy.sampling.rate": 0.1}, "privacy.sampling.rate: with unit: client"),
     ({"privacy.clipping": "per_layer"}, "use clipping: flat or adaptive"),
     ({"privacy.clipping": "automatic"}, "use clipping: flat or adaptive"),
-    ({"privacy.declared_examples": 5}, "no size of a client is used"),
-    ({"privacy.adjacency": "add_remove"}, "list of clients; use zero_out or replace_one"),
+    ({"privacy.adjacency": ADD_REMOVE}, "list of clients; use zero_out or replace_one"),
     ({"federation.weighting": "examples"}, "would reveal client sizes"),
     ({"federation.weighting": "noise"}, "size_power: 0"),
     ({"privacy.clients": {"1": {"max_grad_norm": 1.0}}}, "all clients have one max_update_norm"),

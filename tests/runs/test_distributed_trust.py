@@ -22,8 +22,7 @@ EXPERIMENT: dict[str, Any] = {
     "federation": {"rounds": 3, "weighting": "examples"},
     "local": {"steps": 1, "batch_size": 32, "optimizer": {"name": "sgd", "lr": 0.5}},
     "privacy": {
-        "trust": "distributed",
-        "colluding_clients": 1,
+        "trust": {"name": "distributed", "colluding_clients": 1},
         "target_epsilon": 4.0,
         "delta": 1e-3,
         "max_grad_norm": 0.5,

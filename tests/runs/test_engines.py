@@ -23,8 +23,7 @@ LEARNING = {
     "noise_multiplier": 1.0,
     "delta": 1e-3,
     "max_grad_norm": 0.5,
-    "clipping": "adaptive",
-    "clip_count_noise": 1.6,
+    "clipping": {"name": "adaptive", "count_noise": 1.6},
 }
 
 

@@ -243,7 +243,7 @@ def test_a_really_empty_partition_fails_by_name_and_is_never_charged(
 
 def test_where_sizes_are_private_an_empty_client_behaves_like_any_other(tmp_path: Path) -> None:
     settings = _with_empty_clients(True)
-    settings["privacy"] = {**PRIVACY, "adjacency": "add_remove", "declared_examples": 60}
+    settings["privacy"] = {**PRIVACY, "adjacency": {"name": "add_remove", "declared_examples": 60}}
     result = run_experiment(settings, out=tmp_path / "r")
     assert all(row["failed"] == [] for row in result.rounds)
     assert result.privacy is not None

@@ -279,7 +279,7 @@ def test_no_noise_is_an_infinite_epsilon(tmp_path: Path) -> None:
 
 
 def test_add_remove_keeps_client_sizes_out_of_everything_public(tmp_path: Path) -> None:
-    privacy = {**PRIVATE, "adjacency": "add_remove", "declared_examples": 300}
+    privacy = {**PRIVATE, "adjacency": {"name": "add_remove", "declared_examples": 300}}
     result = run_experiment(digits(privacy=privacy), out=tmp_path / "r")
     assert result.privacy is not None
     sizes = {len(c) for c in loaded(digits(privacy=privacy), tmp_path).data.clients}
@@ -296,7 +296,7 @@ def test_add_remove_keeps_client_sizes_out_of_everything_public(tmp_path: Path) 
         ({"sampling": "balls_and_bins"}, "allocated every example to one lot at random"),
         ({"sampling": "fixed_size", "adjacency": "replace_one"}, "drawn without replacement"),
         ({"adjacency": "replace_one"}, "replace-one adjacency: one example is replaced by another"),
-        ({"clipping": "per_layer", "noise_allocation": "optimal"}, "by Poisson sampling"),
+        ({"clipping": {"name": "per_layer", "noise_allocation": "optimal"}}, "by Poisson sampling"),
         ({"clipping": "automatic"}, "against anyone who knows the seed"),
         ({"noise": "secure"}, "from the operating system's random number generator"),
     ],

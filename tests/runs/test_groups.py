@@ -24,7 +24,11 @@ EXPERIMENT: dict[str, Any] = {
     "model": {"name": "mlp", "args": {"hidden": [8]}},
     "federation": {"rounds": 2},
     "local": {"steps": 2, "batch_size": 100, "optimizer": {"name": "sgd", "lr": 0.5}},
-    "privacy": {"target_epsilon": 4.0, "delta": 1e-3, "groups": GROUPS},
+    "privacy": {
+        "target_epsilon": 4.0,
+        "delta": 1e-3,
+        "clipping": {"name": "flat", "groups": GROUPS},
+    },
 }
 FIXED = {name: {"max_grad_norm": 0.3, "noise_multiplier": 2.0} for name in ("1.*", "*")}
 
@@ -42,8 +46,8 @@ def multipliers(found: RunDirectory) -> list[float]:
     ("overrides", "parts"),
     [
         ({}, 2),
-        ({"privacy.clipping": "adaptive", "privacy.clip_count_noise": 20.0}, 4),
-        ({"privacy.groups": FIXED, "privacy.target_epsilon": None}, 2),
+        ({"privacy.clipping.name": "adaptive", "privacy.clipping.count_noise": 20.0}, 4),
+        ({"privacy.clipping.groups": FIXED, "privacy.target_epsilon": None}, 2),
     ],
 )
 def test_a_run_is_charged_jointly_and_sound(
@@ -54,7 +58,7 @@ def test_a_run_is_charged_jointly_and_sound(
     assert len(charged) == parts
     row = found.read_json("privacy.json")["clients"][0]
     assert group_noise_multiplier(charged) == pytest.approx(row["noise_multiplier"], rel=1e-3)
-    if "privacy.groups" in overrides:
+    if "privacy.clipping.groups" in overrides:
         assert charged == pytest.approx([2.0, 2.0], rel=1e-3)
     else:
         assert charged[1] == pytest.approx(3 * charged[0], rel=1e-3)
@@ -87,9 +91,9 @@ def test_an_audit_finds_most_of_the_claim_and_a_group_with_too_little_noise(
     monkeypatch: pytest.MonkeyPatch, clipping: str
 ) -> None:
     equal = {name: {"max_grad_norm": 0.3} for name in GROUPS}
-    changes: dict[str, Any] = {"privacy.clipping": clipping, "privacy.groups": equal}
+    changes: dict[str, Any] = {"privacy.clipping.name": clipping, "privacy.clipping.groups": equal}
     if clipping == "adaptive":
-        changes["privacy.clip_count_noise"] = 20.0
+        changes["privacy.clipping.count_noise"] = 20.0
     loaded = load_experiment(EXPERIMENT, overrides=changes)
     audit = audit_experiment(loaded, clients=1, steps=200)
     assert not audit.violations
@@ -103,16 +107,22 @@ def test_an_audit_finds_most_of_the_claim_and_a_group_with_too_little_noise(
     [
         ({"privacy.trust": "central", "local.steps": 1}, "has no proof for groups"),
         ({"privacy.unit": "client"}, "remove groups: one bound is for the whole update"),
-        ({"privacy.clipping": "per_layer"}, "use clipping: flat or adaptive"),
+        (
+            {"privacy.clipping": {"name": "per_layer", "groups": GROUPS}},
+            "unknown key for name 'per_layer'; it belongs to 'flat' or 'adaptive'",
+        ),
         ({"privacy.max_grad_norm": 1.0}, "remove max_grad_norm"),
         ({"privacy.clients": {"1": {"max_grad_norm": 1.0}}}, "remove max_grad_norm"),
-        ({"privacy.groups": FIXED, "privacy.noise_multiplier": 1.0}, "remove privacy.noise_mult"),
         (
-            {"privacy.groups": FIXED, "privacy.clients": {"1": {"noise_multiplier": 1.0}}},
+            {"privacy.clipping.groups": FIXED, "privacy.noise_multiplier": 1.0},
+            "remove privacy.noise_mult",
+        ),
+        (
+            {"privacy.clipping.groups": FIXED, "privacy.clients": {"1": {"noise_multiplier": 1.0}}},
             "remove noise_multiplier",
         ),
         (
-            {"privacy.groups": {"*": {**FIXED["*"], "relative_noise": 2.0}}},
+            {"privacy.clipping.groups": {"*": {**FIXED["*"], "relative_noise": 2.0}}},
             "remove relative_noise",
         ),
     ],
@@ -125,7 +135,7 @@ def test_keys_that_contradict_groups_are_refused(changes: dict[str, Any], messag
 
 def test_a_parameter_in_no_group_is_named(tmp_path: Path) -> None:
     with pytest.raises(PrivacyPlanError, match=r"parameter '3.weight' is in no group"):
-        run(tmp_path, **{"privacy.groups": {"1.*": {"max_grad_norm": 1.0}}})
+        run(tmp_path, **{"privacy.clipping.groups": {"1.*": {"max_grad_norm": 1.0}}})
 
 
 def test_clients_have_budgets_of_their_own(tmp_path: Path) -> None:

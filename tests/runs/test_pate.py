@@ -52,7 +52,7 @@ EXPERIMENT: dict[str, Any] = {
 }
 SUMS = {
     "privacy.trust": "distributed",
-    "privacy.fallback_epsilon": 150.0,
+    "privacy.trust.fallback_epsilon": 150.0,
     "secure_aggregation": {"protocol": "additive", "min_clients": 8},
 }
 

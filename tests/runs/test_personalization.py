@@ -178,7 +178,7 @@ def test_a_comparison_compares_personal_models(tmp_path: Path) -> None:
     [
         ({"personalization.holdout": None}, "public_data: true asks for scores"),
         (
-            {"privacy.adjacency": "add_remove", "privacy.declared_examples": 100},
+            {"privacy.adjacency": {"name": "add_remove", "declared_examples": 100}},
             "one more example would change which ones a client holds out",
         ),
         ({"privacy": None, "evaluation": {"holdout": 0.5}}, "a client holds out its examples once"),

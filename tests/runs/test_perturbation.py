@@ -161,7 +161,7 @@ def test_it_works_with_the_rest(tmp_path: Path, kind: str, changes: dict[str, An
         ("output", {"privacy.unit": "client"}, "privacy.unit", "sensitivity for one example"),
         (
             "input",
-            {"privacy.adjacency": "add_remove", "privacy.declared_examples": 9},
+            {"privacy.adjacency": {"name": "add_remove", "declared_examples": 9}},
             "privacy.adjacency",
             "one noisy row for each example",
         ),
@@ -174,11 +174,11 @@ def test_it_works_with_the_rest(tmp_path: Path, kind: str, changes: dict[str, An
         ("input", {"privacy.clipping": "automatic"}, "privacy.clipping", "acts on gradients"),
         (
             "output",
-            {"privacy.groups": {"*.weight": {"max_grad_norm": 1.0}}},
+            {"privacy.clipping.groups": {"*.weight": {"max_grad_norm": 1.0}}},
             "privacy",
             "groups bounds nothing",
         ),
-        ("input", {"privacy.sampling_rate": 0.5}, "privacy.sampling_rate", "acts on gradients"),
+        ("input", {"privacy.sampling.rate": 0.5}, "privacy.sampling.rate", "acts on gradients"),
         ("input", {"model.loss": "mse"}, "privacy.mechanism", "needs max_target_norm"),
         (
             "input",

@@ -67,7 +67,8 @@ def privacy(draw: st.DrawFn, num_clients: int) -> dict[str, Any]:
         "accountant": draw(st.sampled_from(["pld", "rdp"])),
     }
     if section["adjacency"] == "add_remove":
-        section["declared_examples"] = draw(st.sampled_from([50, 300]))
+        declared = draw(st.sampled_from([50, 300]))
+        section["adjacency"] = {"name": "add_remove", "declared_examples": declared}
     if draw(st.booleans()):
         client = draw(st.integers(0, num_clients - 1))
         section["clients"] = {str(client): {"target_epsilon": 1.0}}

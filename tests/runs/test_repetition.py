@@ -62,7 +62,7 @@ def experiment() -> dict[str, Any]:
         "local": {"steps": 2, "batch_size": 8},
         "privacy": {
             **{"noise_multiplier": 1.0, "delta": 1e-3, "max_grad_norm": 0.5},
-            **{"clipping": "adaptive", "clip_count_noise": 4.0},
+            **{"clipping": {"name": "adaptive", "count_noise": 4.0}},
         },
     }
 

@@ -48,7 +48,8 @@ POISSON = {
     "federation.participation": {"scheme": "poisson"},
     "federation.clients_per_round": 4,
 }
-ADAPTIVE = {"privacy.clipping": "adaptive", "privacy.clip_count_noise": 2.0}
+ADD_REMOVE = {"name": "add_remove", "declared_examples": 5}
+ADAPTIVE = {"privacy.clipping": {"name": "adaptive", "count_noise": 2.0}}
 
 
 def federation_of(**overrides: Any) -> Federation:
@@ -193,10 +194,10 @@ def test_a_secret_draw_charges_every_client_for_every_round(tmp_path: Path) -> N
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"privacy.trust": "distributed"}, "add secure_aggregation"),
     (
-        {**DISTRIBUTED, **ADAPTIVE, "privacy.fallback_epsilon": 9.0},
+        {**DISTRIBUTED, **ADAPTIVE, "privacy.trust.fallback_epsilon": 9.0},
         "use clipping: flat, or remove fallback_epsilon",
     ),
-    ({**DISTRIBUTED, "privacy.adjacency": "add_remove"}, "list of clients; use zero_out"),
+    ({**DISTRIBUTED, "privacy.adjacency": ADD_REMOVE}, "list of clients; use zero_out"),
     (
         {
             **CENTRAL,

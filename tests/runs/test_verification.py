@@ -37,7 +37,7 @@ def problems(run: Path) -> str:
         {},
         {"privacy": None},
         {"privacy.accountant": "rdp"},
-        {"privacy.accountant": "rdp", "privacy.orders": [2.0, 8.0]},
+        {"privacy.accountant": {"name": "rdp", "orders": [2.0, 8.0]}},
         {"privacy.noise_multiplier": 0},
         {"privacy.adjacency": "replace_one"},
         {"privacy.adjacency": "replace_one", "privacy.sampling": "fixed_size"},

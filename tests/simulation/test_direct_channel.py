@@ -35,7 +35,7 @@ def federation(path: Path) -> Federation:
         "local": {"steps": 2, "batch_size": 16},
         "privacy": {
             **{"noise_multiplier": 1.0, "delta": 1e-3, "max_grad_norm": 0.5},
-            **{"clipping": "adaptive", "clip_count_noise": 4.0},
+            **{"clipping": {"name": "adaptive", "count_noise": 4.0}},
             "clients": {"2": {"target_epsilon": 0.5}},
         },
         "faults": [

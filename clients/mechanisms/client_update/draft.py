@@ -11,14 +11,15 @@ def draft_of_updates(request: PlanRequest) -> Draft:
         request: its settings, its schedule and its model; its data and `local` say nothing.
     """
     privacy, rounds, parameters = request.privacy, request.planned_rounds, request.parameters
-    rate = 1.0 if request.drawn is None else request.drawn
+    rate, clipping = 1.0 if request.drawn is None else request.drawn, privacy.clipping
+    count_noise = clipping.count_noise if clipping.name == "adaptive" else None
 
     def build(noise: float) -> UpdateMechanism:
         try:
             update = UpdateMechanism(
                 privacy.clip_norm,
                 noise,
-                count_noise=privacy.clip_count_noise,
+                count_noise=count_noise,
                 participation_rate=rate,
             )
             if parameters is not None:

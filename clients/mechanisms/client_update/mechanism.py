@@ -83,7 +83,7 @@ class UpdateMechanism(SummedMechanism):
                 f"{COUNT_SENSITIVITY * self.noise_multiplier:.6g}, got {count:.6g}: the bit of the "
                 "clipped update alone would spend the whole budget; ask more clients in a round "
                 "(the default count noise is federation.clients_per_round / 20), set more "
-                "clip_count_noise, or clipping: flat"
+                "clipping.count_noise, or clipping: flat"
             )
 
     @property

@@ -11,15 +11,16 @@ from fedsim.clients.clipping.clipping import (
     GroupClipping,
 )
 from fedsim.clients.clipping.patterns import PatternClipping
+from fedsim.clients.clipping.settings import AdaptiveClippingSettings, has_all_noise
 from fedsim.clients.correlated_noise.correlation import NoiseCorrelation
-from fedsim.clients.group_settings import has_all_noise
+from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
-from fedsim.clients.mechanisms.dp_sgd.noise_allocation import ChosenNoise
+from fedsim.clients.mechanisms.dp_sgd.noise_allocation import ChosenNoise, NoiseAllocation
 from fedsim.clients.mechanisms.noise_range import NoiseRangeError
 from fedsim.clients.mechanisms.plan import Draft, PlanRequest, PrivacyPlanError, check_draws
+from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.clients.sampling.catalog import SAMPLINGS
 from fedsim.clients.sampling.sampling import Sampling
-from fedsim.clients.settings import LocalSettings, PrivacySettings
 
 
 def draft_of_steps(request: PlanRequest) -> Draft:
@@ -36,7 +37,7 @@ def draft_of_steps(request: PlanRequest) -> Draft:
             do not fit the correlation.
     """
     privacy, local, parameters = request.privacy, request.local, request.parameters
-    size = privacy.declared_examples or request.examples
+    size = privacy.adjacency.declared_examples or request.examples
     sampling, expected_lot = _sampling(privacy, local, max(1, size))
     round_steps = _steps_at(local, sampling.sampling_rate)
     if privacy.noise == "secure":
@@ -48,7 +49,8 @@ def draft_of_steps(request: PlanRequest) -> Draft:
     if correlation is not None:
         sampling = _spaced(sampling, correlation.bands)
     _check_accountable(privacy, sampling)
-    given, key = given_noise(privacy, expected_lot), "groups" if privacy.groups else "clipping"
+    given = given_noise(privacy, expected_lot)
+    key = "clipping.groups" if privacy.clipping.groups else "clipping"
 
     def build(noise: float) -> DpSgdMechanism:
         try:
@@ -57,9 +59,7 @@ def draft_of_steps(request: PlanRequest) -> Draft:
                 clipping=clipping_of(privacy, expected_lot),
                 noise_multiplier=noise,
                 expected_lot=expected_lot,
-                allocation=chosen_noise(privacy)
-                if privacy.groups
-                else privacy.noise_allocation or "uniform",
+                allocation=_allocation(privacy),
                 max_physical_batch=local.max_physical_batch,
                 largest_lot=_largest_lot(privacy, size),
                 correlation=correlation,
@@ -94,9 +94,9 @@ def _sampling(
     privacy: PrivacySettings, local: LocalSettings, public_size: int
 ) -> tuple[Sampling, float]:
     """Return the sampling and its expected lot; lots of an epoch have at most `batch_size`."""
-    rate = privacy.sampling_rate
+    rate = privacy.sampling.rate
     batch_size = local.lot(public_size) if rate is None else max(1, round(rate * public_size))
-    kind = SAMPLINGS[privacy.sampling]
+    kind = SAMPLINGS[privacy.sampling.name]
     sampling, lot = kind.for_client(public_size, batch_size, sampling_rate=rate)
     return sampling, lot
 
@@ -117,7 +117,7 @@ def whole_round_steps(privacy: PrivacySettings | None, local: LocalSettings, exa
     if privacy is None:
         size = max(1, examples)
         return _steps_at(local, local.lot(size) / size)
-    size = max(1, privacy.declared_examples or examples)
+    size = max(1, privacy.adjacency.declared_examples or examples)
     return _steps_at(local, _sampling(privacy, local, size)[0].sampling_rate)
 
 
@@ -149,28 +149,36 @@ def _spaced(sampling: Sampling, bands: int) -> Sampling:
 
 def _largest_lot(privacy: PrivacySettings, public_size: int) -> int:
     """Return the public number of examples that no lot exceeds."""
-    if privacy.adjacency != "add_remove":
+    if privacy.adjacency.name != "add_remove":
         return public_size
     return max(_MOST_EXAMPLES_OVER_DECLARED * public_size, _MOST_EXAMPLES)
 
 
 def _check_accountable(privacy: PrivacySettings, sampling: Sampling) -> None:
     """Refuse a sampling that the accountant cannot compose, before any release."""
-    if privacy.adjacency not in sampling.scheme.adjacencies:
-        raise PrivacyPlanError(sampling.scheme.refusal(privacy.adjacency))
-    accountant = make_accountant(privacy.accounting, adjacency=privacy.adjacency)
+    if privacy.adjacency.name not in sampling.scheme.adjacencies:
+        raise PrivacyPlanError(sampling.scheme.refusal(privacy.adjacency.name))
+    accountant = make_accountant(privacy.accounting, adjacency=privacy.adjacency.name)
     try:
         accountant.compose(sampling.event(Gaussian(1.0)))
     except UnsupportedEventError as error:
         raise PrivacyPlanError(
-            f"accountant {privacy.accountant} cannot account for sampling {privacy.sampling} under "
-            f"adjacency {privacy.adjacency}: {error}; use accountant: rdp, or sampling: poisson"
+            f"accountant {privacy.accountant.name} cannot account for sampling "
+            f"{privacy.sampling.name} under adjacency {privacy.adjacency.name}: {error}; use "
+            "accountant: rdp, or sampling: poisson"
         ) from error
 
 
+def _allocation(privacy: PrivacySettings) -> NoiseAllocation:
+    """Return how the noise of a step is divided among groups of parameters."""
+    if privacy.clipping.groups:
+        return chosen_noise(privacy)
+    return privacy.clipping.noise_allocation if privacy.clipping.name == "per_layer" else "uniform"
+
+
 def chosen_noise(privacy: PrivacySettings) -> ChosenNoise:
-    """Return how the noise of a step is divided among the groups of `privacy.groups`."""
-    groups = privacy.groups.values()
+    """Return how the noise of a step is divided among the groups of `clipping.groups`."""
+    groups = privacy.clipping.groups.values()
     return ChosenNoise(
         given=tuple(one.noise_multiplier for one in groups),
         relative=tuple(one.relative_noise or 1.0 for one in groups),
@@ -184,23 +192,20 @@ def given_noise(privacy: PrivacySettings, expected_lot: float) -> float | None:
         privacy: the client's settings.
         expected_lot: its expected number of examples in a step.
     """
-    if not has_all_noise(privacy.groups):
+    if not has_all_noise(privacy.clipping.groups):
         return privacy.noise_multiplier
     together = chosen_noise(privacy).together
     return None if together is None else _groups(privacy, expected_lot).whole_noise(together)
 
 
 def _groups(privacy: PrivacySettings, expected_lot: float) -> PatternClipping:
-    patterns = tuple(privacy.groups)
+    settings = privacy.clipping
     clipping = PatternClipping(
-        patterns, tuple(privacy.groups[name].max_grad_norm for name in patterns)
+        tuple(settings.groups), tuple(one.max_grad_norm for one in settings.groups.values())
     )
-    if privacy.clipping != "adaptive":
+    if settings.name != "adaptive":
         return clipping
-    return replace(
-        clipping,
-        **{"count_noise": expected_lot / LOT_OVER_COUNT_NOISE, **_given_adaptation(privacy)},
-    )
+    return replace(clipping, **_adaptation(settings, expected_lot))
 
 
 def clipping_of(privacy: PrivacySettings, expected_lot: float) -> Clipping:
@@ -210,32 +215,28 @@ def clipping_of(privacy: PrivacySettings, expected_lot: float) -> Clipping:
         privacy: the client's settings.
         expected_lot: its expected number of examples in a step.
     """
-    if privacy.groups:
+    settings = privacy.clipping
+    if settings.groups:
         return _groups(privacy, expected_lot)
-    match privacy.clipping:
+    match settings.name:
         case "adaptive":
-            return _adaptive(privacy, expected_lot)
+            return AdaptiveClipping(privacy.clip_norm, **_adaptation(settings, expected_lot))
         case "flat":
             return FlatClipping(privacy.clip_norm)
         case "automatic":
             return AutomaticClipping(privacy.clip_norm)
         case "per_layer":
-            return GroupClipping(privacy.clip_norm, bounds=privacy.clip_rule or "equal")
+            return GroupClipping(privacy.clip_norm, bounds=settings.rule)
 
 
-def _adaptive(privacy: PrivacySettings, expected_lot: float) -> AdaptiveClipping:
-    clipping = AdaptiveClipping.for_lot(expected_lot, max_grad_norm=privacy.clip_norm)
-    return replace(clipping, **_given_adaptation(privacy))
-
-
-def _given_adaptation(privacy: PrivacySettings) -> dict[str, float]:
-    """Return the settings of a learnt bound that the file gives."""
-    given = {
-        "quantile": privacy.clip_quantile,
-        "learning_rate": privacy.clip_learning_rate,
-        "count_noise": privacy.clip_count_noise,
+def _adaptation(settings: AdaptiveClippingSettings, expected_lot: float) -> dict[str, float]:
+    """Return the attributes of a bound that is learnt."""
+    noise = settings.count_noise
+    return {
+        "count_noise": expected_lot / LOT_OVER_COUNT_NOISE if noise is None else noise,
+        "quantile": settings.quantile,
+        "learning_rate": settings.learning_rate,
     }
-    return {name: value for name, value in given.items() if value is not None}
 
 
 # Under add_remove the number of examples is private. No client may have more than this, so that the

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedsim.algorithms.catalog import algorithms
+from fedsim.core.settings import written_name
 
 ARM = "arm"
 
@@ -75,7 +76,7 @@ def _pooled(base: Mapping[str, Any]) -> Changes:
     }
     if "participation" in federation:
         changes["federation.participation"] = {"scheme": "uniform"}
-    name = _name_of(federation.get("strategy"))
+    name = written_name(federation.get("strategy"))
     kind = algorithms().get(name)
     if kind is not None and (kind.uses_each_update or kind.weighs_steps):
         changes["federation.strategy"] = "fedavg"
@@ -83,8 +84,8 @@ def _pooled(base: Mapping[str, Any]) -> Changes:
         changes["faults"] = []
     if isinstance(batch := local.get("batch_size"), int):
         changes["local.batch_size"] = batch * drawn
-    if isinstance(rate := privacy.get("sampling_rate"), float):
-        changes["privacy.sampling_rate"] = rate * drawn / clients
+    if isinstance(rate := _section(privacy, "sampling").get("rate"), float):
+        changes["privacy.sampling.rate"] = rate * drawn / clients
     return changes
 
 
@@ -93,13 +94,6 @@ def _perturbed(kind: str) -> Callable[[Mapping[str, Any]], Changes]:
         found: Changes = {"privacy.mechanism": {"name": kind}, **_alone(base), **_local_trust(base)}
         gradient_keys = {
             "max_grad_norm": None,
-            "clip_rule": None,
-            "noise_allocation": None,
-            "clip_quantile": None,
-            "clip_learning_rate": None,
-            "clip_count_noise": None,
-            "sampling_rate": None,
-            "groups": {},
             "sampling": "poisson",
             "clipping": "flat",
             "noise_correlation": "none",
@@ -120,18 +114,14 @@ def _alone(base: Mapping[str, Any]) -> Changes:
 
 def _local_trust(base: Mapping[str, Any]) -> Changes:
     privacy = _section(base, "privacy")
-    if privacy.get("trust", "local") == "local":
-        return {}
-    return {
-        "privacy.trust": "local",
-        **_absent(base, "privacy", "colluding_clients"),
-        **_absent(base, "privacy", "fallback_epsilon"),
-    }
+    return (
+        {} if written_name(privacy.get("trust", "local")) == "local" else {"privacy.trust": "local"}
+    )
 
 
 def _without_noise_weights(base: Mapping[str, Any]) -> Changes:
     weighting = _section(base, "federation").get("weighting")
-    return {"federation.weighting": "examples"} if _name_of(weighting) == "noise" else {}
+    return {"federation.weighting": "examples"} if written_name(weighting) == "noise" else {}
 
 
 def _absent(base: Mapping[str, Any], section: str, key: str) -> Changes:
@@ -141,11 +131,6 @@ def _absent(base: Mapping[str, Any], section: str, key: str) -> Changes:
 def _section(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     found = content.get(name)
     return found if isinstance(found, Mapping) else {}
-
-
-def _name_of(value: object) -> str:
-    found = value.get("name") if isinstance(value, Mapping) else value
-    return found if isinstance(found, str) else ""
 
 
 ARMS: dict[str, Arm] = {

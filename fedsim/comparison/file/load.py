@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from pydantic import ValidationError
 
-from fedsim.comparison.differences import flat_settings
+from fedsim.comparison.differences import compared_settings
 from fedsim.comparison.file.settings import ComparisonSettings
 from fedsim.comparison.file.variants import Variant, expand_variants
 from fedsim.comparison.search.rules import candidate_problems, file_problems, required_problems
@@ -42,7 +42,7 @@ class LoadedVariant:
     @property
     def settings(self) -> dict[str, object]:
         """All settings but name and seed, as `{"key.path": value}`."""
-        return flat_settings(self.experiments[0].experiment)
+        return compared_settings(self.experiments[0].experiment)
 
     @property
     def is_private(self) -> bool:

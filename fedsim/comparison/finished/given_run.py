@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedsim.comparison.differences import flat_settings
+from fedsim.comparison.differences import compared_settings
 from fedsim.comparison.execution.jobs import FINISHED, MARKER
 from fedsim.comparison.results import ComparisonError
 from fedsim.experiment import Experiment, read_settings
@@ -25,7 +25,7 @@ class GivenRun:
         path: its directory, as it was given.
         directory: the same, with its readers.
         experiment: its settings.
-        settings: `flat_settings`, the version of fedsim and the digest of each plug-in's source.
+        settings: `compared_settings`, the version of fedsim, the digest of each plug-in's source.
         inputs: the digests of `checkpoint/inputs.json`.
     """
 
@@ -123,5 +123,5 @@ def _read(path: Path, directory: RunDirectory) -> GivenRun:
     experiment = read_settings(directory.path / "experiment.yaml")
     inputs = directory.read_inputs()
     plugins = {name: digest[:12] for name, digest in inputs.items() if name not in _NO_PLUGIN}
-    settings = {**flat_settings(experiment), "fedsim": directory.read_version(), **plugins}
+    settings = {**compared_settings(experiment), "fedsim": directory.read_version(), **plugins}
     return GivenRun(path, directory, experiment, settings, inputs)

@@ -124,14 +124,14 @@ def _candidate(name: str, federation: Federation) -> Candidate:
         ledger = PrivacyLedger()
         for event, count in plan.release.charges(0, plan.steps_to_take):
             ledger.record(event, count)
-        if ledger.epsilon(plan.delta, "rdp", privacy.adjacency) == float("inf"):
+        if ledger.epsilon(plan.delta, "rdp", privacy.adjacency.name) == float("inf"):
             raise SearchError(f"candidate {name!r} has no finite ε, so its runs cannot be charged")
         ledgers.append(ledger)
     values = federation.shared_model.parameters.size
     return Candidate(
         name=name,
         data=pair_digests(federation)["data"],
-        adjacency=privacy.adjacency,
+        adjacency=privacy.adjacency.name,
         deltas=tuple(plan.delta for plan in plans),
         ledgers=tuple(ledgers),
         draws=max(plan.steps_to_take for plan in plans) * (values + 1),

@@ -89,10 +89,10 @@ def _problems(experiment: Experiment) -> Iterator[PathMessage]:
             "a search needs noise: secure, from the operating system: runs with seeded noise are "
             "not independent, and anyone who knows the seed can repeat and count them",
         )
-    elif (experiment.privacy.trust, experiment.privacy.unit) != ("local", "example"):
+    elif (experiment.privacy.trust.name, experiment.privacy.unit) != ("local", "example"):
         yield (
             ("privacy", "trust"),
-            f"a search has no figures for trust {experiment.privacy.trust} with unit "
+            f"a search has no figures for trust {experiment.privacy.trust.name} with unit "
             f"{experiment.privacy.unit}: it charges every run to the server; use trust: local and "
             "unit: example, or run each candidate by fedsim compare",
         )

@@ -7,7 +7,8 @@ from pydantic import ValidationError
 
 from fedsim.algorithms.algorithm import Algorithm
 from fedsim.algorithms.catalog import algorithms
-from fedsim.clients.settings import LocalSettings, PrivacySettings, SgdSettings
+from fedsim.clients.local_settings import LocalSettings, SgdSettings
+from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.experiment.messages import PathMessage, validation_messages
 from fedsim.experiment.references import check_name
 from fedsim.experiment.rules.messages import finite_messages, messages_at
@@ -64,11 +65,11 @@ def check_declaration(
             f"{name} {needs}, and secure_aggregation opens the sum alone; remove "
             "secure_aggregation, or use another strategy",
         )
-    if needs is not None and privacy is not None and privacy.trust != "local":
+    if needs is not None and privacy is not None and privacy.trust.name != "local":
         yield (
             _PATH,
-            f"{name} {needs}, and with trust: {privacy.trust} only sums may be used; use trust: "
-            "local, or another strategy",
+            f"{name} {needs}, and with trust: {privacy.trust.name} only sums may be used; use "
+            "trust: local, or another strategy",
         )
     if federation.participation.scheme == "buffered" and _follows_the_round(kind):
         yield (

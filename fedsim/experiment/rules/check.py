@@ -114,10 +114,10 @@ def check_lr_schedule(sections: Sections) -> Iterator[PathMessage]:
     local, privacy, federation = sections.local, sections.privacy, sections.federation
     if local is None or local.lr_schedule is None:
         return
-    if privacy is not None and privacy.trust != "local" and privacy.release_kind.draws_lots:
+    if privacy is not None and privacy.trust.name != "local" and privacy.release_kind.draws_lots:
         yield (
             _LR_SCHEDULE,
-            f"trust: {privacy.trust} plans the grid of all sums for one learning rate; remove "
+            f"trust: {privacy.trust.name} plans the grid of all sums for one learning rate; remove "
             "lr_schedule, or use trust: local",
         )
     if federation is None:

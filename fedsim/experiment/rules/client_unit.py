@@ -4,20 +4,24 @@ Each refusal is a condition of docs/client_unit.md that fails.
 """
 
 from collections.abc import Iterator
+from operator import attrgetter
 
-from fedsim.clients.settings import LocalSettings, PrivacySettings
+from fedsim.clients.local_settings import LocalSettings
+from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.experiment.messages import PathMessage
 from fedsim.server.settings import FederationSettings
 
 _WHY = "with unit: client nothing is released of single examples"
 # Keys of the section that act on examples: the values that are allowed, and the fix.
 _EXAMPLE_KEYS: dict[str, tuple[tuple[object, ...], str]] = {
-    "sampling": (("poisson",), "remove sampling: local training draws batches as without privacy"),
-    "sampling_rate": ((None,), "remove sampling_rate; local.batch_size sets the batches"),
+    "sampling.name": (
+        ("poisson",),
+        "remove sampling: local training draws batches as without privacy",
+    ),
+    "sampling.rate": ((None,), "remove the rate; local.batch_size sets the batches"),
     "noise_correlation": (("none",), "remove noise_correlation"),
-    "declared_examples": ((None,), "remove declared_examples: no size of a client is used"),
-    "groups": (({},), "remove groups: one bound is for the whole update"),
-    "clipping": (("flat", "adaptive"), "use clipping: flat or adaptive, of the whole update"),
+    "clipping.groups": (({},), "remove groups: one bound is for the whole update"),
+    "clipping.name": (("flat", "adaptive"), "use clipping: flat or adaptive, of the whole update"),
 }
 _EXAMPLE_KEYS_OF_CLIENTS = ("max_grad_norm", "sampling_rate")
 
@@ -49,8 +53,8 @@ def check_client_unit(
             "protects; use local.steps",
         )
     for key, (allowed, fix) in _EXAMPLE_KEYS.items():
-        if getattr(privacy, key) not in allowed:
-            yield ("privacy", key), f"{_WHY}; {fix}"
+        if attrgetter(key)(privacy) not in allowed:
+            yield ("privacy", *key.removesuffix(".name").split(".")), f"{_WHY}; {fix}"
     for name, entry in privacy.clients.items():
         for key in _EXAMPLE_KEYS_OF_CLIENTS:
             if getattr(entry, key) is not None or key in entry.columns:
@@ -59,9 +63,9 @@ def check_client_unit(
                     f"{key} acts on examples, and {_WHY}; remove it: all clients have one "
                     "max_update_norm",
                 )
-    if privacy.clipping == "adaptive" and privacy.fallback_epsilon is not None:
+    if privacy.clipping.name == "adaptive" and privacy.trust.fallback_epsilon is not None:
         yield (
-            ("privacy", "fallback_epsilon"),
+            ("privacy", "trust", "fallback_epsilon"),
             "has no share of the noise planned for the bit that adaptive clipping learns from; use "
             "clipping: flat, or remove fallback_epsilon",
         )
@@ -81,7 +85,7 @@ def _check_weights(
             f"'{weights.name}' would reveal client sizes, which are part of what unit: client "
             f"protects; use weighting: uniform{other}",
         )
-    elif privacy.clipping == "adaptive" and not weights.is_uniform:
+    elif privacy.clipping.name == "adaptive" and not weights.is_uniform:
         yield (
             ("federation", "weighting"),
             "adaptive clipping counts every client once; use weighting: uniform, or clipping: flat",

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fedsim.clients.client_settings import is_client
-from fedsim.clients.settings import PrivacySettings
+from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.core.limits import MAX_LEDGER_RECORDS
 from fedsim.experiment.messages import PathMessage
 from fedsim.experiment.references import check_table
@@ -47,7 +47,7 @@ def check_weighting(sections: Sections) -> Iterator[PathMessage]:
         return
     path: KeyPath = ("federation", "weighting")
     weights, privacy = sections.federation.weights, sections.privacy
-    if weights.uses_sizes and privacy is not None and privacy.adjacency == "add_remove":
+    if weights.uses_sizes and privacy is not None and privacy.adjacency.name == "add_remove":
         other = ", size_power: 0" if weights.name == "noise" else ""
         yield (
             path,
@@ -66,16 +66,16 @@ def check_weighting(sections: Sections) -> Iterator[PathMessage]:
 
 
 def check_sampling_rate(sections: Sections) -> Iterator[PathMessage]:
-    """Yield the mistakes in `privacy.sampling_rate`."""
+    """Yield the mistakes in `privacy.sampling.rate`."""
     local, privacy = sections.local, sections.privacy
-    if local is None or privacy is None or privacy.sampling_rate is None:
+    if local is None or privacy is None or privacy.sampling.rate is None:
         return
     if local.batch_size == "full":
-        rate = value_text(privacy.sampling_rate)
+        rate = value_text(privacy.sampling.rate)
         yield (
-            ("privacy", "sampling_rate"),
-            f"local.batch_size: full is a sampling rate of 1, and privacy.sampling_rate is {rate}; "
-            "remove sampling_rate, or write a number for batch_size",
+            ("privacy", "sampling", "rate"),
+            f"local.batch_size: full is a sampling rate of 1, and privacy.sampling.rate is {rate}; "
+            "remove the rate, or write a number for batch_size",
         )
 
 

@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator
 
-from fedsim.clients.sampling.schemes import SAMPLING_SCHEMES
-from fedsim.clients.settings import PrivacySettings
+from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.experiment.messages import PathMessage
 from fedsim.experiment.rules.sections import Sections
 from fedsim.experiment.text import KeyPath
@@ -64,7 +63,7 @@ def check_partial_work(sections: Sections) -> Iterator[PathMessage]:
         )
     if privacy is None or privacy.noise != "secure":
         return
-    if SAMPLING_SCHEMES[privacy.sampling].divides_rounds:
+    if privacy.sampling.scheme.divides_rounds:
         yield (
             place,
             "secure noise divides the examples anew in rounds of equal length, and stragglers have "
@@ -146,14 +145,14 @@ def _check_stale_updates(sections: Sections) -> Iterator[PathMessage]:
         )
     if privacy is None:
         return
-    if privacy.trust != "local":
+    if privacy.trust.name != "local":
         yield (
             scheme,
             f"the server scales each update of a buffer by its own staleness, and trust: "
-            f"{privacy.trust} plans the noise of a sum without scales; use trust: local, or "
+            f"{privacy.trust.name} plans the noise of a sum without scales; use trust: local, or "
             "scheme: uniform",
         )
-    elif privacy.release_kind.server_learns_bound and privacy.clipping == "adaptive":
+    elif privacy.release_kind.server_learns_bound and privacy.clipping.name == "adaptive":
         yield (
             ("privacy", "clipping"),
             "the bound is learnt from whole rounds, and clients of a buffer start in other rounds; "
@@ -184,11 +183,11 @@ def check_poisson_draws(
         )
     if privacy is None:
         return
-    if (privacy.trust, privacy.unit) != ("central", "client"):
+    if (privacy.trust.name, privacy.unit) != ("central", "client"):
         yield (
             scheme,
             f"a secret draw of clients protects a client from whoever sees the models, and here "
-            f"trust is {privacy.trust} and unit {privacy.unit}; use trust: central with unit: "
+            f"trust is {privacy.trust.name} and unit {privacy.unit}; use trust: central with unit: "
             "client, or scheme: uniform",
         )
     if federation.deadline is not None:

@@ -31,13 +31,10 @@ _USED: dict[str, frozenset[str]] = {
         {
             "unit",
             "trust",
-            "colluding_clients",
-            "fallback_epsilon",
             "target_epsilon",
             "noise_multiplier",
             "delta",
             "accountant",
-            "orders",
             "clients",
         }
     ),

@@ -4,18 +4,15 @@ Each refusal is a condition of the proof in `fedsim.clients.mechanisms` that fai
 """
 
 from collections.abc import Iterator
+from operator import attrgetter
 
 from pydantic import ValidationError
 
 from fedsim.algorithms.catalog import algorithms
+from fedsim.clients.local_settings import LocalSettings, SgdSettings
 from fedsim.clients.mechanisms.kinds import GRADIENT_PERTURBATION
 from fedsim.clients.mechanisms.losses import LOSSES
-from fedsim.clients.settings import (
-    BoundedExamplesSettings,
-    LocalSettings,
-    PrivacySettings,
-    SgdSettings,
-)
+from fedsim.clients.privacy_settings import BoundedExamplesSettings, PrivacySettings
 from fedsim.experiment.messages import PathMessage
 from fedsim.experiment.rules.sections import Sections
 from fedsim.models.catalog import MODELS
@@ -23,7 +20,12 @@ from fedsim.models.settings import ModelSettings
 from fedsim.server.settings import FederationSettings
 
 # Keys of the section that act on gradients: the value that is allowed.
-_GRADIENT_KEYS = {"sampling": "poisson", "noise_correlation": "none", "clipping": "flat"}
+_GRADIENT_KEYS = {
+    "sampling.name": "poisson",
+    "sampling.rate": None,
+    "noise_correlation": "none",
+    "clipping.name": "flat",
+}
 _GRADIENT_KEYS_OF_CLIENTS = ("max_grad_norm", "sampling_rate")
 _GRADIENT = f"or use mechanism: {GRADIENT_PERTURBATION}"
 
@@ -71,11 +73,11 @@ _WHY_NO_ADD_REMOVE = {
 def _check_view(privacy: PrivacySettings, name: str) -> Iterator[PathMessage]:
     """Check that each client releases what it charges, for one of its examples."""
     chosen = f"mechanism: {name}"
-    if privacy.trust != "local":
+    if privacy.trust.name != "local":
         yield (
             ("privacy", "trust"),
-            f"with {chosen} each client adds all of its noise alone, and {privacy.trust} trust "
-            f"needs noise on sums; use trust: local, {_GRADIENT}",
+            f"with {chosen} each client adds all of its noise alone, and {privacy.trust.name} "
+            f"trust needs noise on sums; use trust: local, {_GRADIENT}",
         )
     if privacy.release_kind.protects_client:
         yield (
@@ -83,7 +85,7 @@ def _check_view(privacy: PrivacySettings, name: str) -> Iterator[PathMessage]:
             f"{chosen} has a sensitivity for one example, and none for everything of a client; use "
             f"unit: example, {_GRADIENT}",
         )
-    if privacy.adjacency == "add_remove":
+    if privacy.adjacency.name == "add_remove":
         yield (
             ("privacy", "adjacency"),
             f"add_remove keeps client sizes private, and with {chosen} {_WHY_NO_ADD_REMOVE[name]}; "
@@ -94,10 +96,9 @@ def _check_view(privacy: PrivacySettings, name: str) -> Iterator[PathMessage]:
 def _check_gradient_keys(privacy: PrivacySettings, name: str) -> Iterator[PathMessage]:
     why = f"acts on gradients, and mechanism: {name} adds no noise to them"
     for key, allowed in _GRADIENT_KEYS.items():
-        if getattr(privacy, key) != allowed:
-            yield ("privacy", key), f"{why}; remove {key}, {_GRADIENT}"
-    if privacy.sampling_rate is not None:
-        yield ("privacy", "sampling_rate"), f"{why}; remove sampling_rate, {_GRADIENT}"
+        if attrgetter(key)(privacy) != allowed:
+            written = key.removesuffix(".name")
+            yield ("privacy", *written.split(".")), f"{why}; remove {written}, {_GRADIENT}"
     for client, entry in privacy.clients.items():
         for key in _GRADIENT_KEYS_OF_CLIENTS:
             if getattr(entry, key) is not None or key in entry.columns:

@@ -106,7 +106,7 @@ def check_personalization(sections: Sections) -> Iterator[PathMessage]:
             f"a client holds out its examples once: got {value_text(personal.holdout)}, and "
             f"evaluation.holdout is {value_text(evaluation.holdout)}; set both to one number",
         )
-    if sections.privacy is not None and sections.privacy.adjacency == "add_remove":
+    if sections.privacy is not None and sections.privacy.adjacency.name == "add_remove":
         yield (
             (*section, "holdout"),
             "one more example would change which ones a client holds out, and so more than one "

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from fedsim.clients.faults.settings import FaultSettings
-from fedsim.clients.settings import LocalSettings, PrivacySettings
+from fedsim.clients.local_settings import LocalSettings
+from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.data.settings import DataSettings
 from fedsim.models.settings import ModelSettings
 from fedsim.pate.settings import PateSettings

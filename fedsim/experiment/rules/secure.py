@@ -15,7 +15,7 @@ def check_secure_aggregation(sections: Sections) -> Iterator[PathMessage]:
     if secure is None or sections.federation is None or sections.data is None:
         return
     privacy = sections.privacy
-    if privacy is not None and privacy.clipping == "adaptive" and not privacy.counts_in_sums:
+    if privacy is not None and privacy.clipping.name == "adaptive" and not privacy.counts_in_sums:
         yield (
             ("privacy", "clipping"),
             "adaptive sends each client's adapted bound to the server in clear, beside updates "

@@ -5,7 +5,8 @@ Each refusal is a condition of the theorem in docs/trust_models.md that fails.
 
 from collections.abc import Iterator
 
-from fedsim.clients.settings import LocalSettings, PrivacySettings, SgdSettings
+from fedsim.clients.local_settings import LocalSettings, SgdSettings
+from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.experiment.messages import PathMessage
 from fedsim.experiment.rules.client_unit import check_client_unit
 from fedsim.experiment.text import KeyPath
@@ -33,19 +34,19 @@ def check_trust(
         secure: the `secure_aggregation` section; None if there is none.
         votes: whether clients send votes in place of updates.
     """
-    if privacy.adjacency == "add_remove":
+    if privacy.adjacency.name == "add_remove":
         yield from _check_adjacency(privacy)
     if privacy.release_kind.protects_client:
         yield from check_client_unit(privacy, federation, local, votes=votes)
-    if privacy.trust == "local":
+    if privacy.trust.name == "local":
         return
-    if privacy.trust == "distributed":
+    if privacy.trust.name == "distributed":
         yield from _check_shares(privacy, secure)
     if secure is not None:
         yield from _check_grid(secure)
     if not privacy.release_kind.protects_client:
         if local is not None:
-            yield from _check_one_step(privacy.trust, local)
+            yield from _check_one_step(privacy.trust.name, local)
         yield from _check_noise(privacy)
     if privacy.on_exhausted != "refuse":
         yield (
@@ -60,7 +61,7 @@ def _check_adjacency(privacy: PrivacySettings) -> Iterator[PathMessage]:
     # Imported here: the accountant imports numpy, which is slow, and most files do not need it.
     from fedsim.accountant.trust.certificates import adjacency_objection
 
-    found = adjacency_objection(privacy.adjacency, trust=privacy.trust, unit=privacy.unit)
+    found = adjacency_objection(privacy.adjacency.name, trust=privacy.trust.name, unit=privacy.unit)
     if found is not None:
         yield ("privacy", "adjacency"), f"{found}; use zero_out or replace_one"
 
@@ -90,12 +91,12 @@ def _check_shares(
             "distributed trust needs min_clients in the file: the noise is planned for the "
             "smallest sum that is ever opened; the more clients, the less noise each adds",
         )
-    elif secure.min_clients <= privacy.colluders:
+    elif secure.min_clients <= privacy.trust.colluding_clients:
         yield (
-            ("privacy", "colluding_clients"),
+            ("privacy", "trust", "colluding_clients"),
             f"must be below secure_aggregation.min_clients ({secure.min_clients}), got "
-            f"{privacy.colluders}: no honest client would be left in the smallest sum; raise "
-            "min_clients",
+            f"{privacy.trust.colluding_clients}: no honest client would be left in the smallest "
+            "sum; raise min_clients",
         )
 
 
@@ -135,11 +136,11 @@ def _check_one_step(trust: str, local: LocalSettings) -> Iterator[PathMessage]:
 
 def _check_noise(privacy: PrivacySettings) -> Iterator[PathMessage]:
     """Check that a step is one independent Gaussian on a fixed bound, of a Poisson lot."""
-    if privacy.groups:
+    if privacy.clipping.groups:
         yield (
-            ("privacy", "groups"),
-            f"trust: {privacy.trust} has no proof for groups of parameters, whose noise differs; "
-            "remove groups and set max_grad_norm",
+            ("privacy", "clipping", "groups"),
+            f"trust: {privacy.trust.name} has no proof for groups of parameters, whose noise "
+            "differs; remove groups and set max_grad_norm",
         )
     fixes = {
         "clipping": ("flat", "automatic"),
@@ -148,9 +149,10 @@ def _check_noise(privacy: PrivacySettings) -> Iterator[PathMessage]:
     }
     for key, allowed in fixes.items():
         value = getattr(privacy, key)
-        if value not in allowed:
-            said = value if isinstance(value, str) else value.name
+        said = value if isinstance(value, str) else value.name
+        if said not in allowed:
             yield (
                 ("privacy", key),
-                f"trust: {privacy.trust} has no proof for {key} {said}; use {' or '.join(allowed)}",
+                f"trust: {privacy.trust.name} has no proof for {key} {said}; use "
+                f"{' or '.join(allowed)}",
             )

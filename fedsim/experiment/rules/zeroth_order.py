@@ -6,8 +6,8 @@ these numbers is refused.
 
 from collections.abc import Iterator
 
+from fedsim.clients.local_settings import LocalSettings, SgdSettings
 from fedsim.clients.mechanisms.kinds import GRADIENT_PERTURBATION
-from fedsim.clients.settings import LocalSettings, SgdSettings
 from fedsim.experiment.messages import PathMessage
 from fedsim.experiment.rules.sections import Sections
 
@@ -48,15 +48,14 @@ def check_zeroth_order(sections: Sections) -> Iterator[PathMessage]:
         )
     if privacy is None:
         return
-    if privacy.mechanism != GRADIENT_PERTURBATION:
+    if privacy.mechanism.name != GRADIENT_PERTURBATION:
         yield (
             ("privacy", "mechanism"),
             f"{_WHAT} noise is added to slopes; use mechanism: {GRADIENT_PERTURBATION}",
         )
-    if privacy.clipping == "per_layer" or getattr(privacy, "groups", None):
-        key = "clipping" if privacy.clipping == "per_layer" else "groups"
+    if privacy.clipping.name == "per_layer" or privacy.clipping.groups:
         yield (
-            ("privacy", key),
+            ("privacy", "clipping"),
             f"{_WHAT} an example contributes one number for each direction, and directions have no "
             "layers; use clipping: flat",
         )

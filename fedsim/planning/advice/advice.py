@@ -113,27 +113,28 @@ def advise_experiment(loaded: LoadedExperiment, *, phases: Phases | None = None)
     privacy = loaded.experiment.privacy
     if privacy is None:
         raise PrivacyPlanError("there is nothing to plan: the experiment has no privacy section")
-    if privacy.mechanism != GRADIENT_PERTURBATION:
+    if privacy.mechanism.name != GRADIENT_PERTURBATION:
         raise PrivacyPlanError(
             "the advice compares schedules of noise on gradients, and privacy.mechanism is "
-            f"{privacy.mechanism_name}; call it with a file of mechanism: {GRADIENT_PERTURBATION}"
+            f"{privacy.mechanism.name}; call it with a file of mechanism: {GRADIENT_PERTURBATION}"
         )
-    fixed = [name for name, one in privacy.groups.items() if one.noise_multiplier is not None]
+    groups = privacy.clipping.groups
+    fixed = [name for name, one in groups.items() if one.noise_multiplier is not None]
     if fixed:
         raise PrivacyPlanError(
-            f"privacy.groups gives {fixed[0]!r} a noise_multiplier, and advice compares schedules "
-            "whose noise is calibrated to one ε; give the group a relative_noise instead"
+            f"privacy.clipping.groups gives {fixed[0]!r} a noise_multiplier, and advice compares "
+            "schedules whose noise is calibrated to one ε; give the group a relative_noise instead"
         )
     if loaded.experiment.local.lr_schedule is not None:
         raise PrivacyPlanError(
             "the advice compares constant learning rates, and local.lr_schedule changes them; call "
             "it with local.lr_schedule=null"
         )
-    if (privacy.trust, privacy.unit) != ("local", "example"):
+    if (privacy.trust.name, privacy.unit) != ("local", "example"):
         raise PrivacyPlanError(
-            f"the advice compares schedules of trust local with unit example, got {privacy.trust} "
-            f"with unit {privacy.unit}; call it with privacy.trust=local and privacy.unit=example, "
-            "and fedsim plan without --advise for this trust model"
+            "the advice compares schedules of trust local with unit example, got "
+            f"{privacy.trust.name} with unit {privacy.unit}; call it with privacy.trust=local and "
+            "privacy.unit=example, and fedsim plan without --advise for this trust model"
         )
     if loaded.experiment.federation.partial_work is not None:
         raise PrivacyPlanError(

@@ -122,12 +122,10 @@ def changes_of(candidate: Candidate, experiment: Experiment, facts: PublicFacts)
         changes["local.steps"] = candidate.steps
         if experiment.local.epochs is not None:
             changes["local.epochs"] = None
-    changes |= _rate_changes(candidate.rate, experiment, facts)
+    changes |= _lot_changes(candidate, experiment, facts)
     if candidate.learning_rate != given.learning_rate:
         optimizer = experiment.local.optimizer.model_dump(mode="json", exclude_defaults=True)
         changes["local.optimizer"] = {**optimizer, "lr": candidate.learning_rate}
-    if candidate.sampling is not None:
-        changes["privacy.sampling"] = candidate.sampling
     if candidate.correlation is not None:
         changes["privacy.noise_correlation"] = candidate.correlation
     privacy = experiment.privacy
@@ -138,15 +136,24 @@ def changes_of(candidate: Candidate, experiment: Experiment, facts: PublicFacts)
     return changes
 
 
-def _rate_changes(rate: object, experiment: Experiment, facts: PublicFacts) -> dict[str, Any]:
-    privacy, batch_size = experiment.privacy, experiment.local.batch_size
-    given = None if privacy is None else privacy.sampling_rate
-    if rate is None:
-        return {}
-    if rate == FULL:
-        cleared = {} if given is None else {"privacy.sampling_rate": None}
-        return cleared if batch_size == FULL else {"local.batch_size": FULL, **cleared}
-    changes: dict[str, Any] = {} if rate == given else {"privacy.sampling_rate": rate}
-    if batch_size == FULL:
+def _lot_changes(
+    candidate: Candidate, experiment: Experiment, facts: PublicFacts
+) -> dict[str, Any]:
+    """Return the changes of the batch size, and of the sampling and its rate."""
+    privacy, batch_size, rate = experiment.privacy, experiment.local.batch_size, candidate.rate
+    changes = dict[str, Any]()
+    if rate == FULL and batch_size != FULL:
+        changes["local.batch_size"] = FULL
+    elif rate not in (None, FULL) and batch_size == FULL:
         changes["local.batch_size"] = max(1, round(float(str(rate)) * facts.typical_examples))
+    if privacy is None:
+        return changes
+    sampling = privacy.sampling
+    if candidate.sampling is not None:
+        sampling = sampling.model_copy(update={"name": candidate.sampling})
+    if rate is not None:
+        sampling = sampling.model_copy(update={"rate": None if rate == FULL else rate})
+    if sampling != privacy.sampling:
+        written = sampling.model_dump(mode="json")
+        changes["privacy.sampling"] = sampling.name if sampling.rate is None else written
     return changes

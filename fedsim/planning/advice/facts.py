@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.accountant import calibrate_noise_multiplier
+from fedsim.clients.local_settings import SgdSettings
 from fedsim.clients.mechanisms.affordable_steps import epsilon_of_steps
 from fedsim.clients.mechanisms.plan import PrivacyPlan
-from fedsim.clients.settings import PrivacySettings, SgdSettings
+from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.data.partitions.settings import DirichletPartition, ShardsPartition
 from fedsim.federation.federation import Federation
 
@@ -140,7 +141,7 @@ def planned_epsilon(plan: PrivacyPlan, privacy: PrivacySettings) -> float:
         plan.steps_to_take,
         delta=plan.delta,
         accountant=privacy.accounting,
-        adjacency=privacy.adjacency,
+        adjacency=privacy.adjacency.name,
     )
 
 
@@ -163,7 +164,7 @@ def _unit_mu(epsilon: float, delta: float, privacy: PrivacySettings) -> float:
             sampling_rate=1.0,
             steps=1,
             accountant=privacy.accounting,
-            adjacency=privacy.adjacency,
+            adjacency=privacy.adjacency.name,
         )
     except ValueError:  # ε so large that next to no noise meets it
         return math.inf

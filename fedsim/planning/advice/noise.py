@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from fedsim.clients.mechanisms.client_privacy import resolve_client_privacy
 from fedsim.clients.mechanisms.plan import PlanRequest, PrivacyPlan, PrivacyPlanError
 from fedsim.clients.mechanisms.planner import plan_privacy
+from fedsim.clients.privacy_settings import PrivacySettings, RenyiAccountantSettings
 from fedsim.clients.sampling.schemes import SamplingName
-from fedsim.clients.settings import PrivacySettings
 from fedsim.experiment import Experiment
 from fedsim.federation.client_tables import read_client_tables
 from fedsim.federation.federation import Federation
@@ -129,12 +129,13 @@ def sampling_noise_ratio(
     client = int(facts.members[place])
     privacy = (federation.client_privacy or ())[client].privacy
     rounds = federation.participation.planned_rounds()[client]
+    own = privacy.accountant
+    by_rdp = own if own.name == "rdp" else RenyiAccountantSettings(name="rdp")
     found = []
-    for name in (sampling, privacy.sampling):
-        other = privacy.model_copy(
+    for name in (sampling, privacy.sampling.name):
+        other = privacy.with_choice("sampling", name=name).model_copy(
             update={
-                "sampling": name,
-                "accountant": "rdp",
+                "accountant": by_rdp,
                 "noise_multiplier": None,
                 "target_epsilon": float(facts.epsilons[place]),
             }

@@ -48,7 +48,7 @@ from fedsim.server.settings import WeightingSettings
 Floats = NDArray[np.float64]
 
 FILE, PROPOSAL = "the file", "proposal"
-_LOT_PATHS = ("local.batch_size", "privacy.sampling_rate")
+_LOT_PATHS = ("local.batch_size", "privacy.sampling")
 _NEAR_BEST = 1.1  # candidates within this factor of the best count as equal
 _SLACK = 1.0 + 1e-6  # of an ε against the file's, for rounding
 
@@ -170,7 +170,7 @@ class Ranking:
         for name in SAMPLING_SCHEMES:
             other = replace(self._given, sampling=name)
             changes = changes_of(other, self._experiment, self.facts)
-            if name in (privacy.sampling, CYCLIC) or self._load(changes) is None:
+            if name in (privacy.sampling.name, CYCLIC) or self._load(changes) is None:
                 continue  # cyclic lots are for correlated noise
             try:
                 ratio = sampling_noise_ratio(self._federation, self.facts, cast(SamplingName, name))

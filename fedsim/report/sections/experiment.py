@@ -154,19 +154,20 @@ def _privacy(contents: RunContents) -> str:
     if noises:
         parts.append(f"noise multiplier {range_text(noises)}")
     bound = privacy.get("max_update_norm") or privacy.get("max_grad_norm")
-    groups = privacy.get("groups") or {}
+    groups = _section(privacy, "clipping").get("groups") or {}
     bounds = [f"{name}: {_text(one.get('max_grad_norm'))}" for name, one in groups.items()]
     where = f"{_text(bound)}" if not bounds else f"bounds of groups ({', '.join(bounds)})"
     if (off := facts.off_gradients) is not None:
         bound = _text(off.get("max_feature_norm"))
         parts.append(f"mechanism {off.get('name')}, features of norm at most {bound}")
     elif bounds or bound is not None:  # votes have no bound
-        parts.append(f"clipping {_text(privacy.get('clipping'))} at {where}")
+        parts.append(f"clipping {_name_of(privacy.get('clipping'))} at {where}")
     if facts.kind.draws_lots:
         parts.append(f"sampling {_text(contents.privacy.get('sampling'))}")
     parts.append(f"accountant {_text(contents.privacy['accountant'])}")
-    if privacy.get("orders"):
-        parts.append(f"orders {_text(privacy['orders'])}")
+    orders = _section(privacy, "accountant").get("orders")
+    if orders:
+        parts.append(f"orders {_text(orders)}")
     return ", ".join(parts)
 
 

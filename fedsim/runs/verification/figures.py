@@ -5,7 +5,11 @@ import statistics
 from collections.abc import Iterator
 from typing import Any, cast
 
-from fedsim.clients.settings import recorded_correlation, recorded_mechanism
+from fedsim.clients.privacy_settings import (
+    recorded_choices,
+    recorded_correlation,
+    recorded_mechanism,
+)
 from fedsim.protocol.arrays import to_numpy
 from fedsim.runs.answers import COUNTS, answer_problems
 from fedsim.runs.answers import FILE as ANSWERS
@@ -24,7 +28,7 @@ from fedsim.server.round_report import numbers_of
 from fedsim.statement import read_facts, to_json
 from fedsim.statement.recorded_facts import ledger_digest
 
-_NAMES = ("adjacency", "accountant", "sampling", "clipping", "noise")
+_NAMES = ("adjacency", "accountant", "sampling", "clipping", "noise", "orders")
 _METRICS = ("test_", "clients_")
 _SAME = 1e-6  # relative: a figure of the statement, computed on another machine
 _BETWEEN_METHODS = 1e-3  # excess of ε by the server's accountant over a client's own
@@ -83,17 +87,11 @@ def environment_problems(files: RunFiles) -> Iterator[str]:
             f"{privacy['version']}"
         )
     settings = experiment.privacy
+    choices = {} if settings is None else recorded_choices(settings)
     for name in _NAMES:
-        planned = None if settings is None else getattr(settings, name)
-        if name == "sampling" and settings is not None and not settings.release_kind.draws_lots:
-            planned = None  # no lots are drawn under the guarantee
-        if name == "clipping" and settings is not None:
-            planned = settings.recorded_clipping
-        if privacy[name] != planned:
-            yield f"{name} is {privacy[name]} in privacy.json and {planned} in experiment.yaml"
-    orders = None if settings is None else settings.orders
-    if privacy.get("orders") != orders:
-        yield f"orders is {privacy.get('orders')} in privacy.json and {orders} in experiment.yaml"
+        found, planned = privacy.get(name), choices.get(name)
+        if found != planned:
+            yield f"{name} is {found} in privacy.json and {planned} in experiment.yaml"
     correlation = None if settings is None else recorded_correlation(settings)
     if privacy.get("noise_correlation") != correlation:
         yield (
@@ -118,7 +116,11 @@ def _trust_problems(files: RunFiles) -> Iterator[str]:
     settings, privacy = files.experiment.privacy, cast(dict[str, Any], files.privacy)
     planned: dict[str, Any] = {"trust": "local", "unit": "example"}
     if settings is not None:
-        planned = {"trust": settings.trust, "unit": settings.unit, **trust_terms(files.experiment)}
+        planned = {
+            "trust": settings.trust.name,
+            "unit": settings.unit,
+            **trust_terms(files.experiment),
+        }
     for name in ("trust", "unit", *TRUST_TERMS):
         found = privacy.get(name)
         if found != planned.get(name):

@@ -16,8 +16,8 @@ from fedsim.accountant.ledger.journal import FileJournal
 from fedsim.clients.client_settings import OwnPrivacySettings
 from fedsim.clients.mechanisms.client_privacy import ClientPrivacy, Table, resolve_client_privacy
 from fedsim.clients.mechanisms.plan import PrivacyPlan
+from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.clients.sampling.sampling import Charges
-from fedsim.clients.settings import PrivacySettings
 from fedsim.federation.client_plans import client_plans
 from fedsim.federation.client_weights import client_weights
 from fedsim.federation.noise_shares import share_noise
@@ -92,7 +92,7 @@ def _plans(
     experiment, settings = files.experiment, files.experiment.privacy
     sizes = [row["examples"] or 0 for row in files.rows]
     plans = client_plans(experiment, terms, sizes, schedule)
-    if settings is None or settings.trust == "local":
+    if settings is None or settings.trust.name == "local":
         return plans
     weights = client_weights(experiment, sizes, plans, takes_weights=True)
     return share_noise(experiment, terms, plans, weights, {})[0]

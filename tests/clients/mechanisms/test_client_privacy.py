@@ -7,7 +7,7 @@ import pytest
 
 from fedsim.clients.mechanisms.client_privacy import ClientPrivacy, resolve_client_privacy
 from fedsim.clients.mechanisms.plan import PrivacyPlanError
-from fedsim.clients.settings import PrivacySettings
+from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.data import DataError
 from fedsim.federation.client_tables import read_client_tables
 

@@ -21,11 +21,16 @@ from fedsim.clients.gradients.clip_factors import LotStatistics
 from fedsim.clients.gradients.interface import PerExampleGradients, PerExampleLoss
 from fedsim.clients.gradients.one_at_a_time import OneAtATime
 from fedsim.clients.gradients.rule_gradients import RuleGradients
+from fedsim.clients.local_settings import (
+    AdamSettings,
+    LocalSettings,
+    OptimizerSettings,
+    SgdSettings,
+)
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.sampling.epochs import BallsAndBins, ShuffledEpochs
 from fedsim.clients.sampling.independent_lots import FixedSizeSampling, PoissonSampling
 from fedsim.clients.sampling.sampling import Sampling
-from fedsim.clients.settings import AdamSettings, LocalSettings, OptimizerSettings, SgdSettings
 from fedsim.clients.training.block import BlockMember, BlockResult, member_rows, train_block
 from fedsim.clients.training.plain import shuffled_batches
 from fedsim.clients.training.shared_model import SharedModel
@@ -390,9 +395,8 @@ def test_noise_differs_between_seeds_clients_rounds_and_nothing_else() -> None:
 def test_secure_members_repeat_neither_lots_nor_noise() -> None:
     """Beside a seeded member, which does."""
     members = [replace(member(k, steps=3), secure=k != 1) for k in range(3)]
-    members[2] = replace(
-        members[2], release=replace(members[2].step, sampling=PoissonSampling(0.0))
-    )  # type: ignore[type-var]
+    never = replace(members[2].step, sampling=PoissonSampling(0.0))  # type: ignore[type-var]
+    members[2] = replace(members[2], release=never)
     place, runs = bench(), (watched(), watched())
     first, again = (place.train(members, on_step=seen).values.clone() for seen in runs)
     assert torch.equal(first[1], again[1])

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedsim.clients.settings import AdamSettings, OptimizerSettings, SgdSettings
+from fedsim.clients.local_settings import AdamSettings, OptimizerSettings, SgdSettings
 from fedsim.clients.training.optimizers import make_optimizer
 
 SETTINGS = [

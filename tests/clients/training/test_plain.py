@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedsim.clients.settings import LocalSettings, SgdSettings
+from fedsim.clients.local_settings import LocalSettings, SgdSettings
 from fedsim.clients.training.plain import shuffled_batches, train_by_torch
 from fedsim.clients.training.streams import StreamKey
 from fedsim.core.streams import Purpose

@@ -23,8 +23,7 @@ BASE: dict[str, Any] = {
     "federation": {"rounds": 2, "clients_per_round": 5, "weighting": "noise"},
     "local": {"steps": 3, "batch_size": 8, "optimizer": {"name": "sgd", "lr": 0.5}},
     "privacy": {
-        "trust": "distributed",
-        "colluding_clients": 2,
+        "trust": {"name": "distributed", "colluding_clients": 2},
         "noise_multiplier": 1.0,
         "delta": 1e-3,
         "max_grad_norm": 0.5,
@@ -59,11 +58,11 @@ def test_each_arm_is_an_experiment_that_fedsim_run_takes(tmp_path: Path) -> None
     for name in ("pooled", "local_only", "output_perturbation", "input_perturbation"):
         privacy = found[name].privacy
         assert privacy is not None
-        assert (privacy.trust, privacy.noise_multiplier) == ("local", 1.0)
+        assert (privacy.trust.name, privacy.noise_multiplier) == ("local", 1.0)
         assert found[name].secure_aggregation is None
     assert found["local_only"].federation.algorithm.name == "local_only"
     assert found["input_perturbation"].privacy is not None
-    assert found["input_perturbation"].privacy.mechanism_name == "input_perturbation"
+    assert found["input_perturbation"].privacy.mechanism.name == "input_perturbation"
 
 
 def test_pooled_has_all_examples_and_the_lot_of_a_round(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from fedsim.clients.settings import PrivacySettings
+from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.experiment import ExperimentError, load_experiment
 from fedsim.experiment.public_tables import read_public_tables
 from fedsim.experiment.rules.participation import check_poisson_draws

@@ -26,13 +26,13 @@ from fedsim.accountant import (
 from fedsim.clients.clipping.clipping import Clipping, FlatClipping, GroupClipping, Groups
 from fedsim.clients.gradients.interface import ClippedRows, PerExampleGradients, Tile
 from fedsim.clients.gradients.rule_gradients import RuleGradients
+from fedsim.clients.local_settings import LocalSettings, SgdSettings
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.mechanisms.dp_sgd.noise_allocation import NoiseAllocation, group_noise
 from fedsim.clients.mechanisms.noise_range import NoiseRangeError
 from fedsim.clients.sampling.epochs import ShuffledEpochs
 from fedsim.clients.sampling.independent_lots import FixedSizeSampling, PoissonSampling
 from fedsim.clients.sampling.sampling import Sampling
-from fedsim.clients.settings import LocalSettings, SgdSettings
 from fedsim.clients.training import block
 from fedsim.clients.training.block import BlockMember, BlockResult, train_block
 from fedsim.clients.training.shared_model import SharedModel

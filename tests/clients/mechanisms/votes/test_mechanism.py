@@ -9,13 +9,14 @@ from torch import nn
 
 from fedsim.accountant import Gaussian, PrivacyLedger
 from fedsim.clients.gradients.parameters import FlatParameters
+from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.mechanisms.kinds import KINDS
 from fedsim.clients.mechanisms.noise_range import NoiseRangeError
 from fedsim.clients.mechanisms.plan import PlanRequest, PrivacyPlan, PrivacyPlanError
 from fedsim.clients.mechanisms.planner import plan_privacy
 from fedsim.clients.mechanisms.votes.ballots import Ballot, Ballots
 from fedsim.clients.mechanisms.votes.mechanism import NO_LABEL, VoteMechanism, release_votes
-from fedsim.clients.settings import LocalSettings, PrivacySettings
+from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.noise.grid import DEVIATION
 from fedsim.noise.sources import NoNoise, SeededNoise
 
@@ -98,7 +99,7 @@ def test_calibrated_noise_spends_the_target(accountant: str) -> None:
     ledger = PrivacyLedger()
     for event, count in plan.charges(0, 4):
         ledger.record(event, count)
-    epsilon = ledger.epsilon_with_slack(1e-3, privacy.accountant, "zero_out")
+    epsilon = ledger.epsilon_with_slack(1e-3, privacy.accounting, "zero_out")
     assert 2.99 < epsilon <= 3.0
     assert plan.affordable_steps == plan.planned_steps == 4
 

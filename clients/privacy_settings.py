@@ -1,0 +1,389 @@
+"""Settings of privacy: the section `privacy:` of an experiment file, which sets ε.
+
+Its choices have their own keys: `clipping: {name: adaptive, quantile: 0.3}`.
+"""
+
+import math
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from fedsim.clients.client_settings import ClientPrivacySettings, OwnPrivacySettings
+from fedsim.clients.clipping.settings import (
+    ClippingSettings,
+    FlatClippingSettings,
+    check_groups,
+    has_all_noise,
+)
+from fedsim.clients.correlated_noise.settings import (
+    NoiseCorrelationSettings,
+    check_correlation_needs,
+)
+from fedsim.clients.mechanisms.kinds import GRADIENT_PERTURBATION, ReleaseKind, kind_of
+from fedsim.clients.sampling.schemes import POISSON, SAMPLING_SCHEMES
+from fedsim.clients.sampling.settings import SamplingSettings
+from fedsim.core.limits import MAX_CLIENTS, MAX_EXAMPLES, MAX_RENYI_ORDER
+from fedsim.core.settings import Choice, Probability, Settings
+
+if TYPE_CHECKING:
+    from fedsim.accountant.accountants import AccountantChoice
+
+
+class PlainTrustSettings(Settings):
+    """Each client adds all of its noise, or the server adds it."""
+
+    name: Literal["local", "central"] = Field(description="whom to trust; see `privacy.trust`")
+    colluding_clients: ClassVar[int] = 0
+    fallback_epsilon: ClassVar[None] = None
+
+
+class DistributedTrustSettings(Settings):
+    """Clients add shares of the noise, and only sums are opened."""
+
+    name: Literal["distributed"] = Field(description="whom to trust; see `privacy.trust`")
+    colluding_clients: int = Field(
+        default=1,
+        ge=0,
+        lt=MAX_CLIENTS,
+        description="clients of a sum that may collude with whoever sees it, or add no noise; 1, "
+        "since every client sees the models and knows its own noise",
+    )
+    fallback_epsilon: float | None = Field(
+        default=None,
+        gt=0,
+        description="largest ε of a client against whoever sees its own upload, which raises its "
+        "share of the noise; null: no bound",
+    )
+
+
+class PublicSizeSettings(Settings):
+    """Neighbouring datasets of one public size."""
+
+    name: Literal["zero_out", "replace_one"] = Field(
+        description="which datasets are neighbours; see `privacy.adjacency`"
+    )
+    declared_examples: ClassVar[None] = None
+
+
+class PrivateSizeSettings(Settings):
+    """Neighbouring datasets of which one has one example more."""
+
+    name: Literal["add_remove"] = Field(
+        description="which datasets are neighbours; see `privacy.adjacency`"
+    )
+    declared_examples: int = Field(
+        ge=1,
+        le=MAX_EXAMPLES,
+        description="public number, such as 1000, that sets the sampling rate in place of a "
+        "client's private size",
+    )
+
+
+class PlainAccountantSettings(Settings):
+    """An accountant without settings."""
+
+    name: Literal["pld", "moments"] = Field(description="which bound; see `privacy.accountant`")
+    orders: ClassVar[None] = None
+
+
+class RenyiAccountantSettings(Settings):
+    """Accounting by Rényi differential privacy."""
+
+    name: Literal["rdp"] = Field(description="which bound; see `privacy.accountant`")
+    orders: (
+        Annotated[list[Annotated[float, Field(gt=1, le=MAX_RENYI_ORDER)]], Field(min_length=1)]
+        | None
+    ) = Field(
+        default=None,
+        description="Rényi orders, each above 1, in place of the accountant's own: more can only "
+        "lower ε; null: 1.05 to 1024",
+    )
+
+
+class GradientPerturbationSettings(Settings):
+    """Noise on what is clipped: gradients, or whole updates of clients."""
+
+    name: Literal["gradient_perturbation"] = Field(
+        description="where the noise goes; see `privacy.mechanism`"
+    )
+
+
+class BoundedExamplesSettings(Settings):
+    """Noise elsewhere: examples themselves are bounded, and no gradient is clipped."""
+
+    name: Literal["output_perturbation", "input_perturbation"] = Field(
+        description="where the noise goes; see `privacy.mechanism`"
+    )
+    max_feature_norm: float = Field(
+        gt=0,
+        description="L2 bound R of the features of an example, scaled down to it where longer",
+    )
+    max_target_norm: float | None = Field(
+        default=None,
+        gt=0,
+        description="L2 bound Y of the target of an example under the loss mse",
+    )
+
+
+class PrivacySettings(Settings):
+    """`privacy:` in an experiment file: whom it trusts, what it protects, and how."""
+
+    trust: Annotated[PlainTrustSettings | DistributedTrustSettings, Choice()] = Field(
+        default=PlainTrustSettings(name="local"),
+        description="who may see values with too little noise; local: nobody, each client adds all "
+        "of its noise; distributed: nobody, clients add shares and only sums are opened; central: "
+        "the server, which adds the noise",
+    )
+    unit: Literal["example", "client"] = Field(
+        default="example",
+        description="what one ε protects: one example of a client, or everything that it has",
+    )
+    target_epsilon: float | None = Field(
+        default=None,
+        gt=0,
+        description="budget ε, never exceeded; without noise_multiplier the noise is calibrated "
+        "to spend it over the whole planned run",
+    )
+    noise_multiplier: float | None = Field(
+        default=None,
+        ge=0,
+        description="noise standard deviation divided by max_grad_norm or max_update_norm",
+    )
+    delta: Probability | Literal["auto"] = Field(
+        description="should be well below 1 / (a client's examples), or 1 / (number of clients) "
+        "with unit: client; auto: the largest power of ten that is at most a tenth of it"
+    )
+    max_grad_norm: float | None = Field(
+        default=None, gt=0, description="L2 bound C of one example's gradient; for unit: example"
+    )
+    max_update_norm: float | None = Field(
+        default=None, gt=0, description="L2 bound S of a client's whole update; for unit: client"
+    )
+    mechanism: Annotated[GradientPerturbationSettings | BoundedExamplesSettings, Choice()] = Field(
+        default=GradientPerturbationSettings(name=GRADIENT_PERTURBATION),
+        description="where the noise goes; gradient_perturbation: on clipped gradients, or on a "
+        "whole update with unit: client; output_perturbation: on a linear model after training "
+        "without noise, once a round; input_perturbation: on every example, once before the first "
+        "round, so that rounds cost nothing more",
+    )
+    clipping: ClippingSettings = Field(
+        default=FlatClippingSettings(name="flat"),
+        description="one bound for the whole gradient, or for each group of parameters (flat); one "
+        "for each layer; gradients normalised (automatic); or one bound that each client learns, "
+        "from max_grad_norm on, by a noisy count (adaptive); with unit: client one bound for the "
+        "whole update, flat, or learnt by the server (adaptive)",
+    )
+    sampling: Annotated[SamplingSettings, Choice()] = Field(
+        default=SamplingSettings(name=POISSON.name),
+        description="how lots are drawn, and what is charged for them; "
+        f"{POISSON.name}: {POISSON.description}",
+    )
+    noise: Literal["seeded", "secure"] = Field(
+        default="seeded",
+        description="seeded: reproducible by anyone who knows the seed; secure: lots and noise "
+        "from the operating system, so that no run can be repeated",
+    )
+    noise_correlation: NoiseCorrelationSettings = Field(
+        default="none",
+        description="correlation of noise from step to step, which lowers the error of sums over "
+        "many steps; none: independent noise",
+    )
+    adjacency: Annotated[PublicSizeSettings | PrivateSizeSettings, Choice()] = Field(
+        default=PublicSizeSettings(name="zero_out"),
+        description="neighbouring datasets; zero_out and replace_one treat client sizes as public",
+    )
+    accountant: Annotated[PlainAccountantSettings | RenyiAccountantSettings, Choice()] = Field(
+        default=PlainAccountantSettings(name="pld"),
+        description="bound that is reported and calibrated to: pld, tight; rdp; or moments, the "
+        "loose one of Abadi et al. 2016, for comparison",
+    )
+    on_exhausted: Literal["refuse", "withdraw", "stop"] = Field(
+        default="refuse",
+        description="refuse: a plan that exceeds a client's target_epsilon does not start; "
+        "withdraw: a client leaves when its budget affords no further step; stop: the run ends "
+        "then",
+    )
+    clients: dict[str, ClientPrivacySettings] = Field(
+        default={},
+        description="settings of single clients by number, and of groups by any other name",
+    )
+
+    @property
+    def accounting(self) -> "AccountantChoice":
+        """The accountant that computes ε, at its `orders` where they are given."""
+        # Imported here: numpy and scipy are slow to import, and reading a file needs neither.
+        from fedsim.accountant.accountants import choose_accountant
+
+        return choose_accountant(self.accountant.name, self.accountant.orders)
+
+    @property
+    def clip_norm(self) -> float:
+        """L2 bound of what one unit contributes: `max_grad_norm` or `max_update_norm`.
+
+        Raises:
+            ValueError: the key of the unit is missing, which the settings refuse, or nothing is
+                clipped.
+        """
+        if self.clipping.groups:
+            return math.hypot(*(one.max_grad_norm for one in self.clipping.groups.values()))
+        bound = getattr(self, self.release_kind.bound, None)
+        if bound is None:
+            raise ValueError(f"unit {self.unit} has no bound")
+        return bound
+
+    @property
+    def release_kind(self) -> ReleaseKind:
+        """The kind of a client's releases, where it trains and does not vote."""
+        return kind_of(unit=self.unit, mechanism=self.mechanism.name, votes=False)
+
+    @property
+    def example_bound(self) -> float | None:
+        """L2 bound of an example's whole gradient; None where no gradient is clipped by itself."""
+        return self.clip_norm if self.clipping.groups else self.max_grad_norm
+
+    @property
+    def gives_noise(self) -> bool:
+        """Whether the settings give the noise of a step, so that none is calibrated."""
+        return self.noise_multiplier is not None or has_all_noise(self.clipping.groups)
+
+    @property
+    def recorded_clipping(self) -> str:
+        """Name of the clipping in `privacy.json`: with groups, `groups` or `adaptive_groups`."""
+        if not self.clipping.groups:
+            return self.clipping.name
+        return "adaptive_groups" if self.clipping.name == "adaptive" else "groups"
+
+    @property
+    def counts_in_sums(self) -> bool:
+        """Whether what adaptive clipping learns from is a part of a noisy sum."""
+        return self.release_kind.protects_client and self.trust.name != "local"
+
+    @property
+    def own_values(self) -> tuple[object, ...]:
+        """The values of what a client may have of its own."""
+        values = {**vars(self), "sampling_rate": self.sampling.rate}
+        return tuple(values[name] for name in OwnPrivacySettings.model_fields)
+
+    def with_own(self, own: OwnPrivacySettings) -> "PrivacySettings":
+        """Return the settings with those of one client in place of everybody's."""
+        given = {name: value for name, value in own if value is not None}
+        rate = given.pop("sampling_rate", None)
+        settings = self if rate is None else self.with_choice("sampling", rate=rate)
+        return settings.model_copy(update=given)
+
+    def with_choice(self, key: str, **changes: object) -> "PrivacySettings":
+        """Return the settings with other settings of one choice.
+
+        Args:
+            key: of the choice, such as sampling.
+            changes: its keys.
+        """
+        return self.model_copy(update={key: getattr(self, key).model_copy(update=changes)})
+
+    @model_validator(mode="after")
+    def _whose_settings(self) -> Self:
+        for name, entry in self.clients.items():
+            entry.check(name)
+        return self
+
+    @model_validator(mode="after")
+    def _bound_of_the_unit(self) -> Self:
+        kind, groups = self.release_kind, self.clipping.groups
+        given = {key: getattr(self, key) for key in ("max_grad_norm", "max_update_norm")}
+        for key, value in {**given, "clipping.groups": groups}.items():
+            bounds = key == kind.bound or (key == "clipping.groups" and kind.draws_lots)
+            if value and not bounds:
+                use = f"use {kind.bound}" if kind.bound else f"leave {key} out"
+                raise ValueError(
+                    f"{key} bounds nothing with unit: {self.unit} and mechanism: "
+                    f"{self.mechanism.name}; {use}"
+                )
+        if kind.draws_lots and self.max_grad_norm is None and not groups:
+            raise ValueError(
+                "unit: example needs max_grad_norm, the L2 bound of what one example contributes"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _keys_of_groups(self) -> Self:
+        groups = self.clipping.groups
+        if not groups:
+            return self
+        keys = ("max_grad_norm", "noise_correlation", "noise_multiplier")
+        check_groups(groups, {key: getattr(self, key) for key in keys})
+        for name, entry in self.clients.items():
+            for key in ("max_grad_norm", "noise_multiplier"):
+                given = getattr(entry, key) is not None or key in entry.columns
+                if given and (key == "max_grad_norm" or has_all_noise(groups)):
+                    raise ValueError(
+                        f"clients: {name!r} has a {key}, and that of every group is fixed by "
+                        f"privacy.clipping.groups for all clients; remove {key}"
+                    )
+        return self
+
+    @model_validator(mode="after")
+    def _source_of_noise(self) -> Self:
+        if self.target_epsilon is None and not self.gives_noise:
+            raise ValueError(
+                "needs target_epsilon, noise_multiplier or both, got neither; target_epsilon "
+                "alone calibrates the noise for you"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _budget_to_exhaust(self) -> Self:
+        targets = [self.target_epsilon, *(one.target_epsilon for one in self.clients.values())]
+        tables = any("target_epsilon" in one.columns for one in self.clients.values())
+        if self.on_exhausted != "refuse" and not tables and targets == [None] * len(targets):
+            raise ValueError(
+                f"on_exhausted: {self.on_exhausted} needs a budget: give target_epsilon, for all "
+                "or for some clients"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _sampling_with_a_guarantee(self) -> Self:
+        scheme = self.sampling.scheme
+        if self.adjacency.name not in scheme.adjacencies:
+            raise ValueError(scheme.refusal(self.adjacency.name))
+        return self
+
+    @model_validator(mode="after")
+    def _correlation_with_a_guarantee(self) -> Self:
+        if self.noise_correlation != "none":
+            cyclic = [scheme.name for scheme in SAMPLING_SCHEMES.values() if scheme.is_cyclic]
+            check_correlation_needs(
+                {
+                    "sampling": (self.sampling.name, cyclic),
+                    "noise": (self.noise, ["seeded"]),
+                    "adjacency": (self.adjacency.name, ["zero_out"]),
+                    "clipping": (self.clipping.name, ["flat", "per_layer", "automatic"]),
+                    "on_exhausted": (self.on_exhausted, ["refuse"]),
+                }
+            )
+        return self
+
+
+def recorded_choices(privacy: PrivacySettings) -> dict[str, object]:
+    """Return the names of choices as `privacy.json` records them, and the accountant's orders."""
+    return {
+        "adjacency": privacy.adjacency.name,
+        "accountant": privacy.accountant.name,
+        "orders": privacy.accountant.orders,
+        "sampling": privacy.sampling.name if privacy.release_kind.draws_lots else None,
+        "clipping": privacy.recorded_clipping,
+        "noise": privacy.noise,
+    }
+
+
+def recorded_mechanism(privacy: PrivacySettings) -> dict[str, object] | None:
+    """Return `mechanism` as `privacy.json` records it; None for noise on gradients or updates."""
+    if privacy.mechanism.name == GRADIENT_PERTURBATION:
+        return None
+    return privacy.mechanism.model_dump(mode="json")
+
+
+def recorded_correlation(privacy: PrivacySettings) -> dict[str, object] | None:
+    """Return the correlation of noise as `privacy.json` records it; None for independent noise."""
+    correlation = privacy.noise_correlation
+    return None if correlation == "none" else correlation.model_dump(mode="json")
