@@ -22,14 +22,10 @@ from fedsim.accountant.rdp.poisson import (
 ORDERS = (1.05, 2.75, 10.75)  # whole orders: against dp-accounting, below
 CASES = [
     (0.01, 1.0),
-    (0.2, 1.0),
     (0.99, 0.2),
     (1e-5, 50.0),
-    (0.1, 4.0),
     (0.01, 0.1),
-    (0.5, 0.05),
     (0.999999, 2.0),
-    (1e-7, 0.7),
 ]
 
 
@@ -130,7 +126,7 @@ def replaced_quadrature(order: float, rate: float, noise: float) -> Any:
 
 @pytest.mark.parametrize(
     ("rate", "noise"),
-    [(0.01, 1.0), (0.2, 1.0), (0.5, 1.0), (1e-5, 50.0), (0.1, 4.0)],
+    [(0.01, 1.0), (0.5, 1.0), (1e-5, 50.0)],
 )
 def test_replacing_equals_the_defining_integral(rate: float, noise: float) -> None:
     orders = (1.05, 10.75)
@@ -140,8 +136,8 @@ def test_replacing_equals_the_defining_integral(rate: float, noise: float) -> No
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("rate", [0.0, 5e-324, 1e-9, 0.3, 1 - 1e-16, 1.0])
-@pytest.mark.parametrize("noise", [1e-300, 1e-3, 0.3, 1e4, 1e50])
+@pytest.mark.parametrize("rate", [0.0, 5e-324, 0.3, 1 - 1e-16])
+@pytest.mark.parametrize("noise", [1e-300, 0.3, 1e50])
 def test_replacing_costs_more_than_removing_and_less_than_without_sampling(
     rate: float, noise: float
 ) -> None:
@@ -184,8 +180,8 @@ def test_closed_forms_at_the_ends() -> None:
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("rate", [5e-324, 1e-300, 1e-9, 0.5, 1 - 1e-16, 1.0])
-@pytest.mark.parametrize("noise", [1e-300, 1e-5, 1e-3, 1.0, 1e4, 1e300])
+@pytest.mark.parametrize("rate", [5e-324, 1e-9, 0.5, 1 - 1e-16])
+@pytest.mark.parametrize("noise", [1e-300, 1e-3, 1e4, 1e300])
 def test_extreme_arguments_give_bounds_between_0_and_the_unsampled_one(
     rate: float, noise: float
 ) -> None:
