@@ -173,17 +173,6 @@ def test_every_trust_model_votes(tmp_path: Path, overrides: dict[str, Any]) -> N
         assert row["epsilon_against_server"] <= 150.0
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("shared_ray")
-def test_workers_agree(tmp_path: Path) -> None:
-    local = run(tmp_path / "local", overrides=SUMS)
-    workers = {"runtime.engine": "ray", "runtime.workers": 2}
-    other = run(tmp_path / "ray", overrides={**SUMS, **workers})
-    for name in ("answers.json", "model.safetensors"):
-        assert (local / name).read_bytes() == (other / name).read_bytes()
-    assert verify_run(RunDirectory.open(other)).problems == ()
-
-
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"privacy.unit": "example", "privacy.max_grad_norm": 1.0}, "write unit: client"),
     ({"privacy.adjacency": "replace_one"}, "which covers one that is zeroed out"),

@@ -236,7 +236,7 @@ SAFE: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
             nn.Flatten(),
             nn.Linear(64, 10),
         ),
-        (3, 16, 16),
+        (3, 6, 6),
     ),
 }
 
