@@ -139,7 +139,7 @@ def dp_accounting_epsilon(ledger: list[Mapping], delta: float, *, pessimistic: b
         step = pld.from_gaussian_mechanism(
             event["event"]["noise_multiplier"],
             sampling_prob=event["sampling_rate"],
-            value_discretization_interval=1e-4,
+            value_discretization_interval=5e-4,
             pessimistic_estimate=pessimistic,
         )
         steps = step.self_compose(count)
