@@ -56,7 +56,6 @@ def pytest_configure(config: pytest.Config) -> None:
 _LONG_FILES = (
     "tests/docs/test_howto.py",
     "tests/simulation/ray/test_engine.py",
-    "tests/runs/test_random_experiments.py",
     "tests/simulation/ray/test_cluster.py",
     "tests/docs/test_tutorial.py",
 )

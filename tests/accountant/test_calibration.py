@@ -27,7 +27,7 @@ def spent(
     steps=st.integers(1, 1000),
     name=NAMES,
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_guarantee_epsilon_is_at_most_the_target_and_within_the_tolerance(
     target: float, delta: float, rate: float, steps: int, name: Any
 ) -> None:
@@ -107,7 +107,7 @@ def test_the_impossible_is_said_clearly() -> None:
     noise=st.floats(0.6, 10.0),
     name=NAMES,
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_guarantee_one_more_step_would_exceed_the_target(
     target: float, delta: float, rate: float, noise: float, name: Any
 ) -> None:
@@ -128,7 +128,7 @@ def test_guarantee_one_more_step_would_exceed_the_target(
     steps=st.integers(1, 1000),
     name=NAMES,
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_guarantee_the_rate_spends_at_most_the_target_and_nearly_that(
     target: float, delta: float, noise: float, steps: int, name: Any
 ) -> None:

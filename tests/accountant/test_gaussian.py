@@ -45,11 +45,11 @@ def test_guarantee_epsilon_is_never_below_the_truth(exponent: float, share: floa
 
 
 @pytest.mark.slow
-def test_guarantee_300_epsilons_are_nowhere_below_100_digits(
+def test_guarantee_100_epsilons_are_nowhere_below_100_digits(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     draw, most = random.Random(7), 0.0
-    for _ in range(300):
+    for _ in range(100):
         mu = 10.0 ** draw.uniform(-12, 4)
         delta = min(mu, 1.0) * 10.0 ** draw.uniform(-60, -0.5)
         excess = math.log(delta) - exact_log_delta(mu, gaussian_epsilon(mu, delta))
@@ -57,7 +57,7 @@ def test_guarantee_300_epsilons_are_nowhere_below_100_digits(
         most = max(most, float(excess) / max(1.0, mu))
     with capsys.disabled():
         sys.stdout.write(
-            f"\n300 Gaussians: log delta at most {most:.1e} max(1, mu) above 100 digits" + "\n"
+            f"\n100 Gaussians: log delta at most {most:.1e} max(1, mu) above 100 digits" + "\n"
         )
     assert most <= 1e-10
 

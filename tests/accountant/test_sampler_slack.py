@@ -39,8 +39,8 @@ def proven_delta(epsilon: float, delta: float, shift: float, log_failure: float)
         return float(mpmath.exp(t) * delta + added)
 
 
-@pytest.mark.parametrize("delta", [0.5, 1e-3, 1e-5, 1e-9, 1e-15, 1e-30])
-@pytest.mark.parametrize("epsilon", [0.0, 1e-3, 1.0, 8.0, 20.0, 50.0, 70.0, 78.0])
+@pytest.mark.parametrize("delta", [0.5, 1e-5, 1e-15, 1e-30])
+@pytest.mark.parametrize("epsilon", [0.0, 1e-3, 8.0, 50.0, 78.0])
 def test_the_theorem_gives_what_is_promised(epsilon: float, delta: float) -> None:
     """Some δ₁ must give the whole guarantee; δ₁ is sought on a grid."""
     slack = sampler_slack(epsilon, delta)

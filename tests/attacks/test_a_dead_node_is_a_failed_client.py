@@ -42,6 +42,11 @@ TROUBLES = ("dead", "restarted", "twice", "silent", "stranger")
 LOSSES = ("dead", "restarted", "silent")
 
 
+def loss_or_surplus(kind: str) -> list[tuple[str, str]]:
+    """Return one trouble of each sort for a loop that another kind has all of: it is the same."""
+    return [(kind, "dead"), (kind, "twice")]
+
+
 def of_node(reply: Message, node: int, answered: str | None = None) -> Message:
     """Change the source of a reply, and the request that it names."""
     reply.metadata.__dict__["_src_node_id"] = node
@@ -129,8 +134,10 @@ def reason(trouble: str) -> str:
     return texts[trouble]
 
 
-@pytest.mark.parametrize("trouble", TROUBLES)
-@pytest.mark.parametrize("kind", ["train", "evaluate"])
+@pytest.mark.parametrize(
+    ("kind", "trouble"),
+    [*(("train", trouble) for trouble in TROUBLES), *loss_or_surplus("evaluate")],
+)
 def test_training_and_evaluation_fail_one_client_and_go_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str, trouble: str
 ) -> None:
@@ -155,8 +162,14 @@ def test_the_roll_call_waits_for_a_node_that_is_gone(tmp_path: Path, trouble: st
     assert [row["participants"] for row in result.rounds] == [list(range(CLIENTS))] * 2
 
 
-@pytest.mark.parametrize("trouble", TROUBLES)
-@pytest.mark.parametrize("stage", ["secagg_shares", "secagg_masked", "secagg_unmask"])
+@pytest.mark.parametrize(
+    ("stage", "trouble"),
+    [
+        *loss_or_surplus("secagg_shares"),
+        *(("secagg_masked", trouble) for trouble in TROUBLES),
+        *loss_or_surplus("secagg_unmask"),
+    ],
+)
 def test_masking_goes_on_without_a_dead_client(tmp_path: Path, stage: str, trouble: str) -> None:
     secure = {"protocol": {"name": "secagg", "threshold": 3}, "min_clients": 3}
     result = run(tmp_path / "r", secure, kind=stage, trouble=trouble)
@@ -170,8 +183,10 @@ def test_masking_goes_on_without_a_dead_client(tmp_path: Path, stage: str, troub
     assert second["participants"] == list(range(CLIENTS)), "it comes back"
 
 
-@pytest.mark.parametrize("trouble", TROUBLES)
-@pytest.mark.parametrize("stage", ["secagg_hello", "secagg_combine"])
+@pytest.mark.parametrize(
+    ("stage", "trouble"),
+    [*loss_or_surplus("secagg_hello"), *(("secagg_combine", trouble) for trouble in TROUBLES)],
+)
 def test_a_helper_is_asked_again(tmp_path: Path, stage: str, trouble: str) -> None:
     result = run(tmp_path / "r", {}, kind=stage, trouble=trouble, victim=CLIENTS)
     assert [row["participants"] for row in result.rounds] == [list(range(CLIENTS))] * 2

@@ -132,8 +132,9 @@ def difference(path: Path) -> str:
     return found.stderr.splitlines()[0]
 
 
-@pytest.mark.parametrize("cohort", ["auto", "off"])
-@pytest.mark.parametrize("attack", ATTACKS)
+@pytest.mark.parametrize(
+    ("attack", "cohort"), [*((attack, "auto") for attack in ATTACKS), ("one last bit", "off")]
+)
 def test_an_upload_of_a_patched_client_is_named(attack: str, cohort: str, tmp_path: Path) -> None:
     path = patched_run(ATTACKS[attack], tmp_path / "r", **{"local.cohort": cohort})
     assert difference(path) == (

@@ -597,10 +597,12 @@ def kills_module() -> ModuleType:
     return module
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forked processes")
+@pytest.mark.parametrize(
+    "every", [pytest.param(4, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.long)]
+)
 def test_a_search_killed_at_any_write_keeps_its_number_and_its_charges(
-    file: Path, drawn: Callable[[list[int]], None]
+    file: Path, drawn: Callable[[list[int]], None], every: int
 ) -> None:
     kills = kills_module()
     out, said = file.parent / "out", file.parent / "said"
@@ -621,7 +623,7 @@ def test_a_search_killed_at_any_write_keeps_its_number_and_its_charges(
                 os._exit(code)
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
-    for at in range(1, 10_000):
+    for at in range(1, 10_000, every):
         shutil.rmtree(out, ignore_errors=True)
         drawn([1, 0, 2])
         killed = child(at)

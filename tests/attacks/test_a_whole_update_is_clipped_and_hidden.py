@@ -80,12 +80,14 @@ MUTATIONS: dict[str, tuple[Mutation, str]] = {
     "noise 5 % too small": (less_noise(0.95), "the noise multiplier is"),
 }
 ADAPTIVE = {"clipping": {"name": "adaptive", "count_noise": 3.0}}
-PRIVACY = [pytest.param({}), pytest.param(ADAPTIVE, marks=slow)]
 
 
-@pytest.mark.parametrize("privacy", PRIVACY)
 @pytest.mark.parametrize(
-    "trust", ["central", *(pytest.param(trust, marks=slow) for trust in ("local", "distributed"))]
+    ("trust", "privacy"),
+    [
+        ("central", {}),
+        *(pytest.param(trust, ADAPTIVE, marks=slow) for trust in ("local", "distributed")),
+    ],
 )
 @pytest.mark.parametrize(("mutation", "message"), MUTATIONS.values(), ids=MUTATIONS)
 def test_a_wrong_release_never_starts(
@@ -103,10 +105,9 @@ def test_a_wrong_release_never_starts(
 
 
 SOUND: list[tuple[str, bool, dict[str, Any]]] = [
-    *((trust, False, {}) for trust in TRUST),
-    *((trust, False, ADAPTIVE) for trust in TRUST),
+    ("distributed", False, {}),
+    *((trust, False, ADAPTIVE) for trust in ("local", "central")),
     ("distributed", False, {"noise": "secure"}),
-    ("central", True, {}),
     ("central", True, {"noise": "secure"}),
     ("local", False, {"adjacency": "replace_one"}),
 ]
@@ -143,11 +144,9 @@ def test_an_audit_finds_noise_that_is_a_tenth_too_small(
 
 
 @slow
-@pytest.mark.parametrize("trust", TRUST)
-def test_an_audit_finds_a_bound_that_does_not_hold(
-    trust: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_audit_finds_a_bound_that_does_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each upload and of the sum."""
     loose_bound(monkeypatch)
-    found = audit_experiment(experiment(trust), clients=1, steps=60, confidence=CONFIDENCE)
+    found = audit_experiment(experiment("distributed"), clients=1, steps=60, confidence=CONFIDENCE)
     for one in found.clients:
         assert any("times the clipping bound" in text for text in one.violations), one.against

@@ -62,14 +62,16 @@ class FullDisk:
         self._fsync(descriptor)
 
 
-@pytest.mark.slow  # a run for each; the next test is one of them
+@pytest.mark.parametrize(  # a run for each; the next test is one of them
+    "every", [pytest.param(3, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.long)]
+)
 def test_a_full_disk_at_every_fsync_is_one_line_and_the_run_goes_on(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, whole: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, whole: Path, every: int
 ) -> None:
     with monkeypatch.context() as patch:
         counted = FullDisk(patch, at=10**9)
         run_experiment(EXPERIMENT, out=tmp_path / "counted")
-    for at in range(1, counted.count + 1):
+    for at in range(1, counted.count + 1, every):
         run = tmp_path / f"run-{at}"
         with monkeypatch.context() as patch:
             FullDisk(patch, at)

@@ -27,7 +27,7 @@ import torch
 from fedsim.cli import main
 from fedsim.core.torch_functions import original_functions, replaced_functions
 
-CASES = int(os.environ.get("FEDSIM_FUZZ_CASES", "150"))
+CASES = int(os.environ.get("FEDSIM_FUZZ_CASES", "50"))
 FIRST = int(os.environ.get("FEDSIM_FUZZ_FIRST", "0"))
 PROCESSOR_SECONDS = 10.0  # of this process, for one case
 WALL_SECONDS = 120  # only a case that waits for ever comes near

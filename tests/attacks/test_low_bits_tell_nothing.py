@@ -26,7 +26,7 @@ from fedsim.clients.training.block import BlockMember, train_block
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.training.streams import StreamKey
 
-FALSE_ALARM = 1e-9  # of one comparison; a run of this file makes fewer than 600
+FALSE_ALARM = 1e-9  # of one comparison; a run of this file makes fewer than 400
 RELEASES, CLIENTS = 2000, 50
 POWERS = range(20, 64)
 LOCAL = LocalSettings.model_validate(
@@ -70,9 +70,15 @@ def check_low_bits(present: Values, absent: Values, lot: float) -> None:
         assert chance > FALSE_ALARM, f"multiples of 2^-{power}: {table[0]} present, {table[1]} not"
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("lot", [28.0, 32.0])
-@pytest.mark.parametrize("secure", [False, True], ids=["seeded", "secure"])
+@pytest.mark.parametrize(
+    ("secure", "lot", "dtype"),
+    [
+        (False, 28.0, torch.float32),
+        (True, 32.0, torch.float32),
+        (True, 28.0, torch.float64),
+        (False, 32.0, torch.float64),
+    ],
+)
 def test_low_bits_do_not_tell_an_absent_example_from_a_present_one(
     secure: bool, lot: float, dtype: torch.dtype
 ) -> None:

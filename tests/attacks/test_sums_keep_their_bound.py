@@ -125,7 +125,7 @@ def aligned(n: int, d: int, dtype: torch.dtype = torch.float32) -> Data:
     return x.to(dtype), torch.full((n, 1), 1e4).to(dtype)
 
 
-@pytest.mark.parametrize(("most", "places"), [(None, range(0, 131_072, 9_999)), (256, (0, 2))])
+@pytest.mark.parametrize(("most", "places"), [(None, range(0, 131_072, 43_690)), (256, (0,))])
 def test_one_of_131072_examples_moves_a_sum_by_what_is_charged(
     most: int | None, places: Sequence[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -41,7 +41,7 @@ def experiment(**sections: Any) -> LoadedExperiment:
     return load_experiment(content)
 
 
-def audited(steps: int = 400, clients: int = 2, **sections: Any) -> Audit:
+def audited(steps: int = 150, clients: int = 1, **sections: Any) -> Audit:
     return audit_experiment(
         experiment(**sections), clients=clients, steps=steps, confidence=CONFIDENCE
     )
@@ -66,8 +66,7 @@ SOUND: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("sections", SOUND.values(), ids=SOUND)
 def test_what_is_sound_passes_and_leaks_no_more_than_it_claims(sections: dict[str, Any]) -> None:
-    slow = sections.get("model", {}).get("name") == "cnn" or "max_physical_batch" in str(sections)
-    found = audited(steps=60 if slow else 400, clients=1, **sections)
+    found = audited(steps=100 if "model" not in sections else 60, **sections)
     assert found.violations == ()
     (client,) = found.clients
     assert 0.0 < client.findings.epsilon <= client.claim.epsilon
@@ -77,7 +76,7 @@ def test_what_is_sound_passes_and_leaks_no_more_than_it_claims(sections: dict[st
 
 def test_the_bound_and_the_estimate_are_close_to_the_claim() -> None:
     """Power: an audit that always says 0 would pass everything."""
-    (client,) = audited(steps=600, clients=1).clients
+    (client,) = audited(steps=600).clients
     assert client.findings.epsilon > 0.85 * client.claim.epsilon
     assert client.findings.epsilon_estimate == pytest.approx(client.claim.epsilon, rel=0.03)
 
@@ -144,7 +143,7 @@ def test_examples_in_more_lots_than_charged_are_found(monkeypatch: pytest.Monkey
         "lot",
         lambda self, n, rng: whole(replace(self, rate=1.1 * self.rate), n, rng),
     )
-    for client in audited().clients:
+    for client in audited(steps=400).clients:
         assert any(text.startswith("lots hold 1.") for text in client.violations)
 
 
@@ -215,13 +214,13 @@ def test_of_many_examples_some_are_looked_at(monkeypatch: pytest.MonkeyPatch) ->
     assert found.violations == ()
     for client in found.clients:
         assert client.num_examples > 200
-        assert client.findings.noise_rows.shape == (400, 40)
+        assert client.findings.noise_rows.shape == (150, 40)
         assert client.findings.epsilon > 0.0
 
 
 def test_the_clients_of_the_largest_claims_are_audited() -> None:
     own = {"1": {"noise_multiplier": 0.8}, "3": {"noise_multiplier": 2.0}}
-    found = audited(steps=20, privacy={"clients": own})
+    found = audited(steps=20, clients=2, privacy={"clients": own})
     assert 1 in {client.client for client in found.clients}
     assert 3 not in {client.client for client in found.clients}
     assert (len(found.clients), found.num_clients) == (2, 5)

@@ -126,7 +126,7 @@ def test_the_epsilon_of_a_gaussian_pair_is_that_of_the_integral(
     epsilon = gaussian_pair_epsilon(shift, 1.0, inside, delta=delta)
 
     def excess(p_mean: float, p: float, q_mean: float, q: float) -> float:
-        x = np.linspace(-60.0, 60.0, 2_000_001)
+        x = np.linspace(-60.0, 60.0, 200_001)
         density = norm.pdf(x, p_mean, p) - np.exp(epsilon + norm.logpdf(x, q_mean, q))
         return float(np.trapezoid(np.maximum(0.0, density), x))
 

@@ -67,7 +67,7 @@ def test_a_round_without_participants_has_no_noise() -> None:
 
 def test_every_view_shows_less_than_the_claim_and_the_later_ones_less() -> None:
     """One of four clients is audited, so the noise of the others is scaled from their charges."""
-    found = audit_experiment(load_experiment(CONTENT), clients=1, steps=400)
+    found = audit_experiment(load_experiment(CONTENT), clients=1, steps=150)
     (client,) = found.clients
     views = client.views
     assert views is not None

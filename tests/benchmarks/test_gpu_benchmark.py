@@ -10,7 +10,7 @@ import pytest
 import torch
 
 
-@pytest.mark.slow  # real processes
+@pytest.mark.long  # real processes; test_federation_benchmark.py has the CPU's
 def test_it_measures_the_cpu_and_names_what_is_missing(
     script: Callable[[str], ModuleType],
     monkeypatch: pytest.MonkeyPatch,

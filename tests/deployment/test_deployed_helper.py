@@ -11,7 +11,7 @@ from fedsim.federation.lasting_keys import make_lasting_key
 from fedsim.runs.runner import run_experiment
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.long,  # nodes alone: test_deployment.py; helpers alone: tests/runs/secure
     pytest.mark.skipif(os.name != "posix", reason="Flower's processes are POSIX"),
 ]
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fedsim.experiment import ExperimentError, load_experiment
 
 relaxed = settings(
-    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 JARGON = ("Input should", "extra_forbidden", "https://", "union_tag", "discriminator", "pydantic")
 TOKENS = (

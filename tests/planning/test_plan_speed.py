@@ -11,7 +11,7 @@ EXPERIMENT = {
         "partition": {"scheme": "dirichlet", "num_clients": 3, "alpha": 0.5, "min_examples": 20},
     },
     "model": {"name": "logistic"},
-    "federation": {"rounds": 20},
+    "federation": {"rounds": 6},
     "local": {"steps": 2, "batch_size": 8},
     "privacy": {"target_epsilon": 8.0, "delta": 1e-3, "max_grad_norm": 0.5, "accountant": "rdp"},
 }

@@ -55,7 +55,7 @@ def test_no_client_exceeds_its_own_target(tmp_path: Path) -> None:
         target = TARGETS[client["client"]]
         assert client["target_epsilon"] == target
         assert target - 1e-2 < client["epsilon"] <= target
-        if client["client"] % 4 == 0:  # dp-accounting is slow
+        if client["client"] in (0, 19):  # dp-accounting is slow
             assert recomputed(client) <= target + 1e-3
     # Clients of one size need less noise for a larger budget.
     sizes = {client["examples"] for client in clients}
@@ -115,11 +115,17 @@ COMMON_NOISE = {
 }
 
 
-def test_clients_withdraw_in_the_round_that_the_plan_predicted(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def common(tmp_path_factory: pytest.TempPathFactory) -> fedsim.RunResult:
+    out = tmp_path_factory.mktemp("common") / "r"
+    return run_experiment(EXPERIMENT, overrides=COMMON_NOISE, out=out)
+
+
+def test_clients_withdraw_in_the_round_that_the_plan_predicted(common: fedsim.RunResult) -> None:
     """Targets from 0.5 to 8 under one noise: each client trains as long as its own allows."""
     loaded = load_experiment(EXPERIMENT, COMMON_NOISE)
     predicted = {one.client: one for one in plan_experiment(loaded).clients}
-    result = run_experiment(EXPERIMENT, overrides=COMMON_NOISE, out=tmp_path / "r")
+    result = common
     assert result.status == "completed"
     assert result.privacy is not None
     left = 0
@@ -129,7 +135,7 @@ def test_clients_withdraw_in_the_round_that_the_plan_predicted(tmp_path: Path) -
         assert max(trained, default=0) == plan.last_round
         assert (spend.steps, spend.epsilon) == (plan.steps, pytest.approx(plan.epsilon))
         assert spend.epsilon <= TARGETS[spend.client]
-        if spend.client % 4 == 0:  # dp-accounting is slow
+        if spend.client in (0, 19):  # dp-accounting is slow
             client = {"ledger": spend.ledger.to_list(), "delta": spend.delta}
             assert recomputed(client) <= TARGETS[spend.client] + 1e-3
         if plan.last_round < 8:
@@ -143,24 +149,24 @@ def test_clients_withdraw_in_the_round_that_the_plan_predicted(tmp_path: Path) -
     assert verify_run(RunDirectory.open(result.path)).problems == ()
 
 
-def test_one_step_more_would_exceed_the_target(tmp_path: Path) -> None:
-    result = run_experiment(EXPERIMENT, overrides=COMMON_NOISE, out=tmp_path / "r")
-    assert result.privacy is not None
-    for spend in result.privacy.clients:
+def test_one_step_more_would_exceed_the_target(common: fedsim.RunResult) -> None:
+    assert common.privacy is not None
+    for spend in common.privacy.clients:
         if spend.withdrawn_round is not None and spend.steps:
             more = spend.ledger.to_list()
             more[0]["count"] += 1
             assert PrivacyLedger.from_list(more).epsilon(spend.delta) > TARGETS[spend.client]
 
 
-def test_a_withdrawn_client_stays_away_after_a_resume(tmp_path: Path) -> None:
-    whole = run_experiment(EXPERIMENT, overrides=COMMON_NOISE, out=tmp_path / "whole")
+def test_a_withdrawn_client_stays_away_after_a_resume(
+    common: fedsim.RunResult, tmp_path: Path
+) -> None:
     overrides = {**COMMON_NOISE, "federation.rounds": 4}
     run_experiment(EXPERIMENT, overrides=overrides, out=tmp_path / "r")
     again = run_experiment(EXPERIMENT, overrides=COMMON_NOISE, out=tmp_path / "r", resume=True)
     for name in ("model.safetensors", "privacy.json", "clients.csv", "ledger.jsonl"):
-        assert (again.path / name).read_bytes() == (whole.path / name).read_bytes()
-    assert [row["withdrawn"] for row in again.rounds] == [row["withdrawn"] for row in whole.rounds]
+        assert (again.path / name).read_bytes() == (common.path / name).read_bytes()
+    assert [row["withdrawn"] for row in again.rounds] == [row["withdrawn"] for row in common.rounds]
 
 
 def test_stop_ends_the_run_with_a_complete_report(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from fedsim.accountant import Gaussian, PldAccountant, PoissonSampled
@@ -32,13 +31,17 @@ def run(out: Path, *, resume: bool = False, **overrides: Any) -> Any:
     return run_experiment(EXPERIMENT, overrides=overrides, out=out, resume=resume)
 
 
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return run(tmp_path_factory.mktemp("central") / "r")
+
+
 def model_of(result: Any) -> bytes:
     return b"".join(value.numpy().tobytes() for value in result.model().state_dict().values())
 
 
 @pytest.mark.slow
-def test_plain_and_secure_sums_give_the_same_bits(tmp_path: Path) -> None:
-    plain = run(tmp_path / "plain")
+def test_plain_and_secure_sums_give_the_same_bits(plain: Any, tmp_path: Path) -> None:
     secure = {"protocol": "additive", "aggregators": 2, "min_clients": 3}
     sealed = run(tmp_path / "secure", secure_aggregation=secure)
     assert model_of(plain) == model_of(sealed)
@@ -46,9 +49,8 @@ def test_plain_and_secure_sums_give_the_same_bits(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_each_client_is_charged_for_the_noise_of_the_sum(tmp_path: Path) -> None:
-    run(tmp_path / "r")
-    journal = FileJournal(tmp_path / "r" / "ledger.jsonl")
+def test_each_client_is_charged_for_the_noise_of_the_sum(plain: Any) -> None:
+    journal = FileJournal(plain.path / "ledger.jsonl")
     for client in range(4):
         charges = journal.history(client)
         assert [charge.round_number for charge in charges] == [1, 2, 3]
@@ -62,19 +64,17 @@ def test_each_client_is_charged_for_the_noise_of_the_sum(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_no_record_has_a_tag_of_an_upload(tmp_path: Path) -> None:
-    run(tmp_path / "r")
-    lines = (tmp_path / "r" / "releases.jsonl").read_text().splitlines()
+def test_no_record_has_a_tag_of_an_upload(plain: Any) -> None:
+    lines = (plain.path / "releases.jsonl").read_text().splitlines()
     assert [json.loads(line)["uploads"] for line in lines] == [{}] * 3
-    opening = json.loads((tmp_path / "r" / "checkpoint" / "opening.json").read_text())
+    opening = json.loads((plain.path / "checkpoint" / "opening.json").read_text())
     assert opening["round"] == 3
     assert opening["clients"] == [0, 1, 2, 3]
 
 
 @pytest.mark.slow
-def test_a_run_is_computed_again_from_its_seed(tmp_path: Path) -> None:
-    run(tmp_path / "r")
-    found = replay_run(RunDirectory.open(tmp_path / "r"))
+def test_a_run_is_computed_again_from_its_seed(plain: Any) -> None:
+    found = replay_run(RunDirectory.open(plain.path))
     assert not found.problems
     assert found.rounds == 3
 
@@ -103,17 +103,16 @@ def killed_in_round(monkeypatch: pytest.MonkeyPatch, number: int, *, after_noise
 @pytest.mark.slow
 @pytest.mark.parametrize("after_noise", [False, True])
 def test_a_killed_run_resumes_to_the_same_bits_and_charges(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after_noise: bool
+    plain: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after_noise: bool
 ) -> None:
-    whole = run(tmp_path / "whole")
     with monkeypatch.context() as patched:
         killed_in_round(patched, 2, after_noise=after_noise)
         with pytest.raises(_KilledError):
             run(tmp_path / "r")
     resumed = run(tmp_path / "r", resume=True)
-    assert model_of(resumed) == model_of(whole)
+    assert model_of(resumed) == model_of(plain)
     assert (tmp_path / "r" / "ledger.jsonl").read_bytes() == (
-        tmp_path / "whole" / "ledger.jsonl"
+        plain.path / "ledger.jsonl"
     ).read_bytes()
 
 
@@ -166,15 +165,3 @@ def test_a_strategy_that_looks_at_single_updates_is_refused(tmp_path: Path) -> N
     own = {**EXPERIMENT, "federation": {"rounds": 1, "strategy": "./own.py:Own"}}
     with pytest.raises(ValueError, match="only sums may be used"):
         run_experiment(own, base=tmp_path, out=tmp_path / "r")
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("shared_ray")
-def test_workers_give_the_same_ledger(tmp_path: Path) -> None:
-    here = run(tmp_path / "local")
-    there = run(tmp_path / "ray", runtime={"engine": "ray", "workers": 2})
-    assert here.privacy.system_epsilon == there.privacy.system_epsilon
-    for one, other in zip(
-        here.model().state_dict().values(), there.model().state_dict().values(), strict=True
-    ):
-        np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-4, atol=1e-5)

@@ -115,14 +115,6 @@ def test_a_run_is_computed_again_and_resumes_as_it_began(tmp_path: Path, stop_af
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("shared_ray")
-def test_a_worker_agrees(tmp_path: Path, assert_close_runs) -> None:
-    local = run(tmp_path / "local")
-    other = run(tmp_path / "ray", overrides={"runtime.engine": "ray", "runtime.workers": 1})
-    assert_close_runs(local, other)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "secure", [{"protocol": "additive", "aggregators": 2}, {"protocol": "secagg"}]
 )

@@ -86,15 +86,6 @@ def test_a_replay_refuses_other_features(base: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("shared_ray")
-def test_a_worker_builds_the_same_model(base: Path) -> None:
-    local = run(base, "local")
-    other = run(base, "ray", **{"runtime.engine": "ray", "runtime.workers": 1})
-    for name in ("model.safetensors", "privacy.json"):
-        assert (local / name).read_bytes() == (other / name).read_bytes(), name
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "protocol", [{"protocol": "additive", "aggregators": 2}, {"protocol": "secagg"}]
 )

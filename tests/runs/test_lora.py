@@ -81,15 +81,12 @@ def test_adapters_alone_travel_and_the_saved_model_is_whole(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     "changes",
     [
-        ["secure_aggregation={protocol: additive, min_clients: 3}"],
         ["secure_aggregation={protocol: additive, min_clients: 3}", "privacy.trust=distributed"],
         ["privacy.unit=client", "privacy.max_grad_norm=null", "privacy.max_update_norm=1.0"],
-        ["runtime.engine=ray", "runtime.workers=1"],
     ],
 )
 @pytest.mark.slow
-@pytest.mark.usefixtures("shared_ray")
-def test_adapters_go_with_sums_units_and_engines(tmp_path: Path, changes: list[str]) -> None:
+def test_adapters_go_with_sums_and_units(tmp_path: Path, changes: list[str]) -> None:
     write_backbone(tmp_path)
     result = run(tmp_path, *changes)
     directory = RunDirectory(result.path)

@@ -150,7 +150,6 @@ def test_stragglers_take_and_are_charged_fewer_steps(tmp_path: Path) -> None:
                 "delta": 1e-3,
             },
         },
-        {"federation.partial_work": {"share": 0.5}, "secure_aggregation": {"min_clients": 2}},
         {
             "federation.partial_work": {"share": 0.5},
             "privacy": {
@@ -162,7 +161,6 @@ def test_stragglers_take_and_are_charged_fewer_steps(tmp_path: Path) -> None:
             },
             "federation.rounds": 40,
         },
-        {"federation.partial_work": {"share": 0.5}, "federation.strategy": "fednova"},
         {
             "federation.partial_work": {"share": 0.5},
             "federation.participation": {"scheme": "buffered", "concurrency": 4, "buffer_size": 2},

@@ -134,15 +134,14 @@ def test_a_resumed_run_is_the_same_run(tmp_path: Path, kind: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("shared_ray")
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    "changes",
+    ("kind", "changes"),
     [
-        {"runtime": {"engine": "ray", "workers": 1}},
-        {"secure_aggregation": {"protocol": "additive", "aggregators": 2}},
-        {"privacy.adjacency": "replace_one"},
-        {"local.batch_size": "full"},
-        {"local.cohort": "off"},
+        ("output", {"secure_aggregation": {"protocol": "additive", "aggregators": 2}}),
+        ("input", {"privacy.adjacency": "replace_one"}),
+        ("input", {"runtime": {"engine": "ray", "workers": 2}}),
+        ("output", {"local.batch_size": "full"}),
+        *((kind, {"local.cohort": "off"}) for kind in KINDS),
     ],
 )
 def test_it_works_with_the_rest(tmp_path: Path, kind: str, changes: dict[str, Any]) -> None:

@@ -133,7 +133,7 @@ def experiments(draw: st.DrawFn) -> dict[str, Any]:
 
 @pytest.mark.slow
 @settings(
-    max_examples=25,
+    max_examples=10,
     deadline=None,
     derandomize=True,  # the same everywhere: to search further, take this out
     suppress_health_check=[HealthCheck.function_scoped_fixture],

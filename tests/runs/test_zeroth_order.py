@@ -146,11 +146,9 @@ def test_an_upload_is_one_number_for_each_direction_and_the_charge_that_of_dp_sg
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("shared_ray")
 @pytest.mark.parametrize(
     "changes",
     [
-        ["secure_aggregation={protocol: additive, min_clients: 2}"],
         [
             "secure_aggregation={protocol: additive, min_clients: 3}",
             "privacy.trust=distributed",
@@ -159,12 +157,11 @@ def test_an_upload_is_one_number_for_each_direction_and_the_charge_that_of_dp_sg
         ["privacy.trust=central", "local.steps=1"],
         ["privacy.unit=client", "privacy.max_grad_norm=null", "privacy.max_update_norm=0.1"],
         ["privacy.clipping=adaptive"],
-        ["runtime.engine=ray", "runtime.workers=2"],
         ["local.max_physical_batch=16", "local.augmentations=2"],
         ["faults=[{kind: dropout_before, probability: 0.9}]", "federation.min_participants=0"],
     ],
 )
-def test_slopes_go_with_sums_units_and_engines(tmp_path: Path, changes: list[str]) -> None:
+def test_slopes_go_with_sums_and_units(tmp_path: Path, changes: list[str]) -> None:
     result = run(tmp_path, *changes)
     directory = RunDirectory(result.path)
     assert verify_run(directory).problems == ()

@@ -19,7 +19,7 @@ FINITE = re.compile(r"ε(?:_k)?(?: of client \d+)?\s*(?:is|=|≤|<)\s*\d|at δ|�
 CLAIMED = re.compile(r"are \(ε|differentially private")
 
 many = settings(
-    max_examples=400,
+    max_examples=80,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

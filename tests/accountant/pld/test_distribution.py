@@ -145,11 +145,11 @@ def random_schedule(draw: random.Random, mechanisms: int) -> Schedule:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("mechanisms", "schedules"), [(1, 128), (3, 24)])
+@pytest.mark.parametrize(("mechanisms", "schedules"), [(1, 32), (3, 8)])
 def test_guarantee_random_schedules_are_nowhere_below_the_exact_epsilon(
     mechanisms: int, schedules: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """640 values of single mechanisms, and 120 of compositions; Rényi's bound is above them."""
+    """160 values of single mechanisms, and 40 of compositions; Rényi's bound is above them."""
     draw, checked, most = random.Random(mechanisms), 0, 0.0
     for _ in range(schedules):
         schedule = random_schedule(draw, mechanisms)
@@ -260,8 +260,8 @@ def test_extreme_guarantees_give_bounds_without_warnings(epsilon: float, delta: 
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("rate", [5e-324, 1e-9, 0.3, 1 - 1e-16])
-@pytest.mark.parametrize("noise", [1e-200, 1e-7, 0.03, 0.2, 1e5, 1e300])
+@pytest.mark.parametrize("rate", [5e-324, 0.3, 1 - 1e-16])
+@pytest.mark.parametrize("noise", [1e-200, 0.03, 1e300])
 def test_extreme_steps_under_replace_one(rate: float, noise: float) -> None:
     event = PoissonSampled(rate, Gaussian(noise))
     ours, rdp = (

@@ -86,7 +86,7 @@ def sampled_delta(batches: int, z: float, passes: int, epsilon: float) -> tuple[
     return float(gain.mean()), float(gain.std()) / math.sqrt(loss.size)
 
 
-@pytest.mark.parametrize(("batches", "z", "passes"), [(18, 1.0, 5), (100, 0.7, 3), (25, 2.0, 20)])
+@pytest.mark.parametrize(("batches", "z", "passes"), [(18, 1.0, 5), (100, 0.7, 3)])
 def test_samples_of_the_dominating_pair_agree(batches: int, z: float, passes: int) -> None:
     """Six standard errors: a false alarm in 1e9. Noise that is 5 % larger is found."""
     delta = 0.02

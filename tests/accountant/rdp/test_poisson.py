@@ -22,14 +22,10 @@ from fedsim.accountant.rdp.poisson import (
 ORDERS = (1.05, 2.75, 10.75)  # whole orders: against dp-accounting, below
 CASES = [
     (0.01, 1.0),
-    (0.2, 1.0),
     (0.99, 0.2),
     (1e-5, 50.0),
-    (0.1, 4.0),
     (0.01, 0.1),
-    (0.5, 0.05),
     (0.999999, 2.0),
-    (1e-7, 0.7),
 ]
 
 
@@ -82,19 +78,19 @@ def by_trapezoid(order: float, rate: float, noise: float) -> Any:
 
 
 @pytest.mark.slow
-def test_guarantee_1100_points_are_nowhere_below_60_digits(
+def test_guarantee_220_points_are_nowhere_below_60_digits(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Below means by more than 1e-12 relative, the rounding of the sums."""
     draw = random.Random(20261123)
     worst = {"below": 0.0, "above": 0.0}
-    for point in range(1100):
+    for point in range(220):
         rate = 10.0 ** draw.uniform(-6, -0.01)
         noise = 10.0 ** draw.uniform(-0.5, 1.5)
         whole = draw.choice([2, 3, 5, 8, 17, 32, 64, 128])
-        order = 1.0 + 10.0 ** draw.uniform(-3, 0.9) if point >= 400 else float(whole)
+        order = 1.0 + 10.0 ** draw.uniform(-3, 0.9) if point >= 80 else float(whole)
         with mp.workdps(60):
-            if point < 400:
+            if point < 80:
                 exact = whole_order(whole, rate, noise)
             else:
                 exact = by_trapezoid(order, rate, noise)
@@ -102,7 +98,7 @@ def test_guarantee_1100_points_are_nowhere_below_60_digits(
             excess = float(mp.mpf(ours) / exact - 1)
         worst = {"below": min(worst["below"], excess), "above": max(worst["above"], excess)}
     with capsys.disabled():
-        sys.stdout.write(f"\n1100 Rényi divergences, relative to 60 digits: {worst}" + "\n")
+        sys.stdout.write(f"\n220 Rényi divergences, relative to 60 digits: {worst}" + "\n")
     assert worst["below"] >= -1e-12
     assert worst["above"] <= 1e-9
 
@@ -130,7 +126,7 @@ def replaced_quadrature(order: float, rate: float, noise: float) -> Any:
 
 @pytest.mark.parametrize(
     ("rate", "noise"),
-    [(0.01, 1.0), (0.2, 1.0), (0.5, 1.0), (1e-5, 50.0), (0.1, 4.0)],
+    [(0.01, 1.0), (0.5, 1.0), (1e-5, 50.0)],
 )
 def test_replacing_equals_the_defining_integral(rate: float, noise: float) -> None:
     orders = (1.05, 10.75)
@@ -140,8 +136,8 @@ def test_replacing_equals_the_defining_integral(rate: float, noise: float) -> No
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("rate", [0.0, 5e-324, 1e-9, 0.3, 1 - 1e-16, 1.0])
-@pytest.mark.parametrize("noise", [1e-300, 1e-3, 0.3, 1e4, 1e50])
+@pytest.mark.parametrize("rate", [0.0, 5e-324, 0.3, 1 - 1e-16])
+@pytest.mark.parametrize("noise", [1e-300, 0.3, 1e50])
 def test_replacing_costs_more_than_removing_and_less_than_without_sampling(
     rate: float, noise: float
 ) -> None:
@@ -184,8 +180,8 @@ def test_closed_forms_at_the_ends() -> None:
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("rate", [5e-324, 1e-300, 1e-9, 0.5, 1 - 1e-16, 1.0])
-@pytest.mark.parametrize("noise", [1e-300, 1e-5, 1e-3, 1.0, 1e4, 1e300])
+@pytest.mark.parametrize("rate", [5e-324, 1e-9, 0.5, 1 - 1e-16])
+@pytest.mark.parametrize("noise", [1e-300, 1e-3, 1e4, 1e300])
 def test_extreme_arguments_give_bounds_between_0_and_the_unsampled_one(
     rate: float, noise: float
 ) -> None:

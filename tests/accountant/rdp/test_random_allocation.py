@@ -96,7 +96,7 @@ def test_one_batch_is_the_gaussian_in_both_orders_of_the_pair() -> None:
     noise=st.floats(0.25, 20.0),
     factor=st.floats(1.0, 3.0),
 )
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=5, deadline=None)
 def test_never_above_no_amplification_and_monotone(
     batches: int, noise: float, factor: float
 ) -> None:

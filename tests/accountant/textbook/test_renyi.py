@@ -50,7 +50,7 @@ PAIRS = [(0.0, 1.0, 1.0, 2.0), (1.0, 2.0, -0.5, 1.7), (0.0, 1.0, 1.0, 1.0), (0.3
 
 
 @pytest.mark.parametrize("pair", PAIRS)
-@pytest.mark.parametrize("order", [0.25, 0.5, 1.3, 2.0, 2.9])
+@pytest.mark.parametrize("order", [0.25, 1.3, 2.9])
 def test_equals_the_definition(order: float, pair: tuple[float, float, float, float]) -> None:
     assert renyi_gaussians(order, *pair) == pytest.approx(quadrature(order, *pair), rel=1e-9)
 

@@ -72,8 +72,7 @@ def bounds(one: DpSgdMechanism, x: Tensor, noise: NoiseSource, steps: int) -> li
     return [bound for bound in found[1:] if isinstance(bound, float)]
 
 
-@pytest.mark.parametrize("quantile", [0.2, 0.5, 0.9])
-@pytest.mark.parametrize("start", [0.01, 100.0])
+@pytest.mark.parametrize(("quantile", "start"), [(0.2, 100.0), (0.9, 0.01)])
 def test_the_bound_converges_to_the_quantile(quantile: float, start: float) -> None:
     """Norms are 1 ... 10 in equal shares; sampled lots, noisy counts."""
     x = torch.zeros(400, 2)
@@ -143,7 +142,7 @@ def count_noise_is_plausible(found: np.ndarray, deviation: float) -> bool:
 
 @pytest.mark.parametrize("released_about", [0, 60])
 def test_the_released_count_has_the_noise_that_is_charged(released_about: int) -> None:
-    """Nobody is within C, so what moves log C is the noise alone; 7 % of σ_b are noticed."""
+    """Nobody is within C, so what moves log C is the noise alone; 12 % of σ_b are noticed."""
     n = 60
     x = torch.full((n, 2), 1e12) if released_about else torch.zeros(0, 2)
     target = 0.0 if released_about else 0.5  # what the noiseless share is, so that C stays put
@@ -153,13 +152,13 @@ def test_the_released_count_has_the_noise_that_is_charged(released_about: int) -
     assert isinstance(event, PoissonSampled)
     assert isinstance(event.event, JointGaussian)
     charged = event.event.noise_multipliers[1] * 0.5
-    found = np.log([1.0, *bounds(one, x, SeededNoise(stream_key(2, Purpose.NOISE)), 4000)])
+    found = np.log([1.0, *bounds(one, x, SeededNoise(stream_key(2, Purpose.NOISE)), 1500)])
     count = -np.diff(found) / clipping.learning_rate * n
     assert count_noise_is_plausible(count, charged)
-    assert not count_noise_is_plausible(1.07 * count, charged)
-    assert not count_noise_is_plausible(0.93 * count, charged)
-    assert not count_noise_is_plausible(count + 0.3, charged), "a count that is off by a third"
-    assert abs(np.corrcoef(count[1:], count[:-1])[0, 1]) < 0.07, "fresh noise in every step"
+    assert not count_noise_is_plausible(1.12 * count, charged)
+    assert not count_noise_is_plausible(0.88 * count, charged)
+    assert not count_noise_is_plausible(count + 0.5, charged), "a count that is off by a half"
+    assert abs(np.corrcoef(count[1:], count[:-1])[0, 1]) < 0.11, "fresh noise in every step"
 
 
 @pytest.mark.parametrize("bound", [1e-10, 1e-3, 0.7, 50.0, 1e10])

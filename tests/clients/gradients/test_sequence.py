@@ -95,8 +95,7 @@ def by_autograd(outputs: Tensor, targets: Tensor) -> Tensor:
 UNITS = {through_torch_func: ["2"]}
 
 
-@pytest.mark.parametrize("clients", [1, 3])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize(("clients", "dtype"), [(1, torch.float64), (3, torch.float32)])
 @pytest.mark.parametrize(
     "make", [mlp, cnn, pooled, convolved, partly_frozen, through_torch_func, words, tied]
 )

@@ -229,14 +229,14 @@ SAFE: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "saturated": (lambda: nn.Sequential(deep(8, 2), nn.Hardtanh(-1e-9, 1e-9)), (8,)),
     "convolutions": (
         lambda: nn.Sequential(
-            nn.Conv2d(3, 64, 3, padding=1),
+            nn.Conv2d(3, 16, 3, padding=1),
             nn.ReLU(),
-            *(m for _ in range(6) for m in (nn.Conv2d(64, 64, 3, padding=1), nn.ReLU())),
+            *(m for _ in range(6) for m in (nn.Conv2d(16, 16, 3, padding=1), nn.ReLU())),
             nn.AdaptiveAvgPool2d(1),
             nn.Flatten(),
-            nn.Linear(64, 10),
+            nn.Linear(16, 10),
         ),
-        (3, 16, 16),
+        (3, 6, 6),
     ),
 }
 

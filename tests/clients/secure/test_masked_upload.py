@@ -75,6 +75,14 @@ class Round:
         return self
 
 
+def test_every_upload_has_a_mask_of_its_own_beside_those_that_cancel() -> None:
+    """Else the sum of all uploads is open before anyone unmasks it."""
+    one = Round().keys().shares()
+    uploads = [one.clients[number].mask(request).masked for number, request in one.requests.items()]
+    payload = one.payload()
+    assert (np.sum(uploads, axis=0, dtype=payload.dtype) != 6 * payload).all()
+
+
 @pytest.mark.parametrize(
     ("active", "dead", "reason"),
     [

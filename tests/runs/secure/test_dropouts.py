@@ -8,16 +8,15 @@ import pytest
 from fedsim.runs.runner import RunFailedError
 
 
-@pytest.mark.parametrize("aggregators", [2, 3])
-@pytest.mark.parametrize("gone", [0, 1, 2, 3])
+@pytest.mark.parametrize("gone", [1, 2, 3])
 @pytest.mark.parametrize("moment", ["before", "in training", "after"])
 def test_dropouts_leave_the_exact_sum_of_the_others_or_a_named_error(
-    lab: Any, tmp_path: Path, aggregators: int, gone: int, moment: str
+    lab: Any, tmp_path: Path, gone: int, moment: str
 ) -> None:
-    """{0, 1, n-min, n-min+1} clients of 5 with min_clients 3."""
+    """{1, n-min, n-min+1} clients of 5 with min_clients 3; more parties: server/secure."""
     kinds = {"before": "dropout_before", "in training": "dropout_during"}
     kind = kinds.get(moment)
-    faults = [{"kind": kind, "clients": list(range(gone))}] if kind and gone else []
+    faults = [{"kind": kind, "clients": list(range(gone))}] if kind else []
 
     def result(name: str, secure: dict[str, Any]) -> Any:
         lost = lab.loses("train", range(gone) if kind is None else ())
@@ -32,15 +31,15 @@ def test_dropouts_leave_the_exact_sum_of_the_others_or_a_named_error(
         )
 
     if gone <= 2:
-        lab.same_result(result("a", {"aggregators": aggregators}), result("q", lab.quantized))
+        lab.same_result(result("a", {"aggregators": 3}), result("q", lab.quantized))
         return
     with pytest.raises(RunFailedError, match="TooFewClientsError: round 1: 2 clients are left"):
-        result("a", {"aggregators": aggregators})
+        result("a", {"aggregators": 3})
 
 
-@pytest.mark.parametrize("protocol", ["secagg", "secagg_plus"])
-@pytest.mark.parametrize(("stage", "counts"), [
-    ("train", False), ("secagg_shares", False), ("secagg_masked", False), ("secagg_unmask", True),
+@pytest.mark.parametrize(("protocol", "stage", "counts"), [
+    ("secagg", "train", False), ("secagg", "secagg_shares", False),
+    ("secagg_plus", "secagg_masked", False), ("secagg", "secagg_unmask", True),
 ])  # fmt: skip
 def test_secagg_survives_a_dropout_in_each_stage(
     lab: Any, tmp_path: Path, protocol: str, stage: str, counts: bool

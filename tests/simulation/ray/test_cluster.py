@@ -117,16 +117,6 @@ def test_without_an_address_a_cluster_on_this_machine_is_left_alone(
     assert len(machines.list_all_nodes()) == 2
 
 
-def test_the_result_and_the_ledger_are_those_of_one_process(machines: Any, tmp_path: Path) -> None:
-    local = run_experiment(EXPERIMENT, out=tmp_path / "local")
-    runtime = {"engine": "ray", "workers": 2, "address": machines.address}
-    ray = run_experiment(EXPERIMENT, overrides={"runtime": runtime}, out=tmp_path / "ray")
-    for name in ("model.safetensors", "privacy.json"):
-        assert (local.path / name).read_bytes() == (ray.path / name).read_bytes(), name
-    ledgers = [sorted((run.path / "ledger.jsonl").open()) for run in (local, ray)]
-    assert ledgers[0] == ledgers[1]
-
-
 # The loss of one step, on a worker of a machine that is not the head's, names its machine through a
 # pipe and never returns: the client is charged, and its reply will not come.
 PLUGIN = """\

@@ -13,8 +13,7 @@ def spread(values: Tensor, after: int) -> Tensor:
     return values.reshape(*values.shape, *[1] * after)
 
 
-@pytest.mark.parametrize("clients", [1, 2, 3])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize(("clients", "dtype"), [(1, torch.float64), (3, torch.float32)])
 @pytest.mark.parametrize(
     ("shape", "own", "after"),
     [

@@ -48,8 +48,7 @@ def released(use: LinearUse, index: int, i: int) -> Tensor:
     return into
 
 
-@pytest.mark.parametrize("clients", [1, 2, 3])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize(("clients", "dtype"), [(1, torch.float64), (3, torch.float32)])
 @pytest.mark.parametrize("shape", [(), (1,), (4,), (2, 3)])
 def test_linear_layers_are_torchs(
     check_rule: Callable[..., None],

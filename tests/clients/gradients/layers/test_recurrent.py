@@ -112,7 +112,7 @@ MODULES: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-@pytest.mark.parametrize("clients", [1, 2, 3])
+@pytest.mark.parametrize("clients", [1, 3])
 @pytest.mark.parametrize("name", MODULES)
 def test_gradients_are_those_of_one_example_at_a_time(name: str, clients: int) -> None:
     torch.manual_seed(0)
