@@ -331,3 +331,37 @@ def draw_rooms(path: Path) -> None:
 
 if __name__ == "__main__":  # python tests/test_architecture.py rooms.svg
     draw_rooms(Path(sys.argv[1]))
+
+
+# Where a kind of private release is named beside its own folder and the registry; see CONTRIBUTING.
+NAMES_KINDS = {
+    "clients/privacy_settings.py": "its settings",
+    "clients/training/block.py": "steps of DP-SGD, in the block's loop",
+    "fedsim/audit": "canaries in gradients and in updates",
+    "fedsim/comparison/file/arms.py": "arms that change the mechanism",
+    "fedsim/experiment/rules/perturbation.py": "conditions of the proofs",
+    "fedsim/federation/blocks.py": "tiles of steps of DP-SGD",
+    "fedsim/federation/release_probes.py": "one probe for each kind",
+    "fedsim/federation/release_problem.py": "what a plan needs of the model",
+    "fedsim/statement/mechanism.py": "one sentence for each kind",
+    "fedsim/testing.py": "a mechanism for users' own tests",
+}
+KIND_NAMES = re.compile(
+    r"\b(DpSgdMechanism|UpdateMechanism|VoteMechanism|OutputMechanism|InputMechanism)\b"
+    r"|\"(dp_sgd|client_update|output_perturbation|input_perturbation)\""
+)
+
+
+@in_checkout
+def test_a_kind_of_release_is_named_in_its_folder_and_registry_only() -> None:
+    own = ("clients/mechanisms/", "clients/privacy_engine/")
+    naming = {
+        place
+        for directory in PACKAGES
+        for path in (ROOT / directory).rglob("*.py")
+        if not (place := path.relative_to(ROOT).as_posix()).startswith(own)
+        and KIND_NAMES.search(path.read_text())
+    }
+    allowed = {place for place in naming if place.startswith(tuple(NAMES_KINDS))}
+    assert naming == allowed
+    assert all(any(one.startswith(place) for one in naming) for place in NAMES_KINDS)

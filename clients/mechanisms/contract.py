@@ -6,9 +6,11 @@ is. A step of DP-SGD, a whole update, votes, a trained model and noisy examples 
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self, cast
 
+import numpy as np
 from torch import Tensor
 
 from fedsim.accountant import Event
@@ -219,6 +221,78 @@ class SummedMechanism(Mechanism):
     def against_server(self) -> Self:
         """Return the release as the server sees it, which knows who takes part."""
         return self
+
+
+@dataclass(frozen=True)
+class ReleasedUpdates:
+    """What leaves some clients, on their grids.
+
+    Attributes:
+        steps: the updates in steps of the grid, whole numbers in float64 (K, size).
+        counts: the centred bit of each in steps of its grid; None where the bound is fixed.
+    """
+
+    steps: Tensor
+    counts: Sequence[float | None]
+
+
+class UpdateRelease(SummedMechanism):
+    """One release of a whole update in a round, which clients train for without noise."""
+
+    @property
+    @abstractmethod
+    def update_step(self) -> float:
+        """Length of a step of the grid, as part of an update; 1 without noise."""
+
+    @property
+    @abstractmethod
+    def count_step(self) -> float:
+        """The same for the bit that a learnt bound needs; 1 without noise."""
+
+    @staticmethod
+    @abstractmethod
+    def release_updates(
+        trained: Tensor,
+        starts: Tensor,
+        mechanisms: Sequence[Any],
+        noises: Sequence[NoiseSource],
+        has_data: Sequence[bool],
+    ) -> ReleasedUpdates:
+        """Return the releases of a round of clients whose mechanisms are of this kind.
+
+        Args:
+            trained: trained values (K, size).
+            starts: values that training began with (K, size).
+            mechanisms: bound and grid of each client.
+            noises: each client's own, or zeros where another party adds it.
+            has_data: whether each client has any example.
+        """
+
+
+class ModelRelease(Mechanism):
+    """One release of a model in a round, which the release trains itself."""
+
+    @abstractmethod
+    def release_model(
+        self,
+        start: Tensor,
+        features: Tensor,
+        targets: Tensor,
+        noise: NoiseSource,
+        *,
+        order: np.ndarray,
+        steps: int,
+    ) -> Tensor:
+        """Return the noisy model of a client, float64 (size,).
+
+        Args:
+            start: values of the global model (size,).
+            features: the client's examples (n, ...).
+            targets: their targets (n, ...).
+            noise: the client's own.
+            order: the positions 0 ... n − 1 in the order of the batches, drawn without examples.
+            steps: local steps of the round.
+        """
 
 
 @dataclass(frozen=True)

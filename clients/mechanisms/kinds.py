@@ -1,14 +1,11 @@
-"""The kinds of private release: what is public of each, and where its plan is made.
+"""The kinds of private release, and what is public of each.
 
 This registry is the only place that lists kinds. All else asks a kind for its facts, or a release
 for its methods (`fedsim.clients.mechanisms.contract`). It imports no torch.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
-
-from fedsim.core.by_name import ByName
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +33,6 @@ class ReleaseKind:
         takes_canaries: whether an audit can plant canaries in what is released.
         no_more_rounds_cost: whether further rounds cost nothing, once the first one is paid for.
         not_deployed: why a SuperNode refuses it; "" where it does not.
-        draft: function that plans it, "package.module:name".
     """
 
     name: str
@@ -55,7 +51,6 @@ class ReleaseKind:
     takes_canaries: bool = False
     no_more_rounds_cost: bool = False
     not_deployed: str = ""
-    draft: str
 
     @property
     def protects_client(self) -> bool:
@@ -72,7 +67,6 @@ _DP_SGD = ReleaseKind(
     sensitivity_of="a sum of clipped gradients",
     charged="every training step",
     fixed="Noise, sampling rates and step counts",
-    draft="fedsim.clients.mechanisms.dp_sgd.draft:draft_of_steps",
 )
 _CLIENT_UPDATE = ReleaseKind(
     name="client_update",
@@ -84,7 +78,6 @@ _CLIENT_UPDATE = ReleaseKind(
     sensitivity_of="a sum of clipped updates",
     sensitivity="S",
     charged="every release of an update",
-    draft="fedsim.clients.mechanisms.client_update.draft:draft_of_updates",
 )
 _VOTES = ReleaseKind(
     name="votes",
@@ -95,7 +88,6 @@ _VOTES = ReleaseKind(
     charged="every ballot",
     fixed="Noise and the charged number of queries",
     not_deployed="a node's policy has no limits for votes yet; use task: federated",
-    draft="fedsim.clients.mechanisms.votes.draft:draft_of_votes",
 )
 _OUTPUT = ReleaseKind(
     name="output_perturbation",
@@ -105,7 +97,6 @@ _OUTPUT = ReleaseKind(
     sensitivity_of="a trained model",
     sensitivity="Δ",
     charged="every release of a trained model",
-    draft="fedsim.clients.mechanisms.output_perturbation.draft:draft_of_models",
 )
 _INPUT = ReleaseKind(
     name="input_perturbation",
@@ -119,7 +110,6 @@ _INPUT = ReleaseKind(
     no_more_rounds_cost=True,
     not_deployed="noisy examples are charged once, and a node's examples may change between "
     "rounds; set privacy.mechanism to gradient_perturbation",
-    draft="fedsim.clients.mechanisms.input_perturbation.draft:draft_of_examples",
 )
 NO_RELEASE = ReleaseKind(
     name="none",
@@ -127,16 +117,12 @@ NO_RELEASE = ReleaseKind(
     releases="nothing",
     sensitivity_of="",
     charged="",
-    draft="",
 )
 """The kind of a federation without privacy: every question of it is answered with no."""
 
 KINDS: Mapping[str, ReleaseKind] = {
     kind.name: kind for kind in (_DP_SGD, _CLIENT_UPDATE, _VOTES, _OUTPUT, _INPUT)
 }
-DRAFTS: Mapping[str, Callable[..., Any]] = ByName({name: one.draft for name, one in KINDS.items()})
-"""The function that drafts a client's plan, by the name of its kind."""
-
 GRADIENT_PERTURBATION = "gradient_perturbation"
 """Default of `privacy.mechanism`: noise on clipped gradients, or on clipped updates of clients."""
 

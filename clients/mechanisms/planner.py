@@ -1,11 +1,11 @@
 """The plan of a client: one way from its settings to a release, its noise and its budget."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
 from fedsim.accountant.search import MOST_NOISE
 from fedsim.clients.mechanisms.affordable_steps import affordable_steps
-from fedsim.clients.mechanisms.kinds import DRAFTS
 from fedsim.clients.mechanisms.noise_search import noise_of_release
 from fedsim.clients.mechanisms.plan import (
     Draft,
@@ -16,6 +16,18 @@ from fedsim.clients.mechanisms.plan import (
     delta_of,
 )
 from fedsim.clients.privacy_settings import PrivacySettings
+from fedsim.core.by_name import ByName
+
+DRAFTS: Mapping[str, Callable[[PlanRequest], Draft]] = ByName(
+    {
+        "dp_sgd": "fedsim.clients.mechanisms.dp_sgd.draft:draft",
+        "client_update": "fedsim.clients.mechanisms.client_update.draft:draft",
+        "votes": "fedsim.clients.mechanisms.votes.draft:draft",
+        "output_perturbation": "fedsim.clients.mechanisms.output_perturbation.draft:draft",
+        "input_perturbation": "fedsim.clients.mechanisms.input_perturbation.draft:draft",
+    }
+)
+"""The function that drafts a client's plan, by the name of its kind of release."""
 
 
 def plan_privacy(request: PlanRequest) -> PrivacyPlan:

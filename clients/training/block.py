@@ -19,12 +19,9 @@ from fedsim.clients.gradients.interface import PerExampleGradients, PerExampleLo
 from fedsim.clients.gradients.model_randomness import ModelRandomness
 from fedsim.clients.gradients.tiles import LotReader, tile_rows
 from fedsim.clients.local_settings import LocalSettings
-from fedsim.clients.mechanisms.client_update.mechanism import UpdateMechanism
-from fedsim.clients.mechanisms.client_update.release import release_updates
-from fedsim.clients.mechanisms.contract import Mechanism, SumPart
+from fedsim.clients.mechanisms.contract import Mechanism, ModelRelease, SumPart, UpdateRelease
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.mechanisms.dp_sgd.step import PrivateStep
-from fedsim.clients.mechanisms.output_perturbation.mechanism import OutputMechanism, release_output
 from fedsim.clients.model_checks.safety import UnsafeModelError
 from fedsim.clients.training.optimizers import make_optimizer
 from fedsim.clients.training.plain import batches_of, train_by_torch
@@ -69,14 +66,9 @@ class BlockMember:
         return self.release if isinstance(self.release, DpSgdMechanism) else None
 
     @property
-    def update(self) -> UpdateMechanism | None:
+    def update(self) -> UpdateRelease | None:
         """The release of the whole update, which is trained for without noise; None: another."""
-        return self.release if isinstance(self.release, UpdateMechanism) else None
-
-    @property
-    def output(self) -> OutputMechanism | None:
-        """The release of the model, which is trained without noise; None: another."""
-        return self.release if isinstance(self.release, OutputMechanism) else None
+        return self.release if isinstance(self.release, UpdateRelease) else None
 
 
 @dataclass(frozen=True)
@@ -139,8 +131,8 @@ def train_block(
     present = [member for member in members if member is not None]
     if not present:
         raise ValueError("a block needs at least one member that is present, got none")
-    if any(member.output is not None for member in present):
-        return _released_outputs(shared_model, members)
+    if any(isinstance(member.release, ModelRelease) for member in present):
+        return _released_models(shared_model, members)
     if len(members) > 1 and (gradients is None or not gradients.stacks):
         raise ValueError(f"this model trains clients one at a time, got {len(members)} in a block")
     shared_model.restart()
@@ -226,7 +218,7 @@ def _released(
     if not private:
         return trained
     rows, starts, counts = [k for k, *_ in private], _starts(shared_model, members), {}
-    released = release_updates(
+    released = private[0][2].release_updates(
         trained.values[rows],
         starts[rows],
         [update for *_, update in private],
@@ -275,18 +267,17 @@ def _sent(members: Sequence[BlockMember | None], like: Tensor) -> dict[str, Tens
     }
 
 
-def _released_outputs(
+def _released_models(
     shared_model: SharedModel, members: Sequence[BlockMember | None]
 ) -> BlockResult:
     """Train each member without noise, and return the releases of their models."""
     values = _starts(shared_model, members).clone()
     for k, member in enumerate(members):
-        if member is not None and member.output is not None:
-            released = release_output(
+        if member is not None and isinstance(member.release, ModelRelease):
+            released = member.release.release_model(
                 values[k],
                 member.features,
                 member.targets,
-                member.output,
                 member.key.noise(secure=member.secure),
                 order=member.key.generator(Purpose.SAMPLING).permutation(len(member.features)),
                 steps=len(member.steps),

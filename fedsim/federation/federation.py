@@ -316,9 +316,8 @@ class Federation:
         Raises:
             AlgorithmError: there is no such algorithm, or it does not take its settings.
         """
-        if self.voting is not None:
-            return self.voting.tally()
-        return algorithm_of(self.experiment, self.model, self.num_clients, self.base)
+        made = self.goal.algorithm()
+        return made or algorithm_of(self.experiment, self.model, self.num_clients, self.base)
 
     def server_app(
         self,

@@ -172,7 +172,7 @@ class FederationClientApp(ClientApp):
             held_out=None if data.held_out is None else data.held_out.select(here),
             test=public_examples(data, NUM_PROBE_EXAMPLES),
         )
-        queries = None if federation.voting is None else federation.voting.queries
+        queries = federation.goal.public_queries
         return _FederationShard(type(federation), rest, own, federation.blocks.plan, queries)
 
 

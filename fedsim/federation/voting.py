@@ -32,6 +32,15 @@ class Goal:
     averages = True
 
     @property
+    def public_queries(self) -> Examples | None:
+        """The public queries that clients vote on; None: there are none."""
+        return None
+
+    def algorithm(self) -> Algorithm | None:
+        """Return what the server makes of uploads; None: the experiment's algorithm."""
+        return None
+
+    @property
     def voter(self) -> Teachers | None:
         """The votes of the clients of this process; None: they train."""
         return None
@@ -77,11 +86,16 @@ class Voting(Goal):
     is_private: bool
     students: dict[str, ArrayRecord] = field(default_factory=dict)
 
+    @property
+    def public_queries(self) -> Examples:
+        """The public queries that clients vote on."""
+        return self.queries
+
     def board(self) -> Board:
         """Return the empty board."""
         return Board(self.agenda.rows, len(self.queries), self.classes)
 
-    def tally(self) -> Tally:
+    def algorithm(self) -> Algorithm:
         """Return what the server makes of the votes."""
         return Tally(self.agenda, is_noisy=self.is_private)
 

@@ -4,7 +4,7 @@ from fedsim.clients.mechanisms.client_update.mechanism import UpdateMechanism
 from fedsim.clients.mechanisms.plan import Draft, PlanRequest, PrivacyPlanError, check_draws
 
 
-def draft_of_updates(request: PlanRequest) -> Draft:
+def draft(request: PlanRequest) -> Draft:
     """Return the draft of a client that releases its whole update.
 
     Args:

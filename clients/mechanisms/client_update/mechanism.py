@@ -8,16 +8,22 @@
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
+
+import torch
+from torch import Tensor
 
 from fedsim.accountant import Event, Gaussian, JointGaussian, PoissonSampled
 from fedsim.accountant.groups import adaptive_clip_noise_multiplier, group_noise_multiplier
 from fedsim.clients.gradients.parameters import FlatParameters
-from fedsim.clients.mechanisms.contract import SummedMechanism
+from fedsim.clients.mechanisms.contract import ReleasedUpdates, UpdateRelease
 from fedsim.clients.mechanisms.noise_range import NoiseRangeError, check_deviations
 from fedsim.clients.sampling.sampling import Charges
 from fedsim.noise.grid import DEVIATION, SATURATION, effective_multiplier
+from fedsim.noise.release import release_
+from fedsim.noise.sources import NoiseSource
 from fedsim.protocol.clip_bound import LearntBound, check_bound
 from fedsim.protocol.noisy_sums import CLIP_COUNT, SumPlan
 
@@ -26,7 +32,7 @@ COUNT_SENSITIVITY = 0.5
 
 
 @dataclass(frozen=True)
-class UpdateMechanism(SummedMechanism):
+class UpdateMechanism(UpdateRelease):
     """A client's update, clipped to S, on the grid, with noise of deviation z S.
 
     The update is the trained model minus the global one, both of the trained values alone. Local
@@ -212,6 +218,48 @@ class UpdateMechanism(SummedMechanism):
             parts.append(self.count_noise / COUNT_SENSITIVITY)
         return math.ceil(DEVIATION / min(parts) * 1.001) + 1
 
+    @staticmethod
+    def release_updates(
+        trained: Tensor,
+        starts: Tensor,
+        mechanisms: Sequence["UpdateMechanism"],
+        noises: Sequence[NoiseSource],
+        has_data: Sequence[bool],
+    ) -> ReleasedUpdates:
+        """Return the releases of a round.
+
+        Guarantee: with noise, a client's result is a function of whole numbers of its grid: the
+        rounded clipped update and bit, limited to ±2⁵¹, plus the draws of its source. A client
+        without data adds 0 to all of them, as zero-out adjacency says.
+
+        Args:
+            trained: trained values (K, size).
+            starts: values that training began with (K, size).
+            mechanisms: bound and grid of each client.
+            noises: each client's own, or zeros where another party adds it.
+            has_data: whether each client has any example.
+        """
+        updates = trained.double() - starts.double()
+        bounds = updates.new_tensor([one.max_update_norm for one in mechanisms])
+        lengths = updates.new_tensor([one.update_step for one in mechanisms])
+        clipped, within = clipped_updates(updates, bounds, lengths)
+        learns = mechanisms[0].count_noise is not None
+        if learns:
+            bits = [
+                (COUNT_SENSITIVITY if inside else -COUNT_SENSITIVITY) * has / one.count_step
+                for inside, has, one in zip(within.tolist(), has_data, mechanisms, strict=True)
+            ]
+            clipped = torch.cat([clipped, clipped.new_tensor(bits).unsqueeze(1)], 1)
+        sources = [
+            noise if one.noise_multiplier else None
+            for noise, one in zip(noises, mechanisms, strict=True)
+        ]
+        whole = slice(0, clipped.shape[1])
+        release_(clipped, sources, [(whole, clipped.new_ones(len(clipped), 1))], clipped)
+        if not learns:
+            return ReleasedUpdates(clipped, [None] * len(clipped))
+        return ReleasedUpdates(clipped[:, :-1], clipped[:, -1].tolist())
+
     def resume(self, clip_norm: LearntBound | None) -> Self:
         """Return the mechanism with the bound that the server learnt; None: with the first one.
 
@@ -238,3 +286,25 @@ class UpdateMechanism(SummedMechanism):
         error = (self.dimensions + 32.0) * 2.0**-53
         update = effective_multiplier(self.update_noise, self.dimensions, error)
         return (update, *(effective_multiplier(one, 1, 0.0) for one in count))
+
+
+def clipped_updates(updates: Tensor, bounds: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """Return updates of norm at most their bound in units of `length`, and which were within.
+
+    Guarantee: a row of the result has an L2 norm of at most (1 + (d + 32) 2⁻⁵³) · bound / length,
+    and depends on its own row alone. An update with a value that is not finite is 0.
+
+    Args:
+        updates: float64 (K, d).
+        bounds: S of each, float64 (K,).
+        lengths: of a step of each one's grid, float64 (K,).
+    """
+    largest = updates.abs().amax(1)
+    finite = largest.isfinite()
+    updates = updates.masked_fill(~finite.unsqueeze(1), 0.0)
+    # Divided by its largest value, so that no square over- or underflows.
+    largest = torch.where(finite & (largest > 0.0), largest, 1.0)
+    norms = largest * (updates / largest.unsqueeze(1)).square_().sum(1).sqrt()
+    within = norms <= bounds
+    factors = torch.where(within, 1.0, bounds / norms) / lengths
+    return updates * factors.unsqueeze(1), within & finite

@@ -23,7 +23,7 @@ from fedsim.clients.sampling.catalog import SAMPLINGS
 from fedsim.clients.sampling.sampling import Sampling
 
 
-def draft_of_steps(request: PlanRequest) -> Draft:
+def draft(request: PlanRequest) -> Draft:
     """Return the draft of a client whose every local step is a release.
 
     Under zero-out and replace-one, the client's public size sets the sampling rate and the expected

@@ -5,7 +5,7 @@ from fedsim.clients.mechanisms.input_perturbation.mechanism import InputMechanis
 from fedsim.clients.mechanisms.plan import Draft, PlanRequest, check_draws, draft_of_bounded
 
 
-def draft_of_examples(request: PlanRequest) -> Draft:
+def draft(request: PlanRequest) -> Draft:
     """Return the draft of a client that releases noisy examples.
 
     Args:

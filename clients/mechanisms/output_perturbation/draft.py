@@ -6,7 +6,7 @@ from fedsim.clients.mechanisms.output_perturbation.problem import ConvexProblem,
 from fedsim.clients.mechanisms.plan import Draft, PlanRequest, check_draws, draft_of_bounded
 
 
-def draft_of_models(request: PlanRequest) -> Draft:
+def draft(request: PlanRequest) -> Draft:
     """Return the draft of a client that releases trained models.
 
     Args:

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedsim.accountant import Event, Gaussian
 from fedsim.clients.gradients.parameters import FlatParameters
 from fedsim.clients.mechanisms.bounded_examples import bounded_rows
-from fedsim.clients.mechanisms.contract import Mechanism
+from fedsim.clients.mechanisms.contract import ModelRelease
 from fedsim.clients.mechanisms.noise_range import NoiseRangeError, check_deviations
 from fedsim.clients.mechanisms.output_perturbation.problem import ConvexProblem, Descent
 from fedsim.clients.sampling.sampling import Charges
@@ -27,7 +27,7 @@ from fedsim.noise.sources import NoiseSource
 
 
 @dataclass(frozen=True)
-class OutputMechanism(Mechanism):
+class OutputMechanism(ModelRelease):
     """θ + N(0, (z Δ)²): the result θ of `Descent` with noise for its sensitivity Δ, on the grid.
 
     Guarantee: a release is `mechanism` under zero_out and replace_one, adaptively in the model that
@@ -111,6 +111,19 @@ class OutputMechanism(Mechanism):
                     "a larger one, or 0 for no privacy"
                 )
         return found
+
+    def release_model(
+        self,
+        start: Tensor,
+        features: Tensor,
+        targets: Tensor,
+        noise: NoiseSource,
+        *,
+        order: np.ndarray,
+        steps: int,
+    ) -> Tensor:
+        """Return the noisy model of a client (see `release_output`)."""
+        return release_output(start, features, targets, self, noise, order=order, steps=steps)
 
 
 def release_output(

@@ -7,7 +7,7 @@ from fedsim.clients.mechanisms.votes.ballots import Ballots
 from fedsim.clients.mechanisms.votes.mechanism import VoteMechanism
 
 
-def draft_of_votes(request: PlanRequest) -> Draft:
+def draft(request: PlanRequest) -> Draft:
     """Return the draft of a client that votes in every round.
 
     Args:

@@ -256,7 +256,7 @@ class _Comparison:
             digest(state.model),
         ):
             yield "the final model is not the one of the last round that was computed again"
-        elif self._federation.voting is not None:
+        elif not self._federation.goal.averages:
             student = to_numpy(self._federation.final_model(state))
             saved = load_file(self._directory.path / "model.safetensors")
             if not same_arrays(saved, student):

@@ -12,17 +12,14 @@ from torch import Tensor, nn
 from fedsim.accountant import Gaussian, JointGaussian, PoissonSampled
 from fedsim.accountant.groups import group_noise_multiplier
 from fedsim.clients.gradients.parameters import FlatParameters
-from fedsim.clients.mechanisms.client_update.mechanism import UpdateMechanism
-from fedsim.clients.mechanisms.client_update.release import (
-    ReleasedUpdates,
-    clipped_updates,
-    release_updates,
-)
+from fedsim.clients.mechanisms.client_update.mechanism import UpdateMechanism, clipped_updates
+from fedsim.clients.mechanisms.contract import ReleasedUpdates
 from fedsim.clients.mechanisms.noise_range import NoiseRangeError
 from fedsim.noise.grid import DEVIATION
 from fedsim.noise.sources import NoiseSource, NoNoise, SeededNoise
 
 SIZE = 40
+release_updates = UpdateMechanism.release_updates
 
 
 def parameters(size: int, dtype: torch.dtype) -> FlatParameters:
