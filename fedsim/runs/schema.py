@@ -16,7 +16,7 @@ from fedsim.core.errors import InputError
 SCHEMAS: Mapping[str, int] = {
     "environment.json": 6,  # of the whole run directory
     "model.safetensors": 4,  # of the checkpoint, in its metadata
-    "privacy.json": 2,
+    "privacy.json": 3,
     "manifest.json": 1,
     "scores.json": 1,
     "answers.json": 1,

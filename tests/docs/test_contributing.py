@@ -23,6 +23,10 @@ pytestmark = pytest.mark.skipif(not PAGE.exists(), reason="reads the documents o
 # A built-in of each kind: what names it in the source, and what names it in documents.
 EXAMPLES = {
     "A strategy": (r'"fedadam"|\bFedAdam\b', "fedadam"),
+    "A kind of private release": (
+        r'"input_perturbation"|\bInputMechanism\b',
+        "input_perturbation",
+    ),
     "A sampler": (r'"balls_and_bins"|\bBallsAndBins\b', "balls_and_bins"),
     "A layer rule": (r"\bEmbeddingUse\b", "EmbeddingUse"),
     "A dataset": (r'"blobs": |\bBlobsArgs\b', "blobs"),
