@@ -252,7 +252,7 @@ def test_an_emptied_privacy_section_is_not_overlooked(command: Command) -> None:
 def test_validate_says_ok(command: Command) -> None:
     assert command("validate", "good.yaml") == (
         0,
-        "good.yaml: ok (tiny, DP-SGD with target ε = 8 at δ = 0.001)\n",
+        "good.yaml: ok (tiny, DP-SGD in every client with target ε = 8 at δ = 0.001)\n",
         "",
     )
 

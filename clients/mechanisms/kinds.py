@@ -87,7 +87,8 @@ _VOTES = ReleaseKind(
     sensitivity="√2 votes",
     charged="every ballot",
     fixed="Noise and the charged number of queries",
-    not_deployed="a node's policy has no limits for votes yet; use task: federated",
+    not_deployed="task: pate is for simulations: a node's policy has no limits for votes yet; use "
+    "task: federated",
 )
 _OUTPUT = ReleaseKind(
     name="output_perturbation",

@@ -38,6 +38,7 @@ from fedsim.accountant import Event, Gaussian, JointGaussian
 from fedsim.accountant.ledger.journal import FileJournal
 from fedsim.clients.gradients.model_randomness import KEY_BYTES
 from fedsim.core.errors import FedsimError
+from fedsim.core.settings import written_name
 from fedsim.core.streams import Purpose
 from fedsim.experiment import load_experiment
 from fedsim.noise.grid import DEVIATION
@@ -161,7 +162,8 @@ def pair_of(experiment: Mapping[str, Any], data: Dataset, row: int) -> Pair:
         row: of CLIENT; its example differs where examples are replaced or zeroed out.
     """
     privacy = experiment["privacy"]
-    unit, adjacency = privacy.get("unit", "example"), privacy.get("adjacency", "zero_out")
+    unit = privacy.get("unit", "example")
+    adjacency = written_name(privacy.get("adjacency", "zero_out"))
     if unit == "client":
         if adjacency == "add_remove":
             return Pair(data.without_client(), 1.0)
@@ -251,9 +253,9 @@ def run_pair(
     Raises:
         ToldApartError: something that is not released differs, or a release moves too far.
     """
-    trust = experiment["privacy"].get("trust", "local")
+    trust = written_name(experiment["privacy"].get("trust", "local"))
     transcript, data = Transcript(), Dataset.make(sizes)
-    if experiment["privacy"].get("adjacency") == "add_remove":
+    if written_name(experiment["privacy"].get("adjacency", "zero_out")) == "add_remove":
         transcript.always = (sizes[CLIENT] - 1,)
     bases = base / "first", base / "second"
     data.write(bases[0])

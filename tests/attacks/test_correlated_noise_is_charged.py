@@ -266,7 +266,7 @@ def test_dp_accounting_agrees_on_the_run(bands: int) -> None:
     assert isinstance(step.event, Gaussian)
     assert event.count == 250 // bands
     assert step.event.noise_multiplier == pytest.approx(
-        plan.step.noise_multiplier / math.hypot(*square_root_coefficients(bands)), rel=1e-9
+        plan.release.noise_multiplier / math.hypot(*square_root_coefficients(bands)), rel=1e-9
     )
     oracle = PLDAccountant(value_discretization_interval=1e-3)
     inside = dp.GaussianDpEvent(step.event.noise_multiplier)
@@ -280,7 +280,7 @@ def test_the_loss_of_the_matrix_mechanism_by_monte_carlo() -> None:
     bands, steps, trials = 5, 250, 60_000
     plan, event = charged("cyclic_poisson", bands)
     c = matrix(square_root_coefficients(bands), steps)
-    z, rate = plan.step.noise_multiplier, event.event.sampling_rate
+    z, rate = plan.release.noise_multiplier, event.event.sampling_rate
     chances = np.arange(0, steps, bands)
     generator = np.random.default_rng(2)
     losses = []

@@ -53,7 +53,9 @@ def loss(outputs, targets):
 """
 
 
-def experiment(base: Path, *, trust: str, clients: int, colluding: int = 0) -> dict[str, Any]:
+def experiment(
+    base: Path, *, trust: str, clients: int, colluding: int = 0, noise: str = "seeded"
+) -> dict[str, Any]:
     (base / "p.py").write_text(PLUGIN)
     content: dict[str, Any] = {
         "name": "pooled",
@@ -70,6 +72,7 @@ def experiment(base: Path, *, trust: str, clients: int, colluding: int = 0) -> d
             if trust == "distributed"
             else trust,
             "noise_multiplier": Z,
+            "noise": noise,
             "delta": 1e-3,
             "max_grad_norm": 1.0,
         },

@@ -49,22 +49,18 @@ import os, sys
 from pathlib import Path
 from fedsim.accountant import Gaussian, PoissonSampled, PrivacyLedger
 from fedsim.accountant.ledger.journal import Charge, FileJournal
+from fedsim.clients.local_settings import LocalSettings
+from fedsim.clients.mechanisms.plan import PlanRequest
 from fedsim.clients.mechanisms.planner import plan_privacy
-from fedsim.clients.local_settings import LocalSettings
-from fedsim.clients.privacy_settings import PrivacySettings
-from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.deployment.node_journal import NodeJournal
 from fedsim.deployment.policy import NodePolicy
 from fedsim.deployment.policy_rules import PolicyRefusalError
 
 home = Path(sys.argv[1])
-plan = plan_privacy(
-    PrivacySettings(noise_multiplier=2.0, delta=1e-5, max_grad_norm=1.0),
-    LocalSettings(steps=1, batch_size=10),
-    examples=100,
-    planned_rounds=20,
-)
+privacy = PrivacySettings(noise_multiplier=2.0, delta=1e-5, max_grad_norm=1.0)
+local = LocalSettings(steps=1, batch_size=10)
+plan = plan_privacy(PlanRequest(privacy, local, examples=100, planned_rounds=20))
 
 def child(seed, start, results):
     own = FileJournal(home / f"own-{seed}.jsonl")
@@ -81,7 +77,7 @@ def child(seed, start, results):
     os.read(start, 1)
     granted = 0
     for number in range(1, 21):
-        event = PrivacyLedger().record(*plan.step.charges(number - 1, 1)[0])
+        event = PrivacyLedger().record(*plan.release.charges(number - 1, 1)[0])
         try:
             journal.append(Charge(0, number, "", 1, event, own.head(0)))
         except PolicyRefusalError:

@@ -156,8 +156,7 @@ privacy:
   delta: 0.001
   max_grad_norm: 0.5
   max_update_norm: null
-  mechanism:
-    name: gradient_perturbation
+  mechanism: gradient_perturbation
   clipping:
     name: flat
     groups: {}

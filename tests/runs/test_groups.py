@@ -106,7 +106,7 @@ def test_an_audit_finds_most_of_the_claim_and_a_group_with_too_little_noise(
     ("changes", "message"),
     [
         ({"privacy.trust": "central", "local.steps": 1}, "has no proof for groups"),
-        ({"privacy.unit": "client"}, "remove groups: one bound is for the whole update"),
+        ({"privacy.unit": "client"}, "clipping.groups bounds nothing with unit: client"),
         (
             {"privacy.clipping": {"name": "per_layer", "groups": GROUPS}},
             "unknown key for name 'per_layer'; it belongs to 'flat' or 'adaptive'",

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from fedsim.clients.mechanisms import planner
+from fedsim.clients.mechanisms.plan import PlanRequest, PrivacyPlan
 from fedsim.experiment import load_experiment
 from fedsim.federation import assembly, client_plans
 from fedsim.federation.federation import Federation
@@ -55,9 +56,9 @@ def test_a_run_plans_each_kind_and_keeps_the_state_of_clients_that_were_asked(
 ) -> None:
     planned: list[int] = []
 
-    def counted(*arguments: Any, **options: Any) -> Any:
-        planned.append(options["examples"])
-        return planner.plan_privacy(*arguments, **options)
+    def counted(request: PlanRequest) -> PrivacyPlan:
+        planned.append(request.examples)
+        return planner.plan_privacy(request)
 
     monkeypatch.setattr(client_plans, "plan_privacy", counted)
     seen = Seen()

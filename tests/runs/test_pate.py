@@ -219,7 +219,7 @@ def test_what_knows_no_votes_refuses_them(tmp_path: Path) -> None:
         audit_experiment(loaded, clients=1, steps=10)
     with pytest.raises(DeploymentError, match="task: pate is for simulations"):
         write_app(loaded, tmp_path / "app")
-    with pytest.raises(PolicyRefusalError, match="no policy has a limit"):
+    with pytest.raises(PolicyRefusalError, match="has no limits for votes"):
         check_experiment(NodePolicy(), loaded)
 
 

@@ -10,6 +10,7 @@ from safetensors.numpy import load_file
 
 from fedsim.accountant import Gaussian, PldAccountant, PoissonSampled
 from fedsim.accountant.ledger.privacy_ledger import PrivacyLedger
+from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.training.streams import StreamKey
 from fedsim.core.streams import Purpose, restart_at, stream
 from fedsim.experiment.errors import ExperimentError
@@ -66,7 +67,9 @@ def numpy_rounds(federation) -> tuple[np.ndarray, list[np.ndarray]]:
                 values.copy(),
                 StreamKey(0, client, number),
             )
-            lots = key.lots(plan.step.sampling, len(x), first_step=2 * (number - 1))
+            lots = key.lots(
+                plan.release_as(DpSgdMechanism).sampling, len(x), first_step=2 * (number - 1)
+            )
             noise, upload = key.noise(), np.zeros((2, P))
             for step in range(2):
                 lot = next(lots)

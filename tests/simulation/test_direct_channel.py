@@ -53,7 +53,7 @@ def broken(of: Federation) -> Any:
         raise RuntimeError("patient 17")
 
     class Broken(ClientTask):
-        step = staticmethod(raises)  # pyright: ignore[reportAssignmentType]
+        release = staticmethod(raises)  # pyright: ignore[reportAssignmentType]
 
     def task(client: int) -> ClientTask:
         found = of.client_task(client)

@@ -258,7 +258,7 @@ def test_the_count_of_adaptive_clipping_is_each_clients_own() -> None:
     members = [
         replace(
             member(k, clipping="adaptive", steps=6),
-            step=DpSgdMechanism(
+            release=DpSgdMechanism(
                 PoissonSampling(1.0), AdaptiveClipping(bound, count_noise=1e-5), 0.0, 20.0
             ),
         )
@@ -568,7 +568,7 @@ def test_without_noise_and_clipping_training_is_full_batch_gradient_descent(name
     local = LocalSettings(steps=10, batch_size=14, optimizer=OPTIMIZERS[name])
     exact = DpSgdMechanism(PoissonSampling(1.0), FlatClipping(1e9), 0.0, expected_lot=14.0)
     one = member(0, steps=10)
-    one = replace(one, features=one.features.double(), step=exact)
+    one = replace(one, features=one.features.double(), release=exact)
     place = bench(dtype=torch.float64)
     private = place.train([one], local=local).values[0]
 
