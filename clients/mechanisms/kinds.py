@@ -31,7 +31,7 @@ class ReleaseKind:
         reads: why clients' examples are read, in words.
         fixed: what was fixed before the run, in words.
         takes_canaries: whether an audit can plant canaries in what is released.
-        no_more_rounds_cost: whether further rounds cost nothing, once the first one is paid for.
+        later_rounds_are_free: whether rounds after the first one cost nothing.
         not_deployed: why a SuperNode refuses it; "" where it does not.
     """
 
@@ -49,7 +49,7 @@ class ReleaseKind:
     reads: str = "training"
     fixed: str = "Noise and the number of rounds"
     takes_canaries: bool = False
-    no_more_rounds_cost: bool = False
+    later_rounds_are_free: bool = False
     not_deployed: str = ""
 
     @property
@@ -108,7 +108,7 @@ _INPUT = ReleaseKind(
     sensitivity="1",
     charged="the release of these",
     reads="their noisy copies",
-    no_more_rounds_cost=True,
+    later_rounds_are_free=True,
     not_deployed="noisy examples are charged once, and a node's examples may change between "
     "rounds; set privacy.mechanism to gradient_perturbation",
 )

@@ -128,8 +128,8 @@ class Experiment(Settings):
     @property
     def not_deployed(self) -> str:
         """Why nodes of a real federation do not answer what clients are asked; "" where they do."""
-        votes = KINDS["votes"] if self.task == "pate" else self.release_kind
-        return votes.not_deployed
+        asked = KINDS["votes"] if self.task == "pate" else self.release_kind
+        return asked.not_deployed
 
     @property
     def holdout(self) -> float | None:

@@ -19,8 +19,8 @@ from fedsim.clients.gradients.loss_gradient import scaled_loss
 from fedsim.clients.mechanisms.client_update.mechanism import COUNT_SENSITIVITY, UpdateMechanism
 from fedsim.clients.mechanisms.contract import Mechanism
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
-from fedsim.clients.mechanisms.input_perturbation.mechanism import InputMechanism, noisy_examples
-from fedsim.clients.mechanisms.output_perturbation.mechanism import OutputMechanism, release_output
+from fedsim.clients.mechanisms.input_perturbation.mechanism import InputMechanism
+from fedsim.clients.mechanisms.output_perturbation.mechanism import OutputMechanism
 from fedsim.clients.mechanisms.plan import PrivacyPlan
 from fedsim.clients.mechanisms.votes.answer import noisy_votes
 from fedsim.clients.mechanisms.votes.mechanism import NO_LABEL, VoteMechanism
@@ -363,10 +363,10 @@ class ModelProbe(ReleaseProbe[OutputMechanism]):
                 used = replace(used, descent=descent)
             far = features * (_FAR_ABOVE * descent.problem.examples.max_feature_norm)
             noise = self._key(client, trial).noise(secure=self._is_secure(client, trial))
-            values = release_output(start, far, targets, used, noise, order=order, steps=steps)
+            values = used.release_model(start, far, targets, noise, order=order, steps=steps)
             still = replace(used, noise_multiplier=0.0)
-            offset = release_output(
-                start, far[:0], targets[:0], still, NoNoise(), order=order[:0], steps=steps
+            offset = still.release_model(
+                start, far[:0], targets[:0], NoNoise(), order=order[:0], steps=steps
             )
             [charged] = self._charged(client, used)
             part = ChargedPart(charged, 1.0 / descent.sensitivity, [slice(None)])
@@ -394,7 +394,7 @@ class ExampleProbe(ReleaseProbe[InputMechanism]):
                 features * (_FAR_ABOVE * bound) if trial.is_large else torch.zeros_like(features)
             )
             noise = SeededNoise(self._key(client, trial).key_bytes(Purpose.EXAMPLE_NOISE))
-            values, _ = noisy_examples(given, targets, mechanism, noise)
+            values, _ = mechanism.release_examples(given, targets, noise)
             charged, _ = self._charged(client, mechanism)
             part = ChargedPart(charged, 1.0 / bound, [slice(None)])
             see(Release(client, values.flatten(1), [part]))

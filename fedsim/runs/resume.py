@@ -64,7 +64,7 @@ def _check_rounds(after: Experiment, old: int, new: int) -> None:
         raise RunDirectoryError(
             f"federation.rounds was {old} in the run and is {new} now: rounds can only be added"
         )
-    if after.release_kind.no_more_rounds_cost:
+    if after.release_kind.later_rounds_are_free:
         return  # the noisy examples are paid for, and rounds cost nothing
     if after.privacy is not None and not after.privacy.gives_noise:
         raise RunDirectoryError(

@@ -219,9 +219,8 @@ class AdjacencySentence(Sentence):
         if self.facts.counts_votes:
             return _VOTE_ADJACENCY, kind.sensitivity
         of_unit = _CLIENT_ADJACENCIES if kind.protects_client else _ADJACENCIES
-        if self._name != "replace_one":
-            return of_unit[self._name], kind.sensitivity
-        return of_unit[self._name], f"2{kind.sensitivity}".replace("21", "2")
+        twice = "2" if kind.sensitivity == "1" else f"2{kind.sensitivity}"
+        return of_unit[self._name], twice if self._name == "replace_one" else kind.sensitivity
 
     @property
     def _name(self) -> str:

@@ -328,7 +328,7 @@ def _objections_off_gradients(facts: Facts, mechanism: MechanismFacts) -> Iterat
         yield "noise off the gradients has no guarantee but in local trust, for the example unit"
     if mechanism.adjacency == "add_remove":
         yield "noise off the gradients has no guarantee under add_remove adjacency"
-    if facts.kind.no_more_rounds_cost and mechanism.noise == "secure":
+    if facts.kind.later_rounds_are_free and mechanism.noise == "secure":
         yield "secure noise cannot be drawn twice, and noisy examples are made anew by a process"
 
 

@@ -1,7 +1,7 @@
 """The mechanism of one step, its sampling and its accounting."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from fedsim.clients.sampling.schemes import SAMPLING_SCHEMES
 from fedsim.core.formatting import count_text, range_text
@@ -59,15 +59,27 @@ _ADDS = {
 }
 
 
-class DpSgdSentence(Sentence):
-    """The mechanism of one step."""
+class ReleaseSentence(Sentence):
+    """The mechanism of a kind of private release.
 
-    point, kind, title = "mechanism", "fact", "DP-SGD in every client"
+    Attributes:
+        release: name of the kind.
+    """
+
+    point, kind = "mechanism", "fact"
+    release: ClassVar[str]
 
     @classmethod
     def holds(cls, facts: Facts) -> bool:
-        """Whether a client was charged for steps in a private run."""
-        return _is_charged(facts) and facts.kind.name == "dp_sgd"
+        """Whether a client was charged for releases of the kind."""
+        charged = facts.mechanism is not None and facts.has_charges
+        return charged and facts.kind.name == cls.release
+
+
+class DpSgdSentence(ReleaseSentence):
+    """The mechanism of one step."""
+
+    title, release = "DP-SGD in every client", "dp_sgd"
 
     @property
     def text(self) -> str:
@@ -110,15 +122,10 @@ class DpSgdSentence(Sentence):
         return f"{steps} in {_counts(self.values['rounds'], 'round')}"
 
 
-class ClientUpdateSentence(Sentence):
+class ClientUpdateSentence(ReleaseSentence):
     """The mechanism of one round where the unit is the client."""
 
-    point, kind, title = "mechanism", "fact", "One release of a whole update in a round"
-
-    @classmethod
-    def holds(cls, facts: Facts) -> bool:
-        """Whether a client was charged for whole updates."""
-        return _is_charged(facts) and facts.kind.name == "client_update"
+    title, release = "One release of a whole update in a round", "client_update"
 
     @property
     def text(self) -> str:
@@ -145,15 +152,10 @@ class ClientUpdateSentence(Sentence):
         return _ranges(self.facts, ("noise_multiplier", "rounds"))
 
 
-class OutputSentence(Sentence):
+class OutputSentence(ReleaseSentence):
     """The mechanism of one round with noise on the trained model."""
 
-    point, kind, title = "mechanism", "fact", "Noise on the trained model"
-
-    @classmethod
-    def holds(cls, facts: Facts) -> bool:
-        """Whether a client was charged for trained models."""
-        return _is_charged(facts) and facts.kind.name == "output_perturbation"
+    title, release = "Noise on the trained model", "output_perturbation"
 
     @property
     def text(self) -> str:
@@ -174,15 +176,10 @@ class OutputSentence(Sentence):
         return _with_bounds(self.facts)
 
 
-class InputSentence(Sentence):
+class InputSentence(ReleaseSentence):
     """The mechanism of noise on the examples."""
 
-    point, kind, title = "mechanism", "fact", "Noise on the examples"
-
-    @classmethod
-    def holds(cls, facts: Facts) -> bool:
-        """Whether a client was charged for its noisy examples."""
-        return _is_charged(facts) and facts.kind.name == "input_perturbation"
+    title, release = "Noise on the examples", "input_perturbation"
 
     @property
     def text(self) -> str:
@@ -202,15 +199,10 @@ class InputSentence(Sentence):
         return _with_bounds(self.facts)
 
 
-class VotesSentence(Sentence):
+class VotesSentence(ReleaseSentence):
     """The mechanism of a ballot."""
 
-    point, kind, title = "mechanism", "fact", "Noisy votes on public queries"
-
-    @classmethod
-    def holds(cls, facts: Facts) -> bool:
-        """Whether a client was charged for votes."""
-        return _is_charged(facts) and facts.kind.name == "votes"
+    title, release = "Noisy votes on public queries", "votes"
 
     @property
     def text(self) -> str:
@@ -444,10 +436,6 @@ def _orders(orders: tuple[float, ...]) -> str:
     if len(orders) <= _MAX_NAMED_ORDERS:
         return ", ".join(f"{order:g}" for order in orders)
     return f"of the file, {len(orders)} from {min(orders):g} to {max(orders):g}"
-
-
-def _is_charged(facts: Facts) -> bool:
-    return facts.mechanism is not None and facts.has_charges
 
 
 def _with_bounds(facts: Facts) -> Mapping[str, Any]:

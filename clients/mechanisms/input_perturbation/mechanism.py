@@ -115,45 +115,39 @@ class InputMechanism(Mechanism):
     def release_examples(
         self, features: Tensor, targets: Tensor, noise: NoiseSource
     ) -> tuple[Tensor, Tensor]:
-        """Return noisy features and targets (see `noisy_examples`)."""
-        return noisy_examples(features, targets, self, noise)
+        """Return noisy features (n, ...) and targets, in the types of the given ones.
+
+        A noisy class is the one with the largest noisy value of its one-hot row; a noisy label of
+        bce is 0 or 1, whichever is nearer. Both are functions of the noisy rows.
+
+        Guarantee: with noise, the result is a function of whole numbers of the grid: the rounded
+        bounded rows plus the draws of the source.
+
+        Args:
+            features: the client's examples (n, ...).
+            targets: their targets (n, ...).
+            noise: the client's own; used for these examples only.
+
+        Raises:
+            ValueError: the bounds of an example are not known.
+        """
+        bounds = self.bounds
+        if bounds is None:
+            raise ValueError("noisy examples need the bounds of an example")
+        x, _ = bounded_rows(features, bounds.max_feature_norm)
+        y, _ = bounds.target_rows(targets)
+        z = math.sqrt(2.0) * self.noise_multiplier
+        lengths = [
+            z * one / DEVIATION or 1.0 for one in (bounds.max_feature_norm, bounds.target_norm)
+        ]
+        rows = torch.cat([x / lengths[0], y / lengths[1]], dim=1)
+        flat = rows.reshape(1, -1)  # one row of the source, example after example
+        whole = slice(0, flat.shape[1])
+        release_(flat, [noise if z else None], [(whole, flat.new_ones(1, 1))], flat)
+        rows = flat.view(rows.shape)
+        noisy = (rows[:, : x.shape[1]] * lengths[0]).view(features.shape).to(features.dtype)
+        return noisy, bounds.targets_of(rows[:, x.shape[1] :] * lengths[1], targets)
 
     def _release(self, noise_factor: float) -> Event:
         first, second = (noise_factor * one for one in self.part_multipliers)
         return JointGaussian((first, second))
-
-
-def noisy_examples(
-    features: Tensor, targets: Tensor, mechanism: InputMechanism, noise: NoiseSource
-) -> tuple[Tensor, Tensor]:
-    """Return noisy features (n, ...) and targets, in the types of the given ones.
-
-    A noisy class is the one with the largest noisy value of its one-hot row; a noisy label of bce
-    is 0 or 1, whichever is nearer. Both are functions of the noisy rows.
-
-    Guarantee: with noise, the result is a function of whole numbers of the grid: the rounded
-    bounded rows plus the draws of the source.
-
-    Args:
-        features: the client's examples (n, ...).
-        targets: their targets (n, ...).
-        mechanism: with the bounds of an example.
-        noise: the client's own; used for these examples only.
-
-    Raises:
-        ValueError: the mechanism has no bounds.
-    """
-    bounds = mechanism.bounds
-    if bounds is None:
-        raise ValueError("noisy examples need the bounds of an example")
-    x, _ = bounded_rows(features, bounds.max_feature_norm)
-    y, _ = bounds.target_rows(targets)
-    z = math.sqrt(2.0) * mechanism.noise_multiplier
-    lengths = [z * one / DEVIATION or 1.0 for one in (bounds.max_feature_norm, bounds.target_norm)]
-    rows = torch.cat([x / lengths[0], y / lengths[1]], dim=1)
-    flat = rows.reshape(1, -1)  # one row of the source, example after example
-    whole = slice(0, flat.shape[1])
-    release_(flat, [noise if z else None], [(whole, flat.new_ones(1, 1))], flat)
-    rows = flat.view(rows.shape)
-    noisy = (rows[:, : x.shape[1]] * lengths[0]).view(features.shape).to(features.dtype)
-    return noisy, bounds.targets_of(rows[:, x.shape[1] :] * lengths[1], targets)

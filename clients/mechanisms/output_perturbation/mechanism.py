@@ -122,49 +122,34 @@ class OutputMechanism(ModelRelease):
         order: np.ndarray,
         steps: int,
     ) -> Tensor:
-        """Return the noisy model of a client (see `release_output`)."""
-        return release_output(start, features, targets, self, noise, order=order, steps=steps)
+        """Return the noisy model of a client, float64 (size,).
 
+        Guarantee: with noise, the result is a function of the start, projected into the ball of the
+        training, and of whole numbers of the grid: the rounded difference of the trained model to
+        that start, plus the draws of the source.
 
-def release_output(
-    start: Tensor,
-    features: Tensor,
-    targets: Tensor,
-    mechanism: OutputMechanism,
-    noise: NoiseSource,
-    *,
-    order: np.ndarray,
-    steps: int,
-) -> Tensor:
-    """Return the noisy model of a client, float64 (size,).
+        Args:
+            start: values of the global model (size,), weights before biases.
+            features: the client's examples (n, ...).
+            targets: their targets (n, ...).
+            noise: the client's own.
+            order: the positions 0 ... n − 1 in the order of the batches, drawn without examples.
+            steps: T of the training, or 0 for a probe of the noise.
 
-    Guarantee: with noise, the result is a function of the start, projected into the ball of the
-    training, and of whole numbers of the grid: the rounded difference of the trained model to that
-    start, plus the draws of the source.
-
-    Args:
-        start: values of the global model (size,), weights before biases.
-        features: the client's examples (n, ...).
-        targets: their targets (n, ...).
-        mechanism: with its training.
-        noise: the client's own.
-        order: the positions 0 ... n − 1 in the order of the batches, drawn without the examples.
-        steps: T of the training, or 0 for a probe of the noise.
-
-    Raises:
-        ValueError: the mechanism has no training.
-    """
-    descent = mechanism.descent
-    if descent is None:
-        raise ValueError("a release needs the training whose sensitivity is known")
-    begin = _project(start.double(), descent.radius)
-    trained = train(begin, features, targets, descent, order=order, steps=steps)
-    row = (trained - begin).unsqueeze(0)
-    z = mechanism.noise_multiplier
-    length = mechanism.deviation / DEVIATION if z else 1.0
-    row = row / length
-    release_(row, [noise if z else None], [(slice(0, row.shape[1]), row.new_ones(1, 1))], row)
-    return begin + row[0] * length
+        Raises:
+            ValueError: the training is not known.
+        """
+        descent = self.descent
+        if descent is None:
+            raise ValueError("a release needs the training whose sensitivity is known")
+        begin = _project(start.double(), descent.radius)
+        trained = train(begin, features, targets, descent, order=order, steps=steps)
+        row = (trained - begin).unsqueeze(0)
+        z = self.noise_multiplier
+        length = self.deviation / DEVIATION if z else 1.0
+        row = row / length
+        release_(row, [noise if z else None], [(slice(0, row.shape[1]), row.new_ones(1, 1))], row)
+        return begin + row[0] * length
 
 
 def train(
@@ -183,7 +168,7 @@ def train(
         features: (n, ...).
         targets: (n, ...).
         descent: loss, rates and batches.
-        order: as `release_output`.
+        order: as `OutputMechanism.release_model`.
         steps: number of steps.
     """
     problem = descent.problem

@@ -9,7 +9,7 @@ import torch
 from fedsim.accountant import JointGaussian
 from fedsim.accountant.groups import group_noise_multiplier
 from fedsim.clients.mechanisms.bounded_examples import BoundedExamples
-from fedsim.clients.mechanisms.input_perturbation.mechanism import InputMechanism, noisy_examples
+from fedsim.clients.mechanisms.input_perturbation.mechanism import InputMechanism
 from fedsim.noise.grid import DEVIATION
 from fedsim.noise.sources import NoNoise, SeededNoise
 
@@ -39,7 +39,7 @@ def test_no_example_moves_the_integers_further_than_charged(scale: float) -> Non
     draw = torch.Generator().manual_seed(3)
     x = scale * torch.randn(50, 6, generator=draw, dtype=torch.float64)
     y = scale * torch.randn(50, 2, generator=draw, dtype=torch.float64)
-    noisy = noisy_examples(x, y, mechanism, NoNoise())
+    noisy = mechanism.release_examples(x, y, NoNoise())
     lengths = [math.sqrt(2.0) * Z * bound / DEVIATION for bound in (R, 3.0)]
     for rows, length, charged in zip(noisy, lengths, mechanism.part_multipliers, strict=True):
         for row in (rows / length).round().tolist():
@@ -50,9 +50,9 @@ def test_no_example_moves_the_integers_further_than_charged(scale: float) -> Non
 def test_an_example_changes_its_own_row_alone() -> None:
     mechanism = mechanism_of(BoundedExamples("cross_entropy", 4, 3, R))
     x, y = torch.randn(9, 2, 2), torch.randint(3, (9,))
-    one, _ = noisy_examples(x, y, mechanism, SeededNoise(bytes(32)))
+    one, _ = mechanism.release_examples(x, y, SeededNoise(bytes(32)))
     x[4] = torch.nan
-    other, _ = noisy_examples(x, y, mechanism, SeededNoise(bytes(32)))
+    other, _ = mechanism.release_examples(x, y, SeededNoise(bytes(32)))
     assert one.shape == x.shape
     assert one.dtype == x.dtype
     changed = (one != other).flatten(1).any(dim=1)
@@ -63,7 +63,7 @@ def test_an_example_changes_its_own_row_alone() -> None:
 def test_noise_has_the_charged_deviation() -> None:
     mechanism = mechanism_of(BoundedExamples("mse", 50, 5, R, 3.0))
     x, y = torch.zeros(400, 50, dtype=torch.float64), torch.zeros(400, 5, dtype=torch.float64)
-    features, targets = noisy_examples(x, y, mechanism, SeededNoise(bytes(32)))
+    features, targets = mechanism.release_examples(x, y, SeededNoise(bytes(32)))
     for rows, bound in ((features, R), (targets, 3.0)):
         deviation = math.sqrt(2.0) * Z * bound
         assert float(rows.std()) == pytest.approx(deviation, rel=5 * 0.5**0.5 / rows.numel() ** 0.5)
@@ -74,7 +74,7 @@ def test_noisy_labels_are_labels(loss: str) -> None:
     bounds = BoundedExamples(loss, 1, 3, R)  # pyright: ignore[reportArgumentType]
     x = torch.zeros(300, 1)
     y = torch.full((300,), 2) if loss == "cross_entropy" else torch.ones(300, 3)
-    _, noisy = noisy_examples(x, y, mechanism_of(bounds), SeededNoise(bytes(32)))
+    _, noisy = mechanism_of(bounds).release_examples(x, y, SeededNoise(bytes(32)))
     assert noisy.shape == y.shape
     assert noisy.dtype == y.dtype
     assert set(noisy.flatten().tolist()) <= {0, 1, 2}

@@ -12,11 +12,7 @@ from torch.nn import functional as F
 from fedsim.accountant import Gaussian
 from fedsim.clients.mechanisms.bounded_examples import BoundedExamples
 from fedsim.clients.mechanisms.losses import LOSSES, LossName
-from fedsim.clients.mechanisms.output_perturbation.mechanism import (
-    OutputMechanism,
-    release_output,
-    train,
-)
+from fedsim.clients.mechanisms.output_perturbation.mechanism import OutputMechanism, train
 from fedsim.clients.mechanisms.output_perturbation.problem import ConvexProblem, Descent
 from fedsim.noise.grid import DEVIATION
 from fedsim.noise.sources import SeededNoise
@@ -138,7 +134,7 @@ def test_a_release_is_whole_numbers_of_the_grid_and_charged_with_less_noise() ->
     x, y = torch.randn(N, D), torch.randint(K, (N,))
     order = np.arange(N)
     noise = SeededNoise(bytes(32))
-    released = release_output(start, x, y, mechanism, noise, order=order, steps=9)
+    released = mechanism.release_model(start, x, y, noise, order=order, steps=9)
     steps = released / (mechanism.deviation / DEVIATION)
     torch.testing.assert_close(steps, steps.round(), rtol=0, atol=1e-3)
     assert mechanism.deviation == 1.3 * descent.sensitivity
@@ -154,6 +150,6 @@ def test_without_noise_the_trained_model_is_released_and_charged_infinite() -> N
     start, order = torch.zeros(descent.problem.size), np.arange(N)
     x, y = torch.randn(N, D), torch.randint(K, (N,))
     noise = SeededNoise(bytes(32))
-    released = release_output(start, x, y, mechanism, noise, order=order, steps=9)
+    released = mechanism.release_model(start, x, y, noise, order=order, steps=9)
     assert torch.equal(released, train(start.double(), x, y, descent, order=order, steps=9))
     assert mechanism.charges(0, 1) == [(Gaussian(0.0), 1)]
