@@ -32,10 +32,11 @@ from fedsim.runs.checkpoint import RunCheckpoint
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.rounds_file import RoundsFile
 from fedsim.server.aggregation.aggregator import PlainAggregator
-from fedsim.server.app import RoundSetup, run_round
+from fedsim.server.app import run_round
 from fedsim.server.client_ledgers import ClientLedgers
+from fedsim.server.round_parts import Charges
 from fedsim.server.round_report import RoundReport
-from fedsim.server.train_round import TrainSetup
+from fedsim.server.train_round import RoundSetup
 from fedsim.simulation.local_grid import FIRST_NODE, LocalGrid
 
 QUICKSTART = Path(__file__).parent.parent / "experiments" / "digits_dp.yaml"
@@ -63,18 +64,17 @@ class Contender:
         app = client_app(self._federation, in_process=True, ledger=None)
         self._grid = LocalGrid(app, clients)
         privacy = loaded.experiment.privacy
+        parts = ()
+        if privacy is not None:
+            parts = (Charges(ClientLedgers(privacy.accountant.name, privacy.adjacency.name)),)
         self._setup = RoundSetup(
-            TrainSetup(
-                self._federation.algorithm,
-                self._federation.participation,
-                {FIRST_NODE + client: client for client in range(clients)},
-                PlainAggregator(self._federation.weights),
-                None
-                if privacy is None
-                else ClientLedgers(privacy.accountant.name, privacy.adjacency.name),
-                weights=self._federation.weights,
-            ),
+            self._federation.algorithm,
+            self._federation.participation,
+            {FIRST_NODE + client: client for client in range(clients)},
+            PlainAggregator(self._federation.weights),
             self._federation.test_metrics,
+            weights=self._federation.weights,
+            parts=parts,
         )
         self._state = ServerState(self._federation.initial_arrays())
         self.writing = 0.0

@@ -12,6 +12,7 @@ from typing import Any
 from fedsim.algorithms.state import ServerState
 from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
+from fedsim.federation.server import server_app
 from fedsim.federation.shards import client_app
 from fedsim.server.round_report import RoundReport
 from fedsim.simulation.engines import LocalEngine
@@ -98,7 +99,8 @@ def _run(experiment: Mapping[str, Any]) -> _Measured:
         def on_stop(reason: str) -> None:
             raise RuntimeError(reason)
 
-        server = federation.server_app(
+        server = server_app(
+            federation,
             start=ServerState(federation.initial_arrays()),
             on_round=on_round,
             on_stop=on_stop,

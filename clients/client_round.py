@@ -301,9 +301,22 @@ def _strike(entry: ClientRound | Answer) -> ClientRound | Answer:
 
 
 def _answer_block(entries: Sequence[ClientRound | Answer]) -> Iterator[Answer]:
-    """Yield the answers of one block, in order; a client that did not train with it trains now."""
-    rounds = [entry for entry in entries if isinstance(entry, ClientRound)]
-    trained = _train_together(rounds) if len(rounds) > 1 else {}
+    """Yield the answers of one block, in order.
+
+    Members that share model and settings train together. Where that fails, each trains in its
+    planned block with the others absent, which gives the same bits, and shows its own error.
+    """
+    groups: dict[object, list[ClientRound]] = {}
+    for entry in entries:
+        if isinstance(entry, ClientRound):
+            groups.setdefault(entry.shared, []).append(entry)
+    trained: dict[int, TrainedClient] = {}
+    for group in groups.values():
+        try:
+            with contained_exits():
+                trained.update(_train(group) if len(group) > 1 else {})
+        except Exception as error:  # noqa: BLE001  alone, each client shows its own error
+            logger.info("a block failed, so its clients train alone: %s", type(error).__name__)
     for entry in entries:
         if isinstance(entry, ClientRound):
             yield _answer(entry, trained.get(entry.task.client))
@@ -311,34 +324,14 @@ def _answer_block(entries: Sequence[ClientRound | Answer]) -> Iterator[Answer]:
             yield entry
 
 
-def _train_together(rounds: list[ClientRound]) -> dict[int, TrainedClient]:
-    """Train members of one block, and return those that trained, by client.
-
-    Members with different models, or whose training failed, are left out: each trains in its
-    planned block with the others absent, which gives the same bits, and shows its own error.
-    """
-    groups: dict[object, list[ClientRound]] = {}
-    for each in rounds:
-        groups.setdefault(each.shared, []).append(each)
-    trained: dict[int, TrainedClient] = {}
-    for group in groups.values():
-        try:
-            with contained_exits():
-                results = _train(group)
-        except Exception as error:  # noqa: BLE001  alone, each client shows its own error
-            logger.info("a block failed, so its clients train alone: %s", type(error).__name__)
-            continue
-        trained.update(zip((each.task.client for each in group), results, strict=True))
-    return trained
-
-
-def _train(rounds: Sequence[ClientRound]) -> list[TrainedClient]:
+def _train(rounds: Sequence[ClientRound]) -> dict[int, TrainedClient]:
     """Train members of one block that share model, loss and settings; the others are absent."""
     task, block = rounds[0].task, rounds[0].asked.block
     if task.voter is not None:
-        return [
-            TrainedClient(votes_of(each.task, each.asked.request), None, None) for each in rounds
-        ]
+        return {
+            each.task.client: TrainedClient(votes_of(each.task, each.asked.request), None, None)
+            for each in rounds
+        }
     task.shared_model.load(rounds[0].asked.request.arrays)
     members = {each.task.client: each.member for each in rounds}
     planned = block if task.places is None else tuple(members)
@@ -355,16 +348,16 @@ def _train(rounds: Sequence[ClientRound]) -> list[TrainedClient]:
     places = [planned.index(client) for client in members]
     present = result.values if len(places) == len(planned) else result.values[places]
     rows = present.cpu().numpy()
-    return [
-        TrainedClient(row, result.adapted_clip_norm[place], result.counts[place])
-        for row, place in zip(rows, places, strict=True)
-    ]
+    return {
+        client: TrainedClient(row, result.adapted_clip_norm[place], result.counts[place])
+        for client, row, place in zip(members, rows, places, strict=True)
+    }
 
 
 def _answer(entry: ClientRound, trained: TrainedClient | None) -> Answer:
     try:
         with contained_exits():
-            return _upload(entry, trained or _train([entry])[0])
+            return _upload(entry, trained or _train([entry])[entry.task.client])
     except Exception as error:  # noqa: BLE001  whatever a client raises is its failure
         return entry.task.failure(error)
 

@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Self, TypedDict
+from typing import Any, Literal, Self, TypedDict
 
 from fedsim.core.json_numbers import finite_or_none
 from fedsim.protocol.clip_bound import LearntBound, whole_bound
@@ -120,6 +120,65 @@ class SecureRoundReport:
 
 
 @dataclass(frozen=True)
+class RoundClients:
+    """What became of the clients of a round.
+
+    Attributes:
+        participants: clients in the aggregate, ascending.
+        failed: clients that dropped out of the round, ascending, and why.
+        withdrawn: clients that left the federation in this round.
+        shortened: steps of each client that took fewer than planned.
+        partial: local steps of each participant that did a part of its work, by the schedule.
+        staleness: rounds between the start of each participant and this one, where it is
+            asynchronous.
+        uploads: tag of the released values of each client that sent them in clear.
+    """
+
+    participants: tuple[int, ...] = ()
+    failed: tuple[Failure, ...] = ()
+    withdrawn: tuple[Withdrawal, ...] = ()
+    shortened: Mapping[int, int] = field(default_factory=dict)
+    partial: Mapping[int, int] = field(default_factory=dict)
+    staleness: Mapping[int, int] = field(default_factory=dict)
+    uploads: Mapping[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RoundCost:
+    """Time and bytes of a round.
+
+    Attributes:
+        seconds: wall-clock time.
+        timeline: `seconds` divided by `timeline.PARTS`.
+        traffic: bytes from and to the clients; None where they would show who took part.
+        simulated_time: time on the simulated clock of an asynchronous round; None elsewhere.
+    """
+
+    seconds: float = 0.0
+    timeline: Mapping[str, float] = field(default_factory=dict)
+    traffic: Traffic | None = None
+    simulated_time: float | None = None
+
+
+@dataclass(frozen=True)
+class RoundModel:
+    """The global model after a round, and how it moved.
+
+    Attributes:
+        digest: of the model.
+        update_norm: L2 norm of the aggregate update; None without one.
+        noise_norm: expected L2 norm of the noise in it; None without noise, or where it is not
+            known.
+        unmoved: trained tensors that round 1 left as they were.
+    """
+
+    digest: str = ""
+    update_norm: float | None = None
+    noise_norm: float | None = None
+    unmoved: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class RoundReport:
     """One finished round.
 
@@ -127,54 +186,27 @@ class RoundReport:
         round_number: the round, from 1.
         metrics: metrics of the new global model on the server's test set; a list has one number
             for each class.
-        participants: clients in the aggregate, ascending.
-        failed: clients that dropped out of the round, ascending, and why.
-        withdrawn: clients that left the federation in this round.
-        shortened: steps of each client that took fewer than planned.
-        seconds: wall-clock time of the round.
-        timeline: `seconds` divided by `timeline.PARTS`.
+        clients: what became of them.
+        cost: time and bytes.
+        model: the new global model.
         epsilon_max: largest cumulative ε of any client; None without privacy.
         clip_norms: adapted clipping bound of each client with adaptive clipping.
         aborted: why the round was given up, which leaves the model as it was; None otherwise.
         secure: secure aggregation; None for plain aggregation.
-        evaluates: whether the experiment evaluates on clients' held-out examples.
-        evaluation: its result; None in rounds without an evaluation.
-        uploads: tag of the released values of each client that sent them in clear.
-        model_digest: digest of the global model after the round.
-        traffic: bytes from and to the clients; None where they would show who took part.
-        update_norm: L2 norm of the aggregate update; None without one.
-        noise_norm: expected L2 norm of the noise in it; None without noise, or where it is not
-            known.
-        unmoved: trained tensors that round 1 left as they were.
-        partial: local steps of each participant that did a part of its work, by the schedule.
-        simulated_time: time on the simulated clock of an asynchronous round; None elsewhere.
-        staleness: rounds between the start of each participant and this one, where it is
-            asynchronous.
+        evaluation: what clients' held-out examples say; None in rounds without an evaluation, and
+            "off" where the experiment has none.
     """
 
     round_number: int
     metrics: Mapping[str, float | list[float]]
-    participants: tuple[int, ...]
-    failed: tuple[Failure, ...]
-    withdrawn: tuple[Withdrawal, ...]
-    shortened: Mapping[int, int]
-    seconds: float
-    epsilon_max: float | None
-    timeline: Mapping[str, float] = field(default_factory=dict)
+    clients: RoundClients = field(default_factory=RoundClients)
+    cost: RoundCost = field(default_factory=RoundCost)
+    model: RoundModel = field(default_factory=RoundModel)
+    epsilon_max: float | None = None
     clip_norms: Mapping[int, LearntBound] = field(default_factory=dict)
     aborted: str | None = None
     secure: SecureRoundReport | None = None
-    evaluates: bool = False
-    evaluation: EvaluationResult | None = None
-    uploads: Mapping[int, str] = field(default_factory=dict)
-    model_digest: str = ""
-    traffic: Traffic | None = None
-    update_norm: float | None = None
-    noise_norm: float | None = None
-    unmoved: tuple[str, ...] = ()
-    partial: Mapping[int, int] = field(default_factory=dict)
-    simulated_time: float | None = None
-    staleness: Mapping[int, int] = field(default_factory=dict)
+    evaluation: EvaluationResult | Literal["off"] | None = "off"
 
     def without_participants(self) -> Self:
         """Return the report for everybody but the server, where participation is secret.
@@ -182,49 +214,40 @@ class RoundReport:
         It names no client, and has no times and bytes: they grow with their number. A learnt
         bound stays: it is one for all clients, and a function of charged releases.
         """
-        return replace(
-            self,
-            participants=(),
-            failed=(),
-            withdrawn=(),
-            shortened={},
-            uploads={},
-            seconds=0.0,
-            timeline={},
-            traffic=None,
-        )
+        return replace(self, clients=RoundClients(), cost=RoundCost())
 
     def to_json(self) -> RoundRow:
         """Return the round's line of `rounds.jsonl`; infinite and NaN values are None."""
-        epsilon = self.epsilon_max
+        clients, cost, model, epsilon = self.clients, self.cost, self.model, self.epsilon_max
         metrics = {name: _as_json(value) for name, value in self.metrics.items()}
         row = RoundRow(
             round=self.round_number,
             **metrics,
-            participants=list(self.participants),
-            failed=[ClientReason(client=one.client, reason=one.reason) for one in self.failed],
+            participants=list(clients.participants),
+            failed=[ClientReason(client=one.client, reason=one.reason) for one in clients.failed],
             withdrawn=[
-                ClientReason(client=one.client, reason=one.reason) for one in self.withdrawn
+                ClientReason(client=one.client, reason=one.reason) for one in clients.withdrawn
             ],
             shortened=[
-                ClientSteps(client=client, steps=steps) for client, steps in self.shortened.items()
+                ClientSteps(client=client, steps=steps)
+                for client, steps in clients.shortened.items()
             ],
-            seconds=round(self.seconds, 4),
-            timeline={part: round(seconds, 4) for part, seconds in self.timeline.items()},
+            seconds=round(cost.seconds, 4),
+            timeline={part: round(seconds, 4) for part, seconds in cost.timeline.items()},
             epsilon_max=None if epsilon is None else finite_or_none(epsilon),
             clip_norm=_spread(map(whole_bound, self.clip_norms.values())),
             traffic=None
-            if self.traffic is None
-            else TrafficRow(down=self.traffic.down, up=self.traffic.up),
-            update_norm=None if self.update_norm is None else finite_or_none(self.update_norm),
-            noise_norm=self.noise_norm,
+            if cost.traffic is None
+            else TrafficRow(down=cost.traffic.down, up=cost.traffic.up),
+            update_norm=None if model.update_norm is None else finite_or_none(model.update_norm),
+            noise_norm=model.noise_norm,
         )
-        some: Any = {"unmoved": list(self.unmoved)} if self.unmoved else {}
-        if self.partial:
-            some["partial"] = [ClientSteps(client=k, steps=n) for k, n in self.partial.items()]
-        if self.simulated_time is not None:
-            some["simulated_time"] = round(self.simulated_time, 6)
-            some["staleness"] = _spread(self.staleness.values())
+        some: Any = {"unmoved": list(model.unmoved)} if model.unmoved else {}
+        if clients.partial:
+            some["partial"] = [ClientSteps(client=k, steps=n) for k, n in clients.partial.items()]
+        if cost.simulated_time is not None:
+            some["simulated_time"] = round(cost.simulated_time, 6)
+            some["staleness"] = _spread(clients.staleness.values())
         return RoundRow(**row, **some, **self._secure_keys(), **self._evaluation_keys())
 
     def _secure_keys(self) -> dict[str, Any]:
@@ -233,7 +256,7 @@ class RoundReport:
         return {
             **self.secure.metrics,
             "secure_aggregation": SecureRoundRow(
-                survivors=len(self.participants),
+                survivors=len(self.clients.participants),
                 aborted=self.aborted,
                 retried=self.secure.retried,
                 clipped=self.secure.clipped,
@@ -242,9 +265,9 @@ class RoundReport:
         }
 
     def _evaluation_keys(self) -> dict[str, Any]:
-        if not self.evaluates:
-            return {}
         found = self.evaluation
+        if found == "off":
+            return {}
         if found is None:
             return {"evaluated": None}
         return {

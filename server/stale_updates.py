@@ -6,6 +6,7 @@ releases and public numbers: post-processing.
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord
@@ -13,6 +14,10 @@ from flwr.app import ArrayRecord
 from fedsim.algorithms.state import ServerState
 from fedsim.protocol.arrays import to_arrays, to_numpy
 from fedsim.protocol.messages import TrainReply
+from fedsim.server.aggregation.aggregator import Aggregator, ClientAnswer
+from fedsim.server.participation.buffered import BufferedRound, BufferedSchedule
+from fedsim.server.round_parts import Aggregate, RoundPart
+from fedsim.server.round_report import RoundReport
 
 
 def staleness_scale(staleness: int) -> float:
@@ -66,6 +71,47 @@ def as_current(
     scale = staleness_scale(staleness)
     moved = {name: _moved(now[name], trained[name], began[name], scale) for name in now}
     return replace(reply, arrays=to_arrays(moved))
+
+
+class StaleUpdates(RoundPart):
+    """Clients of asynchronous rounds: each starts from the model of an earlier round.
+
+    Args:
+        schedule: which clients answer in which round, and when they began.
+    """
+
+    def __init__(self, schedule: BufferedSchedule) -> None:
+        self._schedule = schedule
+        self._state: ServerState
+        self._round: BufferedRound
+
+    def begin(self, state: ServerState, aggregator: Aggregator[Any]) -> None:
+        """Look the round up."""
+        self._state, self._round = state, self._schedule.round(state.round_number + 1)
+
+    def start(self, client: int) -> ArrayRecord:
+        """Return the model that a client started from."""
+        return version_of(self._state, self._round.start_of(client))
+
+    def take(self, client: int, answer: ClientAnswer) -> ClientAnswer:
+        """Return an answer as an update of the current global model."""
+        if not isinstance(answer, TrainReply):
+            return answer
+        version = self._round.start_of(client)
+        return as_current(answer, self.start(client), self._state, version)
+
+    def after(self, state: ServerState, aggregate: Aggregate) -> ServerState:
+        """Return the state with the models that clients still train from."""
+        return replace(state, versions=kept_versions(self._state, self._round.pending))
+
+    def complete(self, report: RoundReport, aggregate: Aggregate) -> RoundReport:
+        """Add the simulated time, and how many rounds ago each client started."""
+        now, round_ = self._state.round_number, self._round
+        staleness = {client: now - round_.start_of(client) for client in aggregate.clients}
+        clients = replace(report.clients, staleness=staleness)
+        return replace(
+            report, clients=clients, cost=replace(report.cost, simulated_time=round_.time)
+        )
 
 
 def _same_layout(one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) -> bool:

@@ -1,11 +1,7 @@
 """Wall-clock time of a round, divided into parts."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import TypeVar
-
-T = TypeVar("T")
+from collections.abc import Callable, Mapping
 
 PARTS = {
     "sample": "choose the participants and make the requests",
@@ -17,9 +13,9 @@ PARTS = {
 
 
 class Timeline:
-    """Divides wall-clock time into parts; a part inside another one interrupts it.
+    """Divides wall-clock time into parts, one after the other; a part may come again.
 
-    Guarantee: the seconds of all parts sum to the time spent in parts; each moment counts once.
+    Guarantee: the seconds of all parts sum to the time from the first `begin` to the last one.
 
     Args:
         clock: monotonic seconds.
@@ -28,7 +24,7 @@ class Timeline:
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self._seconds = dict.fromkeys(PARTS, 0.0)
-        self._open: list[str] = []
+        self._part: str | None = None
         self._since = 0.0
 
     @property
@@ -36,34 +32,15 @@ class Timeline:
         """Seconds by part."""
         return dict(self._seconds)
 
-    @contextmanager
-    def part(self, name: str) -> Iterator[None]:
-        """Count the time inside towards a part.
+    def begin(self, part: str | None) -> None:
+        """End the current part and begin another; None: none.
 
         Raises:
             KeyError: there is no such part.
         """
-        self._count()
-        self._open.append(name)
-        try:
-            yield
-        finally:
-            self._count()
-            self._open.pop()
-
-    def waiting(self, name: str, items: Iterable[T]) -> Iterator[T]:
-        """Yield the items; the wait for each item counts towards a part."""
-        iterator = iter(items)
-        while True:
-            with self.part(name):
-                try:
-                    item = next(iterator)
-                except StopIteration:
-                    return
-            yield item
-
-    def _count(self) -> None:
         now = self._clock()
-        if self._open:
-            self._seconds[self._open[-1]] += now - self._since
-        self._since = now
+        if self._part is not None:
+            self._seconds[self._part] += now - self._since
+        if part is not None and part not in self._seconds:
+            raise KeyError(part)
+        self._part, self._since = part, now

@@ -1,15 +1,15 @@
 """The training part of one round: requests to clients, their replies checked and aggregated.
 
 A client that dies, fails, or replies too late is left out of the aggregate and named in the round's
-report with the reason (`TrainRound.aggregate`). Its charge stays in its account.
+report with the reason. Its charge stays in its account.
 """
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
@@ -17,15 +17,12 @@ from flwr.serverapp import Grid
 from fedsim.algorithms.algorithm import Algorithm, Contribution, Update
 from fedsim.algorithms.state import ServerState
 from fedsim.core.plugin_errors import plugin_calls
-from fedsim.protocol.arrays import digest, to_arrays
+from fedsim.protocol.arrays import to_arrays
 from fedsim.protocol.channel import TrainAnswer
-from fedsim.protocol.client_spend import ClientSpend
-from fedsim.protocol.clip_bound import LearntBound
 from fedsim.protocol.coefficients import upload_base, with_round, without_update
 from fedsim.protocol.errors import ENDS_RUN, ProtocolError
 from fedsim.protocol.exchange import NO_REPLY, ClientError
-from fedsim.protocol.messages import TrainReply, TrainRequest, Withdrawal
-from fedsim.protocol.upload_tags import UploadTags
+from fedsim.protocol.messages import SealedReply, TrainReply, TrainRequest, Withdrawal
 from fedsim.server.aggregation.aggregator import (
     AggregationResult,
     Aggregator,
@@ -34,64 +31,54 @@ from fedsim.server.aggregation.aggregator import (
 )
 from fedsim.server.aggregation.mean import InvalidUpdateError
 from fedsim.server.aggregation.weights import ClientWeights
-from fedsim.server.client_ledgers import ClientLedgers
 from fedsim.server.errors import FederationError
-from fedsim.server.iterate_average import next_average
-from fedsim.server.participation.buffered import BufferedRound
+from fedsim.server.evaluation import ClientEvaluation
 from fedsim.server.participation.participation import Participation
-from fedsim.server.round_report import Failure
-from fedsim.server.shared_bound import SharedBound
-from fedsim.server.stale_updates import as_current, kept_versions, version_of
+from fedsim.server.round_parts import Aggregate, Metrics, RoundPart
+from fedsim.server.round_report import Failure, RoundClients
 
 logger = logging.getLogger(__name__)
 
-ChargeRound = Callable[[int, str], Sequence[ClientSpend]]
-"""(round, digest of its global model) -> the spend of every client, all charged on disk."""
 
-ExpectedNoise = Callable[[Mapping[int, int], Mapping[int, LearntBound], int], float | None]
-"""(steps of each participant, adapted bounds, round) -> length of the noise in the aggregate.
+class PlannedSteps(Protocol):
+    """The planned local steps of each client in each round, by public facts."""
 
-By public plan values alone.
-"""
+    def local_steps(self, client: int, round_number: int) -> int:
+        """Return the steps that a client takes."""
+        ...
 
-PlannedSteps = Callable[[int, int], int]
-"""(client, round) -> planned steps of the client in the round, as ledgers count them."""
+    def charged_steps(self, client: int, round_number: int) -> int:
+        """Return the steps as ledgers count them: a whole update is one."""
+        ...
 
 
 @dataclass(frozen=True)
-class TrainSetup:
-    """The part of the server's set-up that training uses, the same in all rounds.
+class RoundSetup:
+    """What is the same in all rounds of a server.
 
     Attributes:
         algorithm: what clients get and start from, and how uploads become the next model.
         participation: the schedule of each client's rounds.
         clients: the client of each node, by node id.
         aggregator: aggregates the updates of one round after another.
-        ledgers: the ledgers of the clients; None without privacy.
-        steps: planned steps; None: shortened rounds are not reported.
-        deadline: simulated seconds after which a reply comes too late; None: never.
-        upload_tags: makes the tags of uploads; None: they are not recorded.
+        evaluate: metrics of a global model, or of several models, on the public test set.
         weights: the weights of all clients, which requests announce; None: they announce none.
-        charge_round: charges every client for a round before it begins, where participation is
-            secret; None: clients charge themselves.
-        shared_bound: learns the bound of whole updates; None: it is fixed, or clients learn it.
-        expected_noise: length of the noise in an aggregate; None: not known.
-        local_steps: (client, round) -> planned steps of its local training, by public facts.
+        steps: planned steps; None: one each, and shortened rounds are not reported.
+        deadline: simulated seconds after which a reply comes too late; None: never.
+        evaluation: evaluation on clients' held-out examples; None: there is none.
+        parts: what else belongs to a round, in this order.
     """
 
     algorithm: Algorithm
     participation: Participation
     clients: Mapping[int, int]
     aggregator: Aggregator[Any]
-    ledgers: ClientLedgers | None = None
+    evaluate: Callable[[ArrayRecord | Sequence[ArrayRecord]], Metrics]
+    weights: ClientWeights | None = None
     steps: PlannedSteps | None = None
     deadline: float | None = None
-    upload_tags: UploadTags | None = None
-    weights: ClientWeights | None = None
-    charge_round: ChargeRound | None = None
-    shared_bound: SharedBound | None = None
-    expected_noise: ExpectedNoise | None = None
-    local_steps: Callable[[int, int], int] = lambda client, round_number: 1
+    evaluation: ClientEvaluation | None = None
+    parts: tuple[RoundPart, ...] = ()
 
     @cached_property
     def nodes(self) -> Mapping[int, int]:
@@ -110,58 +97,52 @@ class TrainRound:
         setup: see there.
 
     Attributes:
-        participants: clients in the aggregate, ascending after `aggregate`.
-        failed: clients that dropped out, ascending after `aggregate`.
-        withdrawn: clients that withdrew in this round, ascending after `aggregate`.
-        shortened: steps of each client that took fewer than planned.
-        uploads: tag of the released values of each client that sent them in clear, whether they
-            became part of the aggregate or not.
+        round_number: the round, from 1.
         aborted: why the round was given up; None otherwise.
+        result: the aggregate, after `finish`.
     """
 
-    def __init__(self, state: ServerState, setup: TrainSetup) -> None:
+    def __init__(self, state: ServerState, setup: RoundSetup) -> None:
         self._state, self._setup = state, setup
         self.round_number = state.round_number + 1
-        self._asked: tuple[int, ...] = ()
-        self._adapted_clip_norms: dict[int, LearntBound] = {}
-        self._clip_counts: dict[int, float] = {}
-        self._clip_sum: int | None = None
-        self._end_of_run: str | None = None  # the reason of the first client that ends the run
-        self.participants: list[int] = []
-        self.failed: list[Failure] = []
-        self.withdrawn: list[Withdrawal] = []
-        self.shortened: dict[int, int] = {}
-        self.uploads: dict[int, str] = {}
         self.aborted: str | None = None
-        self._contributions: dict[int, Contribution] = {}
+        self.result = AggregationResult(None)
+        self._silent: set[int] = set()  # clients that have not answered yet
+        self._contributions: dict[int, Contribution] = {}  # of clients in the aggregate
+        self._shortened: dict[int, int] = {}
+        self._failed: list[Failure] = []
+        self._withdrawn: list[Withdrawal] = []
 
     @property
-    def clip_norms(self) -> Mapping[int, LearntBound]:
-        """Adapted clipping bounds after the round; a client outside the aggregate keeps its own."""
-        shared = self._setup.shared_bound
-        if shared is not None:
-            bound, came = shared.of(self._state.clip_norms), self.participants
-            if shared.unit is not None:
-                return shared.after_sum(bound, self._clip_sum, len(came))
-            return shared.after_bits(bound, [self._clip_counts[client] for client in came])
-        adapted = {
-            client: self._adapted_clip_norms[client]
-            for client in self.participants
-            if client in self._adapted_clip_norms
-        }
-        return dict(sorted({**self._state.clip_norms, **adapted}.items()))
+    def clients(self) -> RoundClients:
+        """What became of the clients."""
+        setup, number = self._setup, self.round_number
+        participants, steps = sorted(self._contributions), setup.steps
+        slow = setup.participation.stragglers_in(number)
+        return RoundClients(
+            participants=tuple(participants),
+            failed=tuple(sorted(self._failed, key=lambda failure: failure.client)),
+            withdrawn=tuple(sorted(self._withdrawn, key=lambda one: one.client)),
+            shortened=dict(sorted(self._shortened.items())),
+            partial={
+                client: 1 if steps is None else steps.local_steps(client, number)
+                for client in participants
+                if client in slow
+            },
+        )
 
     @property
-    def noise_norm(self) -> float | None:
-        """Expected length of the noise in the aggregate update; None where it is not known."""
-        expected, planned = self._setup.expected_noise, self._setup.steps
-        if expected is None or planned is None:
-            return None
+    def aggregate(self) -> Aggregate:
+        """What the aggregate was made of."""
+        clients, planned = sorted(self._contributions), self._setup.steps
         steps = {
-            client: self.shortened.get(client, planned(client, self.round_number))
-            for client in self.participants
+            client: self._shortened.get(
+                client, 1 if planned is None else planned.charged_steps(client, self.round_number)
+            )
+            for client in clients
         }
-        return expected(steps, self._state.clip_norms, self.round_number)
+        has_model = self.result.arrays is not None
+        return Aggregate(clients, steps, self.result.clip_count, has_model)
 
     def requests(self, grid: Grid) -> dict[int, TrainRequest]:
         """Return the requests by node, in ascending order of clients; none for an aborted round.
@@ -170,9 +151,8 @@ class TrainRound:
             grid: for the aggregator, which may have to ask helpers first.
         """
         state, setup = self._state, self._setup
-        self._charge_all()
-        if setup.shared_bound is not None:
-            setup.aggregator.scale(setup.shared_bound.of(state.clip_norms))
+        for part in setup.parts:
+            part.begin(state, setup.aggregator)
         drawn = setup.participation.draw(self.round_number)
         asked = tuple(client for client in drawn if client not in state.withdrawn)
         try:
@@ -180,7 +160,7 @@ class TrainRound:
         except RoundAbortedError as error:
             self._abort(error)
             return {}
-        self._asked = asked
+        self._silent = set(asked)
         with plugin_calls("federation.strategy failed", raises=FederationError):
             return {setup.nodes[client]: self._request(client, offer) for client in asked}
 
@@ -200,212 +180,137 @@ class TrainRound:
             {name: to_arrays(dict(values)) for name, values in sent.items()},
         )
 
-    @cached_property
-    def _buffer(self) -> BufferedRound | None:
-        """The buffer of an asynchronous round; None where all clients start with the round."""
-        buffered = self._setup.participation.buffered
-        return None if buffered is None else buffered.round(self.round_number)
-
-    @property
-    def partial(self) -> dict[int, int]:
-        """Local steps of each participant that does a part of its work, by the schedule."""
-        slow = self._setup.participation.stragglers_in(self.round_number)
-        steps = self._setup.local_steps
-        return {one: steps(one, self.round_number) for one in self.participants if one in slow}
-
-    @property
-    def simulated_time(self) -> float | None:
-        """The simulated time at which an asynchronous round ends; None for other rounds."""
-        return None if self._buffer is None else self._buffer.time
-
-    @property
-    def staleness(self) -> dict[int, int]:
-        """The staleness of each participant of an asynchronous round."""
-        if self._buffer is None:
-            return {}
-        return {one: self._state.round_number - self._version(one) for one in self.participants}
-
-    def _version(self, client: int) -> int:
-        """Return the round after which a client started."""
-        if self._buffer is None:
-            return self._state.round_number
-        return self._buffer.start_of(client)
-
     def _start(self, client: int) -> ArrayRecord:
         """Return the global model that a client starts from."""
-        return version_of(self._state, self._version(client))
+        for part in self._setup.parts:
+            start = part.start(client)
+            if start is not None:
+                return start
+        return self._state.arrays
 
-    def aggregate(self, answers: Iterable[tuple[int, TrainAnswer]]) -> AggregationResult:
+    def take(self, node: int, answer: TrainAnswer) -> bool:
+        """Check the answer of a client and add it to the aggregate.
+
+        Returns:
+            Whether the round goes on: where a client ends the run, no further one is to be charged.
+        """
+        client = self._setup.clients[node]
+        self._silent.discard(client)
+        if isinstance(answer, ClientError):
+            # No client of a secret round may end it: the end would show that it was drawn.
+            ends_run = answer.code in ENDS_RUN and not self._is_secret
+            self._skip(client, answer.reason, ends_run=ends_run)
+            if ends_run:
+                self._abort(RoundAbortedError(answer.reason))
+            return not ends_run
+        try:
+            if isinstance(answer, Withdrawal):
+                self._withdraw(client, answer)
+            else:
+                self._add(client, answer)
+        except ProtocolError as error:
+            self._skip(client, str(error))
+        except InvalidUpdateError as error:  # the aggregator has skipped it
+            self._fail(client, str(error))
+        return True
+
+    def _add(self, client: int, answer: TrainReply | SealedReply) -> None:
+        """Add a reply to the aggregate.
+
+        Raises:
+            ProtocolError: the reply is wrong, or too late.
+            InvalidUpdateError: its update must not be averaged.
+        """
+        setup, aggregator = self._setup, self._setup.aggregator
+        if not isinstance(answer, aggregator.reply_type):
+            kinds = type(answer).__name__, aggregator.reply_type.__name__
+            raise ProtocolError("the client sent a {}, expected a {}".format(*kinds))
+        changed: ClientAnswer = answer
+        for part in setup.parts:
+            changed = part.take(client, changed)
+        if setup.deadline is not None and answer.delay > setup.deadline:
+            raise ProtocolError(
+                f"answered after {answer.delay:g} s, past the deadline of {setup.deadline:g} s"
+            )
+        contribution = self._contribution(client, answer)
+        aggregator.weigh(client, setup.algorithm.weight(contribution))
+        aggregator.add(client, changed)
+        self._contributions[client] = contribution
+        taken = None if answer.spend is None else answer.spend.round_steps
+        if taken is None or setup.steps is None:
+            return
+        if taken < setup.steps.charged_steps(client, self.round_number):
+            self._shortened[client] = taken
+
+    def _contribution(self, client: int, answer: ClientAnswer) -> Contribution:
+        """Return the facts of an answer that the algorithm uses.
+
+        Raises:
+            ProtocolError: a number that the algorithm declares is missing or not finite.
+        """
+        setup, number, steps = self._setup, self.round_number, 1
+        if setup.steps is not None:
+            steps = setup.steps.local_steps(client, number)
+            if answer.spend is not None and setup.steps.charged_steps(client, number) == steps:
+                steps = answer.spend.round_steps  # charged by the step
+        given = answer.numbers if isinstance(answer, TrainReply) else {}
+        names = setup.algorithm.private_numbers()
+        for name in names:
+            if not math.isfinite(given.get(name, math.nan)):
+                raise ProtocolError(
+                    f"the reply needs the finite number {name!r} that federation.strategy "
+                    f"declares, got {given.get(name)}"
+                )
+        weight = 1.0 if setup.weights is None else float(setup.weights.values[client])
+        return Contribution(client, weight, steps, {name: given[name] for name in names})
+
+    def finish(self) -> AggregationResult:
         """Return the aggregate of the answers; without arrays where no client succeeded.
 
-        Args:
-            answers: node and answer of each client.
+        The updates of an aborted round are lost.
         """
-        if self.aborted is not None:
-            return AggregationResult(None)
-        silent = set(self._asked)
-        for node, answer in answers:
-            client = self._setup.clients[node]
-            silent.discard(client)
-            self._take(client, answer)
-            if self._end_of_run is not None:
-                break  # no further client is to be charged
-        for client in sorted(silent):
+        for client in sorted(self._silent):
             self._skip(client, NO_REPLY.reason)
-        result = self._finish()
-        self._clip_sum = result.clip_count
-        for client, reason in result.lost.items():
-            self.participants.remove(client)
-            self.shortened.pop(client, None)
+        self.result = self._finish()
+        for client, reason in self.result.lost.items():
+            del self._contributions[client]
+            self._shortened.pop(client, None)
             self._fail(client, reason)
-        self.participants.sort()
-        self.failed.sort(key=lambda failure: failure.client)
-        self.withdrawn.sort(key=lambda withdrawal: withdrawal.client)
-        self.shortened = dict(sorted(self.shortened.items()))
-        return result
+        return self.result
 
-    def state_after(
-        self, result: AggregationResult, *, averaging: float | None = None
-    ) -> ServerState:
+    def _finish(self) -> AggregationResult:
+        try:
+            if self.aborted is None:
+                return self._setup.aggregator.finish()
+        except RoundAbortedError as error:
+            self._abort(error)
+        reason = f"its update was lost with the round: {self.aborted}"
+        return AggregationResult(None, dict.fromkeys(sorted(self._contributions), reason))
+
+    def state_after(self) -> ServerState:
         """Return the state after the round; without an aggregate the model stays as it was.
-
-        Args:
-            result: the aggregate of the round.
-            averaging: `federation.server_averaging`.
 
         Raises:
             FederationError: the algorithm fails.
         """
-        state = self._state
-        if result.arrays is not None:
-            came = tuple(self._contributions[client] for client in self.participants)
-            update = Update(result.values, came, result.models)
+        state, aggregate = self._state, self.aggregate
+        if aggregate.has_model:
+            came = tuple(self._contributions[client] for client in aggregate.clients)
+            update = Update(self.result.values, came, self.result.models)
             with plugin_calls("federation.strategy failed", raises=FederationError):
                 before = replace(state, arrays=upload_base(state.arrays))
                 after = self._setup.algorithm.server(before, update)
             state = replace(after, arrays=with_round(state.arrays, after.arrays))
         else:
             state = replace(state, arrays=without_update(state.arrays))
-        average = state.average
-        if averaging is not None:
-            average = next_average(
-                average, state.arrays, round_number=self.round_number, decay=averaging
-            )
-        return replace(
+        state = replace(
             state,
             round_number=self.round_number,
-            clip_norms=self.clip_norms,
-            withdrawn=self._state.withdrawn | {one.client for one in self.withdrawn},
-            average=average,
-            versions={}
-            if self._buffer is None
-            else kept_versions(self._state, self._buffer.pending),
+            withdrawn=self._state.withdrawn | {one.client for one in self._withdrawn},
         )
-
-    def _take(self, client: int, answer: TrainAnswer) -> None:
-        aggregator, deadline = self._setup.aggregator, self._setup.deadline
-        if isinstance(answer, ClientError):
-            # No client of a secret round may end it: the end would show that it was drawn.
-            ends_run = answer.code in ENDS_RUN and not self._is_secret
-            if ends_run:
-                self._end_of_run = answer.reason
-            self._skip(client, answer.reason, ends_run=ends_run)
-            return
-        try:
-            if isinstance(answer, Withdrawal):
-                self._withdraw(client, answer)
-                aggregator.skip(client)
-                return
-            if not isinstance(answer, aggregator.reply_type):
-                kinds = type(answer).__name__, aggregator.reply_type.__name__
-                raise ProtocolError("the client sent a {}, expected a {}".format(*kinds))
-            if isinstance(answer, TrainReply) and self._setup.upload_tags is not None:
-                tag = self._setup.upload_tags.of(client, self.round_number, answer)
-                self.uploads[client] = tag
-            self._take_count(client, answer)
-            self._check_numbers(answer)
-            self._record_privacy(client, answer)
-        except ProtocolError as error:
-            self._skip(client, str(error))
-            return
-        if deadline is not None and answer.delay > deadline:
-            late = f"answered after {answer.delay:g} s, past the deadline of {deadline:g} s"
-            self._skip(client, late)
-            return
-        contribution = self._contribution(client, answer)
-        try:
-            aggregator.weigh(client, self._setup.algorithm.weight(contribution))
-            aggregator.add(client, self._current(client, answer))
-        except InvalidUpdateError as error:
-            self._fail(client, str(error))
-            return
-        self._contributions[client] = contribution
-        self.participants.append(client)
-        if answer.clip_norm is not None:
-            self._adapted_clip_norms[client] = answer.clip_norm
-        planned = self._setup.steps
-        taken = None if answer.spend is None else answer.spend.round_steps
-        if taken is None or planned is None:
-            return
-        if taken < planned(client, self.round_number):
-            self.shortened[client] = taken
-
-    def _current(self, client: int, answer: ClientAnswer) -> ClientAnswer:
-        """Return an answer as an update of the current global model; only stale ones differ."""
-        if self._buffer is None or not isinstance(answer, TrainReply):
-            return answer
-        return as_current(answer, self._start(client), self._state, self._version(client))
-
-    def _contribution(self, client: int, answer: ClientAnswer) -> Contribution:
-        """Return the facts of an answer that the algorithm uses."""
-        setup = self._setup
-        steps = setup.local_steps(client, self.round_number)
-        charged = None if setup.steps is None else setup.steps(client, self.round_number)
-        if answer.spend is not None and charged == steps:  # charged by the step
-            steps = answer.spend.round_steps
-        weights = setup.weights
-        return Contribution(
-            client,
-            1.0 if weights is None else float(weights.values[client]),
-            steps,
-            self._numbers(answer),
-        )
-
-    def _numbers(self, answer: ClientAnswer) -> dict[str, float]:
-        """Return the numbers of a reply that the algorithm declares; others are left out."""
-        given = answer.numbers if isinstance(answer, TrainReply) else {}
-        names = self._setup.algorithm.private_numbers()
-        return {name: given[name] for name in names if name in given}
-
-    def _check_numbers(self, answer: ClientAnswer) -> None:
-        """Check that a reply has the finite numbers that the algorithm declares."""
-        given = self._numbers(answer)
-        for name in self._setup.algorithm.private_numbers():
-            if not math.isfinite(given.get(name, math.nan)):
-                raise ProtocolError(
-                    f"the reply needs the finite number {name!r} that federation.strategy "
-                    f"declares, got {given.get(name)}"
-                )
-
-    def _take_count(self, client: int, answer: ClientAnswer) -> None:
-        """Note the noisy bit of a reply where the server learns the bound from replies."""
-        shared = self._setup.shared_bound
-        if shared is None or shared.unit is not None:
-            return
-        if not isinstance(answer, TrainReply) or answer.clip_count is None:
-            raise ProtocolError("the reply lacks the noisy bit that the bound is learnt from")
-        self._clip_counts[client] = answer.clip_count
-
-    def _finish(self) -> AggregationResult:
-        """Return the aggregator's result; the updates of an aborted round are lost."""
-        try:
-            if self._end_of_run is not None:
-                raise RoundAbortedError(self._end_of_run)
-            return self._setup.aggregator.finish()
-        except RoundAbortedError as error:
-            self._abort(error)
-            reason = f"its update was lost with the round: {error}"
-            return AggregationResult(None, dict.fromkeys(sorted(self.participants), reason))
+        for part in self._setup.parts:
+            state = part.after(state, aggregate)
+        return state
 
     def _abort(self, error: RoundAbortedError) -> None:
         logger.warning("the round was given up: %s", error)
@@ -418,35 +323,22 @@ class TrainRound:
     def _fail(self, client: int, reason: str, *, ends_run: bool = False) -> None:
         if not self._is_secret:
             logger.info("client %d failed: %s", client, reason)
-        self.failed.append(Failure(client, reason, ends_run))
+        self._failed.append(Failure(client, reason, ends_run))
 
     def _withdraw(self, client: int, withdrawal: Withdrawal) -> None:
+        """Note that a client has left the federation.
+
+        Raises:
+            ProtocolError: the withdrawal is of another client, or would show who takes part.
+        """
         if withdrawal.client != client:
             raise ProtocolError(f"the withdrawal is of client {withdrawal.client}")
         if self._is_secret:
             raise ProtocolError("a client cannot withdraw where participation is secret")
         logger.info("client %d withdrew: %s", client, withdrawal.reason)
-        self.withdrawn.append(withdrawal)
+        self._withdrawn.append(withdrawal)
+        self._setup.aggregator.skip(client)
 
     @property
     def _is_secret(self) -> bool:
         return self._setup.participation.is_secret
-
-    def _charge_all(self) -> None:
-        """Charge every client for the round where clients do not charge themselves."""
-        setup = self._setup
-        if setup.charge_round is None:
-            return
-        for spend in setup.charge_round(self.round_number, digest(self._state.arrays)):
-            if setup.ledgers is not None:
-                setup.ledgers.record(spend)
-
-    def _record_privacy(self, client: int, answer: ClientAnswer) -> None:
-        ledgers = self._setup.ledgers
-        if ledgers is None or self._setup.charge_round is not None:
-            return
-        if answer.spend is None:
-            raise ProtocolError("the reply carries no record of the client's spend")
-        if answer.spend.client != client:
-            raise ProtocolError(f"the record of spend is of client {answer.spend.client}")
-        ledgers.record(answer.spend)

@@ -21,10 +21,11 @@ from fedsim.federation.federation import Federation
 from fedsim.federation.shards import client_app
 from fedsim.protocol.flower_internals import server_identity
 from fedsim.server.aggregation.aggregator import PlainAggregator
-from fedsim.server.app import RoundSetup, run_round
+from fedsim.server.app import run_round
 from fedsim.server.client_ledgers import ClientLedgers
 from fedsim.server.roll_call import call_roll
-from fedsim.server.train_round import TrainSetup
+from fedsim.server.round_parts import Charges
+from fedsim.server.train_round import RoundSetup
 from fedsim.simulation.engines import engine_for
 from fedsim.simulation.local_grid import LocalGrid
 from fedsim.simulation.memory import frozen_objects, keep_freed_memory
@@ -134,22 +135,22 @@ class _Server:
 
     def __init__(self, federation: Federation, grid: Grid) -> None:
         self._grid = grid
-        train = TrainSetup(
+        self._setup = RoundSetup(
             federation.algorithm,
             federation.participation,
             call_roll(grid, federation.num_clients, patience=60.0),
             PlainAggregator(federation.weights),
-            None if federation.plans is None else ClientLedgers("pld"),
+            evaluate=lambda _: {},
             weights=federation.weights,
+            parts=() if federation.plans is None else (Charges(ClientLedgers("pld")),),
         )
-        self._setup = RoundSetup(train, evaluate=lambda _: {})
         self._state = ServerState(federation.initial_arrays())
 
     def round(self) -> None:
         """Run the next round."""
         self._state, report = run_round(self._state, self._setup, self._grid)
-        if report.failed:
-            raise RuntimeError(f"clients failed: {report.failed[0].reason}")
+        if report.clients.failed:
+            raise RuntimeError(f"clients failed: {report.clients.failed[0].reason}")
 
 
 def federation_of(

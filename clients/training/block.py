@@ -24,7 +24,7 @@ from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.mechanisms.dp_sgd.step import PrivateStep
 from fedsim.clients.model_checks.safety import UnsafeModelError
 from fedsim.clients.training.optimizers import make_optimizer
-from fedsim.clients.training.plain import batches_of, train_by_torch
+from fedsim.clients.training.plain import batches_of, by_tensor, train_by_torch
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.training.streams import StreamKey, generator_state, seeded_torch
 from fedsim.core.streams import Purpose
@@ -178,36 +178,12 @@ def _train_by_torch(
 ) -> BlockResult:
     if member.step is not None:
         raise ValueError("training with privacy needs per-example gradients")
-    data, change = (member.features, member.targets), None
-    if rule is not None:
-        change = _ByParameter(rule, shared_model, member.sent).change
+    data = member.features, member.targets
+    change = None if rule is None else by_tensor(rule, shared_model, member.sent)
     train_by_torch(
         shared_model.model, loss, *data, local, member.key, steps=member.steps, change=change
     )
     return BlockResult(shared_model.parameters.data.unsqueeze(0).clone(), (None,), (None,))
-
-
-class _ByParameter:
-    """A rule over the tensors of a model, one after the other."""
-
-    def __init__(
-        self, rule: ClientRule, shared_model: SharedModel, sent: Mapping[str, Tensor]
-    ) -> None:
-        self._rule, self._parameters = rule, shared_model.parameters
-        self._places = self._parameters.slices(range(len(self._parameters.tensors)))
-        self._start, self._sent = shared_model.start_values.clone(), sent
-
-    def change(self, gradients: Sequence[Tensor]) -> None:
-        """Change the gradients of a step in place, one for each trained tensor of the model."""
-        tensors = self._parameters.tensors
-        for tensor, place, gradient in zip(tensors, self._places, gradients, strict=True):
-            with torch.no_grad():
-                self._rule.change_(
-                    gradient,
-                    tensor,
-                    self._start[place].view_as(tensor),
-                    {name: one[place].view_as(tensor) for name, one in self._sent.items()},
-                )
 
 
 def _released(
@@ -296,7 +272,14 @@ def _noise_of_update(member: BlockMember) -> NoiseSource:
 
 
 class _Block:
-    """Members without privacy: steps of minibatch SGD on the mean loss."""
+    """Members without privacy: steps of minibatch SGD on the mean loss.
+
+    Attributes:
+        sends_releases: whether the result is the release of the only step, as integers; else it is
+            the trained values.
+    """
+
+    sends_releases = False
 
     def __init__(
         self,
@@ -364,6 +347,8 @@ class _Block:
             self.fill_released(active, lots)
             if on_step is not None:
                 on_step(lots, self.released, used)
+            if self.sends_releases:
+                return BlockResult(self.released, self.adapted_clip_norms(), (None,) * len(lots))
             if self._rule is not None:
                 self._rule.change_(self.released, self.values, self._start, self._sent)
             moved = self.values if place is None else self.values[:, place]
@@ -373,7 +358,11 @@ class _Block:
                     final[k] = self.values[k].clone()
         for k, row in final.items():  # other members went on
             self.values[k] = row
+        self.end()
         return BlockResult(self.values, self.adapted_clip_norms(), (None,) * len(self.members))
+
+    def end(self) -> None:
+        """Keep what the next round goes on from."""
 
     def fill_released(self, active: Sequence[bool], lots: Sequence[np.ndarray | None]) -> None:
         """Overwrite `released` (K, size) with the members' gradients of a step.
@@ -424,10 +413,13 @@ class _PrivateBlock(_Block):
         self._steps = [None if m is None else m.step for m in members]
         self._noise_states = shared_model.noise_states
         self._noises = [None if m is None else self._noise_of(m) for m in members]
-        self._on_grid = any(m is not None and m.part is not None for m in members)
-        if self._on_grid:
+        present = [member for member in members if member is not None]
+        self.sends_releases = any(member.part is not None for member in present)
+        if self.sends_releases:
+            if any(member.part is None or len(member.steps) != 1 for member in present):
+                raise ValueError("a part of a noisy sum is one step, the same for all of a block")
             self.released = self.released.double()
-        self._step = PrivateStep(gradients, self._steps, self.rows, divides=not self._on_grid)
+        self._step = PrivateStep(gradients, self._steps, self.rows, divides=not self.sends_releases)
 
     def _noise_of(self, member: BlockMember) -> NoiseSource:
         """Return a member's noise of the round.
@@ -464,31 +456,11 @@ class _PrivateBlock(_Block):
         sampling, n = member.step.sampling, len(member.features)
         return member.key.lots(sampling, n, first_step=first, secure=secure)
 
-    def train(self, on_step: StepCallback | None) -> BlockResult:
-        """Take all steps of all members."""
-        if self._on_grid:
-            return self._release_once(on_step)
-        result = super().train(on_step)
+    def end(self) -> None:
+        """Keep the state of correlated noise."""
         for noise in self._noises:
             if isinstance(noise, CorrelatedNoise):
                 noise.keep_state()
-        return result
-
-    def _release_once(self, on_step: StepCallback | None) -> BlockResult:
-        """Take the only step of all members, and return its integers.
-
-        Raises:
-            ValueError: a member has another number of steps, or no part of a sum.
-        """
-        present = [member for member in self.members if member is not None]
-        if any(member.part is None or len(member.steps) != 1 for member in present):
-            raise ValueError("a part of a noisy sum is one step, the same for all of a block")
-        lots = [None if own is None else next(own) for own in self._lots]
-        self.gradients.begin_step(self._round_number, 0, self.values)
-        self.fill_released([lot is not None for lot in lots], lots)
-        if on_step is not None:
-            on_step(lots, self.released, self.mechanisms)
-        return BlockResult(self.released, self.adapted_clip_norms(), (None,) * len(lots))
 
     def fill_released(self, active: Sequence[bool], lots: Sequence[np.ndarray | None]) -> None:
         """Overwrite `released` (K, size) with the active members' releases."""

@@ -1,15 +1,17 @@
 """Training without privacy by torch, for models that no rules fit."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import repeat
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedsim.algorithms.algorithm import ClientRule
 from fedsim.clients.gradients.interface import PerExampleLoss
 from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.training.optimizers import LocalOptimizer, make_optimizer
+from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.training.streams import StreamKey, seeded_torch
 from fedsim.core.streams import Purpose
 
@@ -58,6 +60,29 @@ def train_by_torch(
             if change is not None:
                 change(found)
             optimizer.step(trainable, found)
+
+
+def by_tensor(
+    rule: ClientRule, shared_model: SharedModel, sent: Mapping[str, Tensor]
+) -> Callable[[Sequence[Tensor]], None]:
+    """Return what a rule changes in the gradients of a step, one for each trained tensor.
+
+    Args:
+        rule: of the algorithm.
+        shared_model: loaded with the global model.
+        sent: flat arrays (size,) of the algorithm by name.
+    """
+    tensors = shared_model.parameters.tensors
+    places = shared_model.parameters.slices(range(len(tensors)))
+    start = shared_model.start_values.clone()
+
+    @torch.no_grad()
+    def change(gradients: Sequence[Tensor]) -> None:
+        for tensor, place, gradient in zip(tensors, places, gradients, strict=True):
+            own = {name: flat[place].view_as(tensor) for name, flat in sent.items()}
+            rule.change_(gradient, tensor, start[place].view_as(tensor), own)
+
+    return change
 
 
 def _mean_gradient(

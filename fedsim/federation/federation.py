@@ -1,6 +1,5 @@
 """A federation: data, model, plans and parties of an experiment, ready to run."""
 
-from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -10,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from flwr.app import ArrayRecord
-from flwr.serverapp import ServerApp
 from torch import Tensor, nn
 
 from fedsim.accountant.ledger.journal import FileJournal
@@ -30,13 +28,11 @@ from fedsim.federation.algorithm import algorithm_of
 from fedsim.federation.blocks import Blocks
 from fedsim.federation.client_tensors import ClientTensors
 from fedsim.federation.conditions import digest_conditions
-from fedsim.federation.expected_noise import ClientNoise, SumNoise
 from fedsim.federation.initial_model import model_arrays
 from fedsim.federation.movement import StillParameter
 from fedsim.federation.public_scores import Models, PublicScores
 from fedsim.federation.recorded_spend import RecordedSpend
 from fedsim.federation.schedule import StepSchedule
-from fedsim.federation.server_charges import ServerCharges
 from fedsim.federation.train_metrics import TrainMetrics
 from fedsim.federation.trained_parts import release_parameters
 from fedsim.federation.voting import Goal, Voting
@@ -45,23 +41,13 @@ from fedsim.models.local_base import LocalBase, whole_state
 from fedsim.models.metrics import Task, evaluate
 from fedsim.models.scores.metrics import MetricValue, choose_metrics
 from fedsim.protocol.arrays import to_numpy
-from fedsim.protocol.clip_bound import BoundRule
 from fedsim.protocol.noisy_sums import SumPlan
-from fedsim.protocol.upload_tags import UploadTags
-from fedsim.server.aggregation.noisy_sum import ServerNoise
 from fedsim.server.aggregation.weights import ClientWeights
-from fedsim.server.app import NoisySumSetup, make_server_app
 from fedsim.server.client_ledgers import ClientLedgers
-from fedsim.server.evaluation import ClientEvaluation
 from fedsim.server.participation.participation import Participation
-from fedsim.server.round_report import RoundReport
-from fedsim.server.secure.opened_sums import NO_OPENED_SUMS, OpenedSums
-from fedsim.server.shared_bound import SharedBound
-from fedsim.server.train_round import ChargeRound, ExpectedNoise
 
 if TYPE_CHECKING:
     from fedsim.clients.secure.channel import SecureChannel
-    from fedsim.server.secure.aggregator import SecureAggregationSetup
 
 
 @dataclass(frozen=True)
@@ -319,127 +305,7 @@ class Federation:
         made = self.goal.algorithm()
         return made or algorithm_of(self.experiment, self.model, self.num_clients, self.base)
 
-    def server_app(
-        self,
-        *,
-        start: ServerState,
-        on_round: Callable[[ServerState, RoundReport], None],
-        on_stop: Callable[[str], None],
-        ledgers: ClientLedgers | None,
-        patience: float = 60.0,
-        opened_sums: OpenedSums = NO_OPENED_SUMS,
-    ) -> ServerApp:
-        """Return the ServerApp of this federation.
-
-        Args:
-            start: first round and state of the global model.
-            on_round: called after each round.
-            on_stop: called with the reason if the federation stops early.
-            ledgers: latest ledger of every client; None without privacy.
-            patience: seconds to wait for all nodes.
-            opened_sums: client sets of the sums that were opened, on disk.
-        """
-        privacy = self.experiment.privacy
-        # With central trust an upload is no release: nothing of it may be recorded.
-        tags = None if self.experiment.has_server_noise else UploadTags(self.experiment.seed)
-        return make_server_app(
-            settings=self.experiment.federation,
-            algorithm=self.algorithm,
-            participation=self.participation,
-            start=start,
-            evaluate=self.test_metrics,
-            on_round=on_round,
-            ledgers=ledgers,
-            steps=self.steps.charged_steps,
-            stop_when_withdrawn=privacy is not None and privacy.on_exhausted == "stop",
-            on_stop=on_stop,
-            patience=patience,
-            secure=self._secure_sums(opened_sums),
-            evaluation=self._evaluation(),
-            upload_tags=tags,
-            weights=self.weights,
-            noisy_sum=self._noisy_sum(opened_sums),
-            shared_bound=self._shared_bound(),
-            expected_noise=self._expected_noise(),
-            local_steps=self.steps.local_steps,
-        )
-
     @property
     def release_parameters(self) -> FlatParameters:
         """The parameters that one release of a client is of."""
         return release_parameters(self.experiment, self.gradients, self.shared_model)
-
-    def _secure_sums(self, opened_sums: OpenedSums) -> "SecureAggregationSetup | None":
-        if self.secure is None:
-            return None
-        from fedsim.server.secure.aggregator import SecureAggregationSetup
-
-        settings, codec = self.secure.settings, self.secure.codec
-        return SecureAggregationSetup(settings, codec, opened_sums, self.plan_digest)
-
-    def _shared_bound(self) -> SharedBound | None:
-        """Return what learns the bound of whole updates; None where no server learns one."""
-        privacy, sums = self.experiment.privacy, self.sums
-        learns = self.experiment.release_kind.server_learns_bound
-        if privacy is None or not learns or privacy.clipping.name != "adaptive":
-            return None
-        return SharedBound(
-            privacy.clip_norm,
-            BoundRule(privacy.clipping.quantile, privacy.clipping.learning_rate),
-            self.num_clients,
-            None if sums is None else sums.count_unit,
-            None if sums is None else sums.divisor,
-        )
-
-    def _expected_noise(self) -> ExpectedNoise | None:
-        privacy, parameters = self.experiment.privacy, self.release_parameters
-        if privacy is None or self.plans is None or not self._averages_plain_steps:
-            return None
-        if self.sums is not None:
-            return SumNoise(self.sums, self.weights.values, privacy.clip_norm, parameters.size).norm
-        if self.participation.is_secret:  # a sum of uploads would show how many came
-            return None
-        return ClientNoise.of(
-            self.plans, self.weights.values, parameters, self.experiment.local
-        ).norm
-
-    @property
-    def _averages_plain_steps(self) -> bool:
-        """Whether the aggregate update is the weighted sum of the noise of plain local steps."""
-        algorithm = self.algorithm
-        is_mean = self.goal.averages and not (algorithm.uses_each_update or algorithm.weighs_steps)
-        scales = self.participation.buffered is not None  # stale updates
-        return is_mean and not scales and algorithm.client() is None
-
-    def _noisy_sum(self, opened_sums: OpenedSums) -> NoisySumSetup | None:
-        """Return what the server needs for noisy sums; None where clients send models."""
-        privacy = self.experiment.privacy
-        if self.sums is None or privacy is None:
-            return None
-        return NoisySumSetup(
-            self.sums,
-            ServerNoise(self.experiment.seed if privacy.noise == "seeded" else None),
-            opened_sums,
-            tied=self.shared_model.tied_names,
-            charge_round=self._charge_round() if self.participation.is_secret else None,
-        )
-
-    def _charge_round(self) -> ChargeRound:
-        charges = ServerCharges(
-            self.plans or (),
-            self.journal,
-            conditions=self.conditions,
-            seed=self.experiment.seed,
-        )
-        return charges.charge
-
-    def _evaluation(self) -> ClientEvaluation | None:
-        experiment = self.experiment
-        if experiment.client_evaluation is None:
-            return None
-        return ClientEvaluation(
-            experiment.client_evaluation,
-            experiment.seed,
-            experiment.federation.rounds,
-            experiment.federation.deadline,
-        )

@@ -12,7 +12,7 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from fedsim.protocol.channel import ClientChannel, TrainAnswer
+from fedsim.protocol.channel import TrainAnswer
 from fedsim.protocol.messages import SealedReply, TrainReply, TrainRequest
 from fedsim.protocol.wrapped_grid import WrappedGrid
 
@@ -29,36 +29,24 @@ class Traffic:
     down: int = 0
     up: int = 0
 
-    def count_training(
-        self, channel: ClientChannel, requests: Mapping[int, TrainRequest], *, timeout: float
-    ) -> Iterator[tuple[int, TrainAnswer]]:
-        """Yield node and answer of each client, as the channel does, and count both ways.
+    def send(self, requests: Mapping[int, TrainRequest]) -> None:
+        """Count train requests.
 
         Args:
-            channel: sends the requests.
             requests: one for each node.
-            timeout: seconds for all answers.
         """
         sizes: dict[int, int] = {}  # all requests share one model
         for request in requests.values():
             model = sizes.setdefault(id(request.arrays), _array_bytes(request.arrays))
             self.down += model + (0 if request.offer is None else _field_bytes(request.offer))
             self.down += sum(map(_array_bytes, request.sent.values()))
-        for node, answer in channel.train(requests, timeout=timeout):
-            if isinstance(answer, TrainReply):
-                self.up += _array_bytes(answer.arrays)
-            elif isinstance(answer, SealedReply):
-                self.up += _content_bytes(answer.content)
-            yield node, answer
 
-    def of_grid(self, grid: Grid, clients: Collection[int]) -> "CountedGrid":
-        """Return a grid whose messages to and from clients are counted.
-
-        Args:
-            grid: reaches the nodes.
-            clients: node ids of the clients.
-        """
-        return CountedGrid(grid, self, clients)
+    def receive(self, answer: TrainAnswer) -> None:
+        """Count the answer to a train request; a failure or a withdrawal has no bytes."""
+        if isinstance(answer, TrainReply):
+            self.up += _array_bytes(answer.arrays)
+        elif isinstance(answer, SealedReply):
+            self.up += _content_bytes(answer.content)
 
 
 class CountedGrid(WrappedGrid):

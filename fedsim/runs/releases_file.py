@@ -49,8 +49,8 @@ class Releases(BaseModel):
             round=report.round_number,
             conditions=conditions,
             blocks=blocks,
-            model=report.model_digest,
-            uploads=dict(report.uploads),
+            model=report.model.digest,
+            uploads=dict(report.clients.uploads),
         )
 
 

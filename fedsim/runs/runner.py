@@ -19,6 +19,7 @@ from fedsim.federation.assembly import assemble
 from fedsim.federation.budget_check import refuse_overspending
 from fedsim.federation.federation import Federation
 from fedsim.federation.mechanism_probe import probe_mechanisms
+from fedsim.federation.server import server_app
 from fedsim.federation.shards import client_app
 from fedsim.protocol.arrays import digest
 from fedsim.runs.answers import COUNTS, answers_content
@@ -274,7 +275,8 @@ class _Recorder:
 
     def _run_rounds(self) -> None:
         engine = self._parts.engine
-        server = self._federation.server_app(
+        server = server_app(
+            self._federation,
             start=self._state,
             on_round=self._on_round,
             on_stop=self._on_stop,

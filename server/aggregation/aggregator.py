@@ -85,13 +85,21 @@ class AggregationResult:
 class Aggregator(ABC, Generic[A]):
     """Aggregates the updates of one round after another.
 
-    Each client of a round is added or skipped, once, between `begin` and `finish`. `retried` counts
-    the questions of the last round that were asked again. Clients answer with a `reply_type`.
+    Each client of a round is added or skipped, once, between `begin` and `finish`.
+
+    Attributes:
+        reply_type: of the clients' answers.
+        name: for logs.
+        retried: questions of the last round that were asked again.
+        declared_metrics: names of the metrics that clients send in a secure sum; None without one.
+        ends_run_on_abort: whether the run ends with a round that is given up.
     """
 
     reply_type: type[A]
     name: str = ""
     retried: int = 0
+    declared_metrics: tuple[str, ...] | None = None
+    ends_run_on_abort: bool = False
 
     @abstractmethod
     def begin(

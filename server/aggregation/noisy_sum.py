@@ -108,7 +108,8 @@ class NoisySum(Aggregator[Any]):
         tied: Mapping[str, str] | None = None,
     ) -> None:
         self.name = f"{sums.name}, {weights.name} weights"
-        self.reply_type = sums.reply_type
+        self.reply_type, self.declared_metrics = sums.reply_type, sums.declared_metrics
+        self.ends_run_on_abort = sums.ends_run_on_abort
         self._sums, self._plan, self._weights = sums, plan, weights
         self._noise, self._opened_sums, self._secret = noise, opened_sums, secret
         self._tied = tied or {}

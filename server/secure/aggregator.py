@@ -1,9 +1,8 @@
 """The aggregator of secure rounds: the server learns the sum of the updates and no single one."""
 
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 
 from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
@@ -38,35 +37,6 @@ from fedsim.server.secure.rounds import (
 _NO_HELPERS = AdditiveSettings(name="additive")  # of `quantized`: nobody is waited for
 
 
-@dataclass(frozen=True)
-class SecureAggregationSetup:
-    """Settings, codec and record of opened sums that the server's secure aggregation needs.
-
-    Attributes:
-        settings: settings of the protocol.
-        codec: payload codec.
-        opened_sums: record of the opened sums, also of earlier processes of the run.
-        plan: digest of the privacy plan; "" without privacy.
-    """
-
-    settings: SecureAggregationSettings
-    codec: PayloadCodec
-    opened_sums: OpenedSums = field(default_factory=OpenedSums)
-    plan: str = ""
-
-    def aggregator(self, weights: ClientWeights, roll: Roll) -> "SecureAggregator":
-        """Return the aggregator of a federation whose nodes are known."""
-        return SecureAggregator(
-            settings=self.settings,
-            codec=self.codec,
-            weights=weights,
-            clients={client: node for node, client in roll.clients.items()},
-            helpers={helper: node for node, helper in roll.helpers.items()},
-            opened_sums=self.opened_sums,
-            plan=self.plan,
-        )
-
-
 class SecureAggregator(Aggregator[SealedReply]):
     """The weighted mean of updates of which the server sees only the sum, or the sum itself.
 
@@ -78,8 +48,7 @@ class SecureAggregator(Aggregator[SealedReply]):
     Args:
         settings: settings of the protocol.
         codec: payload codec.
-        clients: node id of each client, by its number.
-        helpers: node id of each helper, by its number.
+        roll: the nodes of all clients and helpers.
         opened_sums: record of the opened sums, also of earlier processes.
         weights: the weights of all clients; a sum with other weights is refused.
         plan: digest of the privacy plan; "" without privacy.
@@ -92,17 +61,19 @@ class SecureAggregator(Aggregator[SealedReply]):
         *,
         settings: SecureAggregationSettings,
         codec: PayloadCodec,
-        clients: Mapping[int, int],
-        helpers: Mapping[int, int],
+        roll: Roll,
         opened_sums: OpenedSums,
         weights: ClientWeights,
         plan: str = "",
     ) -> None:
         self.name = f"secure aggregation by {settings.protocol.name}"
+        self.declared_metrics = tuple(settings.metrics)
+        self.ends_run_on_abort = settings.on_abort == "raise"
         self._settings, self._codec = settings, codec
         own = settings.protocol
         self._combine = own if isinstance(own, AdditiveSettings) else _NO_HELPERS
-        self._clients, self._helpers = clients, helpers
+        self._clients = {client: node for node, client in roll.clients.items()}
+        self._helpers = {helper: node for node, helper in roll.helpers.items()}
         self._opened_sums, self._weights, self._plan = opened_sums, weights, plan
         self._round_number = 0
         self._run_id = os.urandom(NONCE_BYTES).hex()

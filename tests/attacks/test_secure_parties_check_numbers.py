@@ -55,6 +55,7 @@ from fedsim.secagg.settings import EncodingSettings, LastingKeySettings
 from fedsim.secagg.shamir import PRIME
 from fedsim.secagg.wire import from_record, to_record
 from fedsim.server.aggregation.weights import ClientWeights
+from fedsim.server.roll_call import Roll
 from fedsim.server.secure.aggregator import SecureAggregator
 from fedsim.server.secure.helper import Helper
 from fedsim.server.secure.masked_sum import MaskedSum
@@ -619,8 +620,7 @@ def taken_keys(scene: Any, reply: HelloReply) -> Mapping[int, HelloReply]:
     server = SecureAggregator(
         settings=scene.settings,
         codec=scene.codec,
-        clients={},
-        helpers={1: 1},
+        roll=Roll({}, {1: 1}),
         opened_sums=NO_OPENED_SUMS,
         weights=ClientWeights("examples", tuple(scene.weights.values())),
     )

@@ -45,14 +45,10 @@ def summed(
     clip = ClipBounds.of_client(clipping, clipping.groups(of.parameters), scales)
     tile = Tile(1, x, y, torch.ones(len(x)))
     values = of.parameters.data.unsqueeze(0)
-    found: list[torch.Tensor] = []
-
-    def release(_: slice, own: torch.Tensor) -> None:
-        found.append(own[0].clone())
-
-    sums.add(values, iter([tile]), [len(x)], lambda _: clip, lambda *_: None, release)
-    (total,) = found
-    return total, rows
+    sums.begin([len(x)])
+    added = list(sums.add(of.clipped(values, tile, clip)))
+    ((_, total),) = added or sums.end()
+    return total[0].clone(), rows
 
 
 def exact_sum(rows: ClippedRows, dtype: torch.dtype) -> list[Fraction]:
@@ -154,7 +150,12 @@ def test_the_bits_of_a_client_do_not_depend_on_the_lots_of_others(width: int) ->
         sums = LotSums(of, [SumRounding.of(100, rows)] * clients, rows)
         values = of.parameters.data.expand(clients, -1)
         total = torch.zeros(clients, of.parameters.size, dtype=torch.float64)
-        sums.add(values, iter(made), sizes, clip, lambda *_: None, total.__setitem__)
+        sums.begin(sizes)
+        for tile in made:
+            for clients_of, one in sums.add(of.clipped(values, tile, clip(tile))):
+                total[clients_of] = one.double()
+        for clients_of, one in sums.end():
+            total[clients_of] = one
         return total[1]
 
     first = own([16, 13, 16], 1)

@@ -24,7 +24,7 @@ from fedsim.runs.directory import RunDirectory
 from fedsim.runs.replay import replay_run
 from fedsim.runs.runner import run_experiment
 from fedsim.runs.verification import verify_run
-from fedsim.server.shared_bound import SharedBound
+from fedsim.server.round_parts import SharedBound
 
 CLIENTS, ROUNDS = 12, 3
 SECURE = {"protocol": "additive", "aggregators": 2, "min_clients": 10}

@@ -7,16 +7,21 @@ from dataclasses import replace
 from fedsim.protocol.messages import Withdrawal
 from fedsim.protocol.traffic import Traffic
 from fedsim.server.evaluation import EvaluationResult
-from fedsim.server.round_report import Failure, RoundReport, SecureRoundReport, withdrawal_rounds
+from fedsim.server.round_report import (
+    Failure,
+    RoundClients,
+    RoundCost,
+    RoundModel,
+    RoundReport,
+    SecureRoundReport,
+    withdrawal_rounds,
+)
 
 REPORT = RoundReport(
     round_number=3,
     metrics={"test_loss": 0.5},
-    participants=(0, 2),
-    failed=(Failure(1, "no reply"),),
-    withdrawn=(Withdrawal(4, "spent"),),
-    shortened={2: 1},
-    seconds=1.23456,
+    clients=RoundClients((0, 2), (Failure(1, "no reply"),), (Withdrawal(4, "spent"),), {2: 1}),
+    cost=RoundCost(1.23456),
     epsilon_max=2.5,
     clip_norms={0: 0.1, 2: 0.4, 3: 0.2},
 )
@@ -41,7 +46,7 @@ def test_a_line_has_the_keys_of_its_federation_and_no_others() -> None:
     assert set(REPORT.to_json()) == ALWAYS
     secure = replace(REPORT, secure=SecureRoundReport(metrics={"loss": None}))
     assert set(secure.to_json()) == ALWAYS | {"secure_aggregation", "loss"}
-    silent = replace(REPORT, evaluates=True)
+    silent = replace(REPORT, evaluation=None)
     assert silent.to_json().get("evaluated", "no key") is None
     scored = replace(silent, evaluation=EvaluationResult((0,), 5, {"accuracy": 0.5}))
     assert set(scored.to_json()) == ALWAYS | {"evaluated", "clients_accuracy"}
@@ -59,7 +64,8 @@ def test_a_line_says_who_took_part_failed_and_left() -> None:
 
 
 def test_a_line_of_a_secret_round_has_no_bytes() -> None:
-    report = replace(REPORT, traffic=Traffic(down=100, up=50), update_norm=1.0, noise_norm=0.5)
+    traffic, model = Traffic(down=100, up=50), RoundModel(update_norm=1.0, noise_norm=0.5)
+    report = replace(REPORT, cost=RoundCost(traffic=traffic), model=model)
     assert report.to_json().get("traffic") == {"down": 100, "up": 50}
     secret = report.without_participants().to_json()
     assert secret.get("traffic", "no key") is None

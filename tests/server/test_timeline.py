@@ -1,7 +1,5 @@
 """Parts of a round add up, and each moment counts once."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from fedsim.server.timeline import PARTS, Timeline
@@ -15,44 +13,28 @@ class Clock:
         return self.now
 
 
-def test_a_part_inside_another_interrupts_it() -> None:
+def test_each_moment_counts_towards_the_part_that_began_last() -> None:
     clock = Clock()
     timeline = Timeline(clock)
-
-    def replies() -> Iterator[int]:
-        for number in range(3):
-            clock.now += 10
-            yield number
-        clock.now += 5
-
-    with timeline.part("sample"):
-        clock.now += 1
+    clock.now += 1000  # before the first part
+    for part, seconds in (("sample", 1), ("train", 10), ("aggregate", 2), ("train", 25)):
+        timeline.begin(part)
+        clock.now += seconds
+    timeline.begin(None)
     clock.now += 1000  # in no part
-    with timeline.part("aggregate"):
-        for number in timeline.waiting("train", replies()):
-            clock.now += number
+    timeline.begin("account")
+    clock.now += 3
+    timeline.begin(None)
+    assert list(timeline.seconds) == list(PARTS)
     assert timeline.seconds == {
         "sample": 1.0,
         "train": 35.0,
-        "aggregate": 3.0,
+        "aggregate": 2.0,
         "evaluate": 0.0,
-        "account": 0.0,
+        "account": 3.0,
     }
 
 
-def test_a_part_that_raises_counts_and_ends() -> None:
-    clock = Clock()
-    timeline = Timeline(clock)
-
-    def failing() -> None:
-        with timeline.part("evaluate"):
-            clock.now += 2
-            raise ValueError("no")
-
-    with pytest.raises(ValueError, match="no"):
-        failing()
-    clock.now += 7
-    with timeline.part("account"):
-        clock.now += 3
-    assert sum(timeline.seconds.values()) == 5.0
-    assert list(timeline.seconds) == list(PARTS)
+def test_an_unknown_part_is_an_error() -> None:
+    with pytest.raises(KeyError, match="lunch"):
+        Timeline().begin("lunch")

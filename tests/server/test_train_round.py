@@ -17,9 +17,10 @@ from fedsim.protocol.messages import TrainReply, TrainRequest, Withdrawal
 from fedsim.server.aggregation.aggregator import AggregationResult, PlainAggregator
 from fedsim.server.aggregation.aggregator import RoundAbortedError as Aborted
 from fedsim.server.aggregation.weights import uniform_weights
-from fedsim.server.app import RoundError, RoundSetup, check_participants, run_round
+from fedsim.server.app import RoundError, check_participants, run_round
 from fedsim.server.participation.participation import Participation
-from fedsim.server.train_round import TrainSetup
+from fedsim.server.round_parts import OwnBounds
+from fedsim.server.train_round import RoundSetup
 from fedsim.simulation.local_grid import FIRST_NODE, LocalGrid
 
 CLIENTS = 4
@@ -63,14 +64,13 @@ def round_of(
     clients: Clients, state: ServerState, aggregator: PlainAggregator | None = None, **options: Any
 ) -> tuple[ServerState, Any]:
     setup = RoundSetup(
-        TrainSetup(
-            FedAvg(),
-            Participation(0, CLIENTS, CLIENTS, ROUNDS),
-            {FIRST_NODE + client: client for client in range(CLIENTS)},
-            aggregator or PlainAggregator(uniform_weights(CLIENTS)),
-            **options,
-        ),
-        evaluate=score,
+        FedAvg(),
+        Participation(0, CLIENTS, CLIENTS, ROUNDS),
+        {FIRST_NODE + client: client for client in range(CLIENTS)},
+        aggregator or PlainAggregator(uniform_weights(CLIENTS)),
+        score,
+        parts=(OwnBounds(),),
+        **options,
     )
     with server_identity(1):
         return run_round(state, setup, LocalGrid(clients.app(), CLIENTS))
@@ -81,7 +81,7 @@ def test_the_next_state_is_the_mean_of_the_replies_and_the_old_state_stays() -> 
     after, report = round_of(Clients(), before)
     np.testing.assert_array_equal(to_numpy(after.arrays)["w"], [1.5, 1.5])
     assert (before.round_number, after.round_number, report.round_number) == (0, 1, 1)
-    assert report.participants == (0, 1, 2, 3)
+    assert report.clients.participants == (0, 1, 2, 3)
     assert report.metrics == {"test_loss": 1.5}
     np.testing.assert_array_equal(to_numpy(before.arrays)["w"], [0, 0])
 
@@ -89,19 +89,19 @@ def test_the_next_state_is_the_mean_of_the_replies_and_the_old_state_stays() -> 
 def test_a_failed_client_is_named_and_left_out_of_the_mean() -> None:
     after, report = round_of(Clients(_1="broken"), start())
     np.testing.assert_allclose(to_numpy(after.arrays)["w"], 5 / 3)
-    assert [(one.client, one.reason) for one in report.failed] == [(1, "broken")]
-    assert report.participants == (0, 2, 3)
+    assert [(one.client, one.reason) for one in report.clients.failed] == [(1, "broken")]
+    assert report.clients.participants == (0, 2, 3)
 
 
 def test_a_withdrawn_client_is_never_asked_again() -> None:
     after, report = round_of(Clients(_2=Withdrawal(2, "spent")), start())
     assert after.withdrawn == {2}
-    assert [one.client for one in report.withdrawn] == [2]
+    assert [one.client for one in report.clients.withdrawn] == [2]
     later = Clients()
     last, second = round_of(later, after)
     assert sorted(later.requests) == [0, 1, 3]
     assert last.withdrawn == {2}
-    assert second.withdrawn == ()
+    assert second.clients.withdrawn == ()
 
 
 def test_a_client_outside_the_aggregate_keeps_its_clipping_bound() -> None:
@@ -120,7 +120,7 @@ def test_a_reply_past_the_deadline_is_not_in_the_mean() -> None:
     late = TrainReply(to_arrays({"w": np.full(2, 100, np.float32)}), 1, None, delay=5.0)
     after, report = round_of(Clients(_0=late), start(), deadline=4.0)
     np.testing.assert_array_equal(to_numpy(after.arrays)["w"], [2, 2])
-    assert "past the deadline of 4 s" in report.failed[0].reason
+    assert "past the deadline of 4 s" in report.clients.failed[0].reason
 
 
 @pytest.mark.parametrize("when", ["begin", "finish"])
@@ -139,9 +139,9 @@ def test_an_aborted_round_leaves_the_model_as_it_was(when: str) -> None:
     after, report = round_of(clients, before, Broken(uniform_weights(CLIENTS)))
     assert after.arrays is before.arrays
     assert report.aborted == "no helper"
-    assert report.participants == ()
+    assert report.clients.participants == ()
     assert len(clients.requests) == (0 if when == "begin" else CLIENTS)
-    assert len(report.failed) == (0 if when == "begin" else CLIENTS)
+    assert len(report.clients.failed) == (0 if when == "begin" else CLIENTS)
     assert after.clip_norms == {}
 
 
@@ -159,5 +159,5 @@ def test_a_reply_without_content_is_a_failure() -> None:
             return Message(RecordDict(), reply_to=request)
 
     _, report = round_of(Clients(_0=Nothing()), start())
-    assert report.failed[0].client == 0
-    assert "a train reply needs the records" in report.failed[0].reason
+    assert report.clients.failed[0].client == 0
+    assert "a train reply needs the records" in report.clients.failed[0].reason

@@ -1,12 +1,11 @@
 """Sums of the clipped gradients of lots, in float32 where its rounding is small (`SumRounding`)."""
 
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from fedsim.clients.gradients.clip_factors import ClipBounds
-from fedsim.clients.gradients.interface import ClippedRows, PerExampleGradients, Tile
+from fedsim.clients.gradients.interface import ClippedRows, PerExampleGradients
 from fedsim.clients.gradients.layers.base import Part
 from fedsim.noise.grid import SumRounding
 
@@ -43,66 +42,57 @@ class LotSums:
         group = clients if self._together else max(1, min(clients, _CACHED // self._size))
         self._cached = data.new_empty(group, self._size)
         self._places = [self._views(row) for row in self._cached.split(1)]
+        self.begin([0] * clients)
 
-    def add(
-        self,
-        values: Tensor,
-        tiles: Iterator[Tile],
-        sizes: Sequence[int],
-        clip: Callable[[Tile], ClipBounds],
-        seen: Callable[[Tile, Tensor], None],
-        release: Callable[[slice, Tensor], None],
-    ) -> None:
-        """Add the lots up, and release the sums of a few clients at a time.
+    def begin(self, sizes: Sequence[int]) -> None:
+        """Begin a step.
 
         Args:
-            values: each client's flat parameters (K, size); unchanged until the end.
-            tiles: of the clients' lots.
             sizes: examples of each client's lot.
-            clip: bounds and scales of the rows of a tile.
-            seen: is told each tile and its norms.
-            release: is given clients and their sums (k, size), which are overwritten afterwards.
         """
-        long = {
-            k: torch.zeros(1, self._size, dtype=torch.float64, device=values.device)
+        self._sizes, self._waits = sizes, True
+        self._long = {
+            k: torch.zeros(1, self._size, dtype=torch.float64, device=self._cached.device)
             for k, (size, most) in enumerate(zip(sizes, self._most, strict=True))
             if size > most
         }
-        is_first = True
-        for tile in tiles:
-            rows = self._gradients.clipped(values, tile, clip(tile))
-            seen(tile, rows.norms)
-            for k, total in long.items():
-                rows.add_to(self._views(total), Part(k))
-            if is_first:  # which has all short lots
-                self._release_short(rows, sizes, long, release)
-            is_first = False
-        if is_first:
-            self._release_short(None, sizes, long, release)
-        for k, total in long.items():
-            release(slice(k, k + 1), total)
 
-    def _release_short(
-        self,
-        rows: ClippedRows | None,
-        sizes: Sequence[int],
-        long: Container[int],
-        release: Callable[[slice, Tensor], None],
-    ) -> None:
-        """Release the sums of lots that are not long, of a few clients at a time."""
-        clients, most = len(sizes), len(self._cached)
+    def add(self, rows: ClippedRows | None) -> Iterator[tuple[slice, Tensor]]:
+        """Add a tile up, and yield the lots that end with it: clients and their sums (k, size).
+
+        Sums are overwritten when the next ones are read.
+
+        Args:
+            rows: the clipped gradients of the tile; None: there was no tile.
+        """
+        for k, total in self._long.items():
+            if rows is not None:
+                rows.add_to(self._views(total), Part(k))
+        if self._waits:  # the first tile has all short lots
+            self._waits = False
+            yield from self._short(rows)
+
+    def end(self) -> Iterator[tuple[slice, Tensor]]:
+        """Yield the other lots, as `add` does."""
+        yield from self.add(None)
+        for k, total in self._long.items():
+            yield slice(k, k + 1), total
+
+    def _short(self, rows: ClippedRows | None) -> Iterator[tuple[slice, Tensor]]:
+        """Yield the lots of one tile, of a few clients at a time."""
+        clients, most = len(self._sizes), len(self._cached)
         for start in range(0, clients, most):
             group = range(start, min(start + most, clients))
-            short = [k for k in group if k not in long]
+            short = [k for k in group if k not in self._long]
             sums = self._cached[: len(group)].zero_()
             if rows is not None and self._together and short:
                 rows.add_to(self._views(sums))
             elif rows is not None:
                 for k in short:
-                    if sizes[k]:
-                        rows.add_to(self._places[k - start], Part(k, slice(0, sizes[k])))
+                    if self._sizes[k]:
+                        rows.add_to(self._places[k - start], Part(k, slice(0, self._sizes[k])))
             for run in _neighbours(short):
-                release(run, sums[run.start - start : run.stop - start])
+                yield run, sums[run.start - start : run.stop - start]
 
     def _views(self, sums: Tensor) -> list[Tensor]:
         return self._gradients.parameters.stacked_views(sums)

@@ -47,7 +47,8 @@ class PrivateStep:
         *,
         divides: bool = True,
     ) -> None:
-        self._parameters, self._rows, self._divides = gradients.parameters, rows, divides
+        self._gradients, self._parameters = gradients, gradients.parameters
+        self._rows, self._divides = rows, divides
         roundings = [None if one is None else one.rounding for one in mechanisms]
         self._sums = LotSums(gradients, roundings, rows)
         self.use(mechanisms)
@@ -95,22 +96,28 @@ class PrivateStep:
             that adapts; else zeros.
         """
         within = np.zeros((len(sizes), len(self._clip.members)), dtype=np.int64)
-
-        def clip(tile: Tile) -> ClipBounds:  # rows that are no examples weigh 0
-            weights = tile.example_weights.unsqueeze(1)
-            return replace(self._clip, scales=self._clip.scales * weights)
-
-        def count(tile: Tile, norms: Tensor) -> None:
+        self._sums.begin(sizes)
+        for tile in tiles:
+            weights = tile.example_weights.unsqueeze(1)  # 0: the row is no example
+            clip = replace(self._clip, scales=self._clip.scales * weights)
+            rows = self._gradients.clipped(values, tile, clip)
             if self.adapts:
-                near = (norms <= self._clip.bounds) & (tile.example_weights > 0).unsqueeze(1)
-                within[:] += near.view(len(sizes), self._rows, -1).sum(1).cpu().numpy()
-
-        def release(rows: slice, sums: Tensor) -> None:
-            lengths = [(place, own[rows]) for place, own in self._lengths]
-            release_(sums, noises[rows], lengths, into[rows])
-
-        self._sums.add(values, tiles, sizes, clip, count, release)
+                near = (rows.norms <= clip.bounds) & (weights > 0)
+                within += near.view(len(sizes), self._rows, -1).sum(1).cpu().numpy()
+            self._release(self._sums.add(rows), noises, into)
+        self._release(self._sums.end(), noises, into)
         return within
+
+    def _release(
+        self,
+        sums: Iterator[tuple[slice, Tensor]],
+        noises: Sequence[NoiseSource | None],
+        into: Tensor,
+    ) -> None:
+        """Add noise to the sums of whole lots, and divide by the expected lot."""
+        for clients, total in sums:
+            lengths = [(place, own[clients]) for place, own in self._lengths]
+            release_(total, noises[clients], lengths, into[clients])
 
     def _by_row(self, values: Tensor) -> Tensor:
         """Return values of clients (K, m) for each row of a tile (K · R, m)."""

@@ -22,6 +22,7 @@ from fedsim.core.phases import Phases
 from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.federation import Federation
+from fedsim.federation.server import server_app
 from fedsim.federation.shards import client_app
 from fedsim.protocol.arrays import digest, to_numpy
 from fedsim.runs.directory import WITHOUT_TRACKERS, RunDirectory, RunDirectoryError
@@ -190,7 +191,8 @@ class _Comparison:
 
     def _execute(self) -> None:
         federation = self._federation
-        server = federation.server_app(
+        server = server_app(
+            federation,
             start=ServerState(federation.initial_arrays()),
             on_round=self._on_round,
             on_stop=lambda reason: None,
@@ -229,16 +231,16 @@ class _Comparison:
         charges = self._journal.in_round(recorded.number)
         for client in sorted(recorded.asked | charges.keys()):
             what = _charge_difference(recorded.charges.get(client), charges.get(client))
-            found, expected = report.uploads.get(client), recorded.uploads.get(client)
+            found, expected = report.clients.uploads.get(client), recorded.uploads.get(client)
             if what is None and found != expected:
                 what = "its upload is not the one that its charge, its seed and its data give"
             if what is not None:
                 failed = self._failures.get(client)
                 because = "" if failed is None else f" (it failed in the replay: {failed})"
                 yield f"client {client}, {where}: {what}{because}"
-        if recorded.row is not None and set(report.participants) != recorded.participants:
+        if recorded.row is not None and set(report.clients.participants) != recorded.participants:
             yield f"{where}: the replay has other participants than rounds.jsonl"
-        if recorded.releases is not None and report.model_digest != recorded.releases.model:
+        if recorded.releases is not None and report.model.digest != recorded.releases.model:
             secret = self._federation.participation.is_secret
             because = ", or a client failed: the record names none" if secret else ""
             yield (

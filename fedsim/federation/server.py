@@ -1,0 +1,186 @@
+"""The server of a federation: what its rounds are made of."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from flwr.serverapp import Grid, ServerApp
+
+from fedsim.algorithms.state import ServerState
+from fedsim.federation.expected_noise import ClientNoise, SumNoise
+from fedsim.federation.federation import Federation
+from fedsim.federation.server_charges import ServerCharges
+from fedsim.protocol.clip_bound import BoundRule
+from fedsim.protocol.upload_tags import UploadTags
+from fedsim.server.aggregation.aggregator import Aggregator, PlainAggregator
+from fedsim.server.aggregation.integer_sum import IntegerSum
+from fedsim.server.aggregation.noisy_sum import NoisySum, ServerNoise
+from fedsim.server.app import make_server_app
+from fedsim.server.client_ledgers import ClientLedgers
+from fedsim.server.evaluation import ClientEvaluation
+from fedsim.server.roll_call import Roll, whole_roll
+from fedsim.server.round_parts import (
+    ChargeRound,
+    Charges,
+    EarlyStopping,
+    ExpectedNoise,
+    IterateAverage,
+    NoiseLength,
+    OwnBounds,
+    RoundPart,
+    SharedBound,
+    Tags,
+    Withdrawals,
+)
+from fedsim.server.round_report import RoundReport
+from fedsim.server.secure.opened_sums import NO_OPENED_SUMS, OpenedSums
+from fedsim.server.stale_updates import StaleUpdates
+from fedsim.server.train_round import RoundSetup
+
+
+def server_app(
+    federation: Federation,
+    *,
+    start: ServerState,
+    on_round: Callable[[ServerState, RoundReport], None],
+    on_stop: Callable[[str], None],
+    ledgers: ClientLedgers | None,
+    patience: float = 60.0,
+    opened_sums: OpenedSums = NO_OPENED_SUMS,
+) -> ServerApp:
+    """Return the ServerApp of a federation.
+
+    Args:
+        federation: what it runs.
+        start: first round and state of the global model.
+        on_round: called after each round.
+        on_stop: called with the reason if the federation stops early.
+        ledgers: latest ledger of every client; None without privacy.
+        patience: seconds to wait for all nodes.
+        opened_sums: client sets of the sums that were opened, on disk.
+    """
+    experiment = federation.experiment
+    evaluation = experiment.client_evaluation
+    settings = experiment.federation
+
+    def prepare(grid: Grid) -> RoundSetup:
+        helpers = federation.num_nodes - federation.num_clients
+        roll = whole_roll(grid, federation.num_clients, helpers, patience=patience)
+        return RoundSetup(
+            federation.algorithm,
+            federation.participation,
+            roll.clients,
+            _aggregator(federation, roll, opened_sums),
+            federation.test_metrics,
+            weights=federation.weights,
+            steps=federation.steps,
+            deadline=settings.deadline,
+            evaluation=None
+            if evaluation is None
+            else ClientEvaluation(evaluation, experiment.seed, settings.rounds, settings.deadline),
+            parts=tuple(_parts(federation, ledgers)),
+        )
+
+    return make_server_app(settings, prepare, start=start, on_round=on_round, on_stop=on_stop)
+
+
+def _aggregator(federation: Federation, roll: Roll, opened_sums: OpenedSums) -> Aggregator[Any]:
+    """Return what aggregates the updates: in clear or in secret, of models or of integers."""
+    experiment, weights, sums = federation.experiment, federation.weights, federation.sums
+    aggregator: Aggregator[Any]
+    if federation.secure is not None:
+        from fedsim.server.secure.aggregator import SecureAggregator
+
+        aggregator = SecureAggregator(
+            settings=federation.secure.settings,
+            codec=federation.secure.codec,
+            roll=roll,
+            opened_sums=opened_sums,
+            weights=weights,
+            plan=federation.plan_digest,
+        )
+    elif sums is not None:
+        aggregator = IntegerSum(sums, num_clients=federation.num_clients)
+    else:
+        aggregator = PlainAggregator(weights, keeps_models=federation.algorithm.uses_each_update)
+    if sums is None or experiment.privacy is None:
+        return aggregator
+    return NoisySum(
+        aggregator,
+        sums,
+        weights,
+        ServerNoise(experiment.seed if experiment.privacy.noise == "seeded" else None),
+        opened_sums=opened_sums,
+        secret=federation.participation.is_secret,
+        tied=federation.shared_model.tied_names,
+    )
+
+
+def _parts(federation: Federation, ledgers: ClientLedgers | None) -> Iterator[RoundPart]:
+    """Yield the parts of the federation's rounds."""
+    experiment, participation = federation.experiment, federation.participation
+    privacy, settings = experiment.privacy, experiment.federation
+    if not experiment.has_server_noise:  # with central trust an upload is no release
+        yield Tags(UploadTags(experiment.seed))
+    yield _shared_bound(federation) or OwnBounds()
+    charge_round = _charge_round(federation)
+    if ledgers is not None or charge_round is not None:
+        yield Charges(ledgers, charge_round)
+    if participation.buffered is not None:
+        yield StaleUpdates(participation.buffered)
+    expected = _expected_noise(federation)
+    if expected is not None:
+        yield NoiseLength(expected)
+    if settings.server_averaging is not None:
+        yield IterateAverage(settings.server_averaging)
+    first_ends = privacy is not None and privacy.on_exhausted == "stop"
+    yield Withdrawals(federation.num_clients, first_ends)
+    if settings.early_stopping is not None:
+        yield EarlyStopping(settings.early_stopping)
+
+
+def _shared_bound(federation: Federation) -> SharedBound | None:
+    """Return what learns the bound of whole updates; None where no server learns one."""
+    privacy, sums = federation.experiment.privacy, federation.sums
+    learns = federation.experiment.release_kind.server_learns_bound
+    if privacy is None or not learns or privacy.clipping.name != "adaptive":
+        return None
+    return SharedBound(
+        privacy.clip_norm,
+        BoundRule(privacy.clipping.quantile, privacy.clipping.learning_rate),
+        federation.num_clients,
+        None if sums is None else sums.count_unit,
+        None if sums is None else sums.divisor,
+    )
+
+
+def _charge_round(federation: Federation) -> ChargeRound | None:
+    """Return what charges all clients for a round; None where they charge themselves."""
+    if federation.sums is None or not federation.participation.is_secret:
+        return None
+    return ServerCharges(
+        federation.plans or (),
+        federation.journal,
+        conditions=federation.conditions,
+        seed=federation.experiment.seed,
+    ).charge
+
+
+def _expected_noise(federation: Federation) -> ExpectedNoise | None:
+    """Return the length of the noise in an aggregate; None where it is not known."""
+    experiment, weights = federation.experiment, federation.weights.values
+    privacy, parameters = experiment.privacy, federation.release_parameters
+    if privacy is None or federation.plans is None or not _averages_plain_steps(federation):
+        return None
+    if federation.sums is not None:
+        return SumNoise(federation.sums, weights, privacy.clip_norm, parameters.size).norm
+    if federation.participation.is_secret:  # a sum of uploads would show how many came
+        return None
+    return ClientNoise.of(federation.plans, weights, parameters, experiment.local).norm
+
+
+def _averages_plain_steps(federation: Federation) -> bool:
+    """Whether the aggregate update is the weighted sum of the noise of plain local steps."""
+    algorithm = federation.algorithm
+    is_mean = not (algorithm.uses_each_update or algorithm.weighs_steps)
+    scales = federation.participation.buffered is not None  # stale updates
+    return federation.goal.averages and is_mean and not scales and algorithm.client() is None
