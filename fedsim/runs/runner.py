@@ -1,13 +1,15 @@
 """Runs an experiment: from a file to a finished run directory without its report."""
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
 from flwr.app import ArrayRecord
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
 
 import fedsim
 from fedsim.algorithms.state import ServerState
@@ -109,15 +111,18 @@ def run_experiment(
         raise RunDirectoryError("to resume, name the run directory with --out")
     path = Path(out) if out is not None else _default_path(loaded)
     try:
-        return _resume(loaded, path, parts) if resume else _start(loaded, path, parts)
+        recorder, begin = (_resume if resume else _start)(loaded, path, parts)
+        return recorder.run(begin)
     except OSError as error:
         raise _storage_error(error, path, resume_command(source, overrides, path)) from error
     finally:
         parts.phases.end()
 
 
-def _start(loaded: LoadedExperiment, path: Path, parts: RunParts) -> RunResult:
-    """Begin a run in a new directory."""
+def _start(
+    loaded: LoadedExperiment, path: Path, parts: RunParts
+) -> "tuple[_Recorder, Callable[[], None]]":
+    """Return the recorder of a new run, and what makes its directory."""
     directory = RunDirectory(path)
     directory.refuse_overwriting()
     federation = _federation_of(loaded, directory, parts)
@@ -127,13 +132,11 @@ def _start(loaded: LoadedExperiment, path: Path, parts: RunParts) -> RunResult:
         federation.blocks.check_round(1)
     probe_mechanisms(federation)
     parts.phases.end()
-    return _Recorder(federation, directory, parts).run(
-        lambda: directory.create(
-            experiment=dump_experiment(federation.experiment),
-            environment=describe_environment(seed=loaded.experiment.seed),
-            inputs=fingerprint(federation),
-            opens_sums=federation.secure is not None or loaded.experiment.has_server_noise,
-        )
+    return _Recorder(federation, directory, parts), lambda: directory.create(
+        experiment=dump_experiment(federation.experiment),
+        environment=describe_environment(seed=loaded.experiment.seed),
+        inputs=fingerprint(federation),
+        opens_sums=federation.secure is not None or loaded.experiment.has_server_noise,
     )
 
 
@@ -148,8 +151,13 @@ def _storage_error(error: OSError, path: Path, resume: str) -> StorageError:
     )
 
 
-def _resume(loaded: LoadedExperiment, path: Path, parts: RunParts) -> RunResult:
-    """Continue a run; it is checked whole before anything is spent or written."""
+def _resume(
+    loaded: LoadedExperiment, path: Path, parts: RunParts
+) -> "tuple[_Recorder, Callable[[], None]]":
+    """Return the recorder of a run that goes on, and what brings its files back.
+
+    The run is checked whole before anything is spent or written. Its directory stays locked.
+    """
     directory = RunDirectory.open(path)
     directory.refuse_other_version()
     directory.lock()
@@ -169,9 +177,10 @@ def _resume(loaded: LoadedExperiment, path: Path, parts: RunParts) -> RunResult:
         parts.phases.end()
         recorder = _Recorder(federation, directory, parts)
         recorder.restore()
-        return recorder.run(lambda: recorder.begin_again(dump_experiment(loaded.experiment)))
-    finally:
+        return recorder, lambda: recorder.begin_again(dump_experiment(loaded.experiment))
+    except BaseException:
         directory.unlock()
+        raise
 
 
 def _federation_of(
@@ -199,7 +208,7 @@ class _Recorder:
         self._releases = ReleasesFile(directory.releases)
         self._state = ServerState(federation.initial_arrays())
         self._ledgers = federation.client_ledgers()
-        self._stopped: str | None = None
+        self._outcome = _Outcome()
 
     def restore(self) -> None:
         """Read the last checkpoint of an earlier process; nothing is written."""
@@ -231,50 +240,33 @@ class _Recorder:
             RunFailedError: the federation failed; the files are written.
             KeyboardInterrupt: the run was interrupted before it had a directory.
         """
-        outcome = _Outcome()
+        engine = self._parts.engine
         try:
             try:
-                with self._parts.engine.session():
+                with engine.session():
                     begin()
-                    outcome = self._execute()
-                result = self._conclude(outcome)
+                    with self._ending():
+                        engine.execute(*self._apps(), self._federation.num_nodes)
+                result = self._conclude()
             except KeyboardInterrupt as interrupt:
                 if not self._directory.is_locked:
                     raise
-                outcome = _Outcome("interrupted", str(interrupt) or "interrupted by the user")
-                result = self._conclude(outcome)
+                self._outcome = _Outcome("interrupted", str(interrupt) or "interrupted by the user")
+                result = self._conclude()
         except OSError as error:
-            raise outcome.failure or error from error  # the first error says more
+            raise self._outcome.failure or error from error  # the first error says more
         finally:
             self._directory.unlock()
-        if isinstance(outcome.failure, FederationError):
-            raise RunFailedError(str(outcome.failure), result) from outcome.failure
-        if outcome.failure is not None:
-            raise outcome.failure
+        failure = self._outcome.failure
+        if isinstance(failure, FederationError):
+            raise RunFailedError(str(failure), result) from failure
+        if failure is not None:
+            raise failure
         return result
 
-    def _execute(self) -> _Outcome:
-        """Run the rounds and return how they ended."""
-        observer = self._parts.observer
-        try:
-            if observer is not None:
-                observer.started(self._federation, self._directory.path)
-            self._run_rounds()
-        except RoundError as error:  # not checkpointed: a resumed run repeats the round
-            with suppress(OSError):  # the disk may be full
-                self._record(error.report)
-            return _Outcome("failed", str(error), error)
-        except Exception as error:  # noqa: BLE001  raised when the files are written
-            return _Outcome("failed", one_line(error), error)
-        finally:
-            if observer is not None:
-                observer.ended()
-        if self._stopped is not None:
-            return _Outcome("stopped", self._stopped)
-        return _Outcome()
-
-    def _run_rounds(self) -> None:
-        engine = self._parts.engine
+    def _apps(self) -> tuple[ServerApp, ClientApp]:
+        """Return the two sides of the federation."""
+        engine, directory = self._parts.engine, self._directory
         server = server_app(
             self._federation,
             start=self._state,
@@ -282,17 +274,31 @@ class _Recorder:
             on_stop=self._on_stop,
             ledgers=self._ledgers,
             patience=engine.patience,
-            opened_sums=OpenedSums(self._directory.read_opening(), self._directory.write_opening),
+            opened_sums=OpenedSums(directory.read_opening(), directory.write_opening),
         )
-        client = client_app(
-            self._federation,
-            in_process=isinstance(engine, LocalEngine),
-            ledger=self._directory.ledger,
-        )
-        engine.execute(server, client, self._federation.num_nodes)
+        here = isinstance(engine, LocalEngine)
+        return server, client_app(self._federation, in_process=here, ledger=directory.ledger)
+
+    @contextmanager
+    def _ending(self) -> Iterator[None]:
+        """Keep how the rounds inside end, and tell the observer of their begin and end."""
+        observer = self._parts.observer
+        try:
+            if observer is not None:
+                observer.started(self._federation, self._directory.path)
+            yield
+        except RoundError as error:  # not checkpointed: a resumed run repeats the round
+            with suppress(OSError):  # the disk may be full
+                self._record(error.report)
+            self._outcome = _Outcome("failed", str(error), error)
+        except Exception as error:  # noqa: BLE001  raised when the files are written
+            self._outcome = _Outcome("failed", one_line(error), error)
+        finally:
+            if observer is not None:
+                observer.ended()
 
     def _on_stop(self, reason: str) -> None:
-        self._stopped = reason
+        self._outcome = _Outcome("stopped", reason)
 
     def _on_round(self, state: ServerState, report: RoundReport) -> None:
         self._append(report)
@@ -321,12 +327,12 @@ class _Recorder:
         spends = {} if self._ledgers is None else self._ledgers.spends
         return {client: spend.head for client, spend in spends.items() if spend.rounds}
 
-    def _conclude(self, outcome: _Outcome) -> RunResult:
+    def _conclude(self) -> RunResult:
         """Write the result files, their manifest and pages, and return the result."""
         remove_manifest(self._directory)  # an interrupt may end the run a second time
         phases = self._parts.phases
         phases.begin("computing the results")
-        result = self._finish(outcome.status, outcome.reason)
+        result = self._finish(self._outcome.status, self._outcome.reason)
         write_manifest(self._directory)
         if self._parts.add_pages is not None:
             phases.begin("writing the report")

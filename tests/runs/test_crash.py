@@ -258,7 +258,7 @@ def place(function: Any) -> str:
 
 RENAME = "os:replace"
 CHARGE = place(FileJournal.append_all)
-AGGREGATE = place(TrainRound.aggregate)
+AGGREGATE = place(TrainRound.finish)
 ROW = place(RoundsFile.append)
 CHECKPOINT = place(RunDirectory.write_checkpoint)
 MODEL = place(RunDirectory.write_model)
