@@ -143,7 +143,7 @@ def block_turn(federation: Federation, clients: Sequence[int], steps: int) -> St
         steps: of each member.
     """
     tasks = [federation.client_task(client) for client in clients]
-    examples = [task.data() for task in tasks]
+    examples = [task.data.tensors() for task in tasks]
     rounds = iter(range(1, 1 << 62))  # a round's noise is never drawn twice
 
     def turn() -> None:
@@ -152,14 +152,14 @@ def block_turn(federation: Federation, clients: Sequence[int], steps: int) -> St
             BlockMember(
                 features=features,
                 targets=targets,
-                key=StreamKey(task.seed, task.client, number),
+                key=StreamKey(task.run.seed, task.client, number),
                 steps=range((number - 1) * steps, number * steps),
                 release=None if task.privacy is None else task.privacy.release,
             )
             for task, (features, targets) in zip(tasks, examples, strict=True)
         ]
-        task = tasks[0]
-        train_block(task.shared_model, task.loss, task.gradients, task.local, members)
+        how = tasks[0].training
+        train_block(how.shared_model, how.loss, how.gradients, how.local, members)
 
     return turn
 

@@ -198,13 +198,14 @@ def evaluate_and_reply(task: ClientTask, message: Message) -> Message:
     Raises:
         ClientFailureError: the client does not evaluate, or a fault strikes it in this round.
     """
-    if task.privacy is not None or task.secure is not None or task.evaluate is None:
+    score = task.scores.evaluate
+    if task.privacy is not None or task.secure is not None or score is None:
         raise ClientFailureError("does not evaluate models on its examples")
     request = EvaluateRequest.from_message(message)
     fault = task.faults.of(task.client, request.round_number)
     fault.before_charge()
     fault.after_charge()  # a client that drops out there does not answer here
-    examples, metrics = task.evaluate(request.arrays)
+    examples, metrics = score(request.arrays)
     return EvaluateReply(examples, metrics, delay=fault.delay).to_message(message)
 
 

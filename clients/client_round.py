@@ -107,8 +107,8 @@ class ClientRound:
         """The client as a member of its block."""
         task, spend = self.task, self.spend
         number = self.asked.request.round_number
-        key, planned = StreamKey(task.seed, task.client, number), task.planned_steps(number)
-        flat = task.shared_model.flat
+        key, planned = StreamKey(task.run.seed, task.client, number), task.planned_steps(number)
+        flat = task.training.shared_model.flat
         sent = {name: flat(one) for name, one in self.asked.request.sent.items()}
         release = task.release(self.asked.request)
         data = task.training_data(release)
@@ -118,7 +118,7 @@ class ClientRound:
         if spend is None and not release.protects_client:
             raise ValueError("a release of a client's examples needs a charge")
         charged = range(0) if spend is None else range(spend.steps - spend.round_steps, spend.steps)
-        steps = release.steps_of_round(range(planned), charged, has_examples=task.size > 0)
+        steps = release.steps_of_round(range(planned), charged, has_examples=task.data.size > 0)
         plan = task.privacy
         return replace(
             member, steps=steps, release=release, secure=plan.secure_noise, part=plan.part
@@ -127,8 +127,8 @@ class ClientRound:
     @property
     def shared(self) -> tuple[object, ...]:
         """Key of what the members of a block that train together have in common."""
-        task = self.task
-        return id(task.shared_model), id(task.loss), task.local, self.fixed_digest
+        how = self.task.training
+        return id(how.shared_model), id(how.loss), how.local, self.fixed_digest
 
 
 @dataclass(frozen=True)
@@ -228,7 +228,7 @@ def _propose(asked: ClientRequest) -> ClientRound:
         task.secure.check_identity(task.client)
     task.release(request)
     task.check_block(asked.block)
-    model = task.shared_model
+    model = task.training.shared_model
     digest = model.load(request.arrays)
     client_round = ClientRound(asked, fault, digest, model.start_values, model.fixed_digest)
     if task.privacy is None or not task.privacy.charges_itself:
@@ -326,24 +326,24 @@ def _answer_block(entries: Sequence[ClientRound | Answer]) -> Iterator[Answer]:
 
 def _train(rounds: Sequence[ClientRound]) -> dict[int, TrainedClient]:
     """Train members of one block that share model, loss and settings; the others are absent."""
-    task, block = rounds[0].task, rounds[0].asked.block
-    if task.voter is not None:
+    how, block = rounds[0].task.training, rounds[0].asked.block
+    if how.voter is not None:
         return {
             each.task.client: TrainedClient(votes_of(each.task, each.asked.request), None, None)
             for each in rounds
         }
-    task.shared_model.load(rounds[0].asked.request.arrays)
+    how.shared_model.load(rounds[0].asked.request.arrays)
     members = {each.task.client: each.member for each in rounds}
-    planned = block if task.places is None else tuple(members)
+    planned = block if how.blocks.places is None else tuple(members)
     result = train_block(
-        task.shared_model,
-        task.loss,
-        task.gradients,
-        task.local,
+        how.shared_model,
+        how.loss,
+        how.gradients,
+        how.local,
         [members.get(client) for client in planned],
-        rows=task.tile_rows(block),
-        places=task.places,
-        rule=task.rule,
+        rows=how.blocks.rows(block),
+        places=how.blocks.places,
+        rule=how.rule,
     )
     places = [planned.index(client) for client in members]
     present = result.values if len(places) == len(planned) else result.values[places]
@@ -364,14 +364,14 @@ def _answer(entry: ClientRound, trained: TrainedClient | None) -> Answer:
 
 def _upload(entry: ClientRound, trained: TrainedClient) -> TrainReply | SealedReply:
     """Return the reply of a trained client, sealed where updates are summed in secret."""
-    task, request = entry.task, entry.asked.request
-    count = trained.count
+    task, request, count = entry.task, entry.asked.request, trained.count
+    model = task.training.shared_model
     if task.privacy is not None and task.privacy.part is not None:
-        arrays = task.shared_model.integers_of(trained.values, request.arrays, count=count)
+        arrays = model.integers_of(trained.values, request.arrays, count=count)
         count = None  # it is in the sum
     else:
         private = task.privacy is not None
-        arrays = task.shared_model.upload_of(trained.values, request.arrays, private=private)
+        arrays = model.upload_of(trained.values, request.arrays, private=private)
     reply = TrainReply(
         entry.fault.alter_upload(arrays),
         task.examples,
@@ -386,12 +386,12 @@ def _upload(entry: ClientRound, trained: TrainedClient) -> TrainReply | SealedRe
 
 def _numbers(entry: ClientRound) -> Mapping[str, float]:
     """Return the declared numbers of the request's model on the client's examples."""
-    task = entry.task
-    if task.measure is None:
+    measure, shared_model = entry.task.scores.measure, entry.task.training.shared_model
+    if measure is None:
         return {}
-    task.shared_model.load(entry.asked.request.arrays)
-    task.shared_model.restart()  # the model of the request, not the trained one
-    return task.measure(task.shared_model.model)
+    shared_model.load(entry.asked.request.arrays)
+    shared_model.restart()  # the model of the request, not the trained one
+    return measure(shared_model.model)
 
 
 def _seal(entry: ClientRound, reply: TrainReply, channel: "SecureChannel") -> SealedReply:

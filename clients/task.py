@@ -62,76 +62,132 @@ class Voter(Protocol):
         ...
 
 
+class BlockShapes(Protocol):
+    """How the clients of a block share the tiles that they train in, by public facts."""
+
+    @property
+    def places(self) -> int | None:
+        """Places of a tile that any client's rows may fill (see `train_block`); None: none are."""
+        ...
+
+    def rows(self, members: Sequence[int]) -> int | None:
+        """Return the rows of each member in a planned block; None: as the members present need."""
+        ...
+
+    def check(self, members: Sequence[int]) -> None:
+        """Check that a planned block keeps examples apart, bit for bit.
+
+        Raises:
+            UnsafeModelError: it does not.
+        """
+        ...
+
+
 @dataclass(frozen=True)
-class ClientTask:
-    """Everything a client needs to train: its data, the shared model, its settings.
+class LocalTraining:
+    """How the clients of a process train: the same for all of them.
 
     Attributes:
-        client: its number.
-        seed: the experiment's seed.
-        size: its number of examples.
-        data: returns features and targets (n, ...); called when the client trains, so that a
-            waiting task holds no copy of them.
-        data_digest: returns a digest of the examples. It is private, as they are.
-        conditions: digest of the settings, plug-in sources, versions and device of the run.
         shared_model: the model of the process, filled anew for each request.
         loss: one value per example.
         gradients: clipped sums of per-example gradients under `loss`; None without privacy.
         local: steps, batch size and optimizer.
-        tile_rows: returns the rows of each client in the tiles of a planned block; None: as the
-            members present need.
-        places: of a tile that any client's rows may fill (see `train_block`); None: none are.
-        privacy: the client's plan; None: training without differential privacy.
-        journal: the durable ledger; None: charges are kept in the client's state alone.
-        evaluate: scores a model on held-out examples; None: the client refuses to.
-        faults: faults to inject.
-        secure: seals updates; None: they are sent in clear.
-        weight: its planned weight among all clients; None where all weigh the same.
-        measure: numbers of a model on the client's examples that a secure sum or the algorithm
-            declares; None: there are none.
-            Always None under privacy, whose noise does not cover them.
-        check_tile: raises UnsafeModelError where the tiles of a planned block do not keep examples
-            apart, bit for bit.
-        plan_digest: digest of the privacy plan of all clients; "" without privacy.
+        steps: (client, round) -> planned local steps.
+        blocks: the tiles of clients that train together.
         rule: what the algorithm changes in local steps; None: nothing.
         sent: names of the arrays that the algorithm declares beside the model.
-        steps: returns the planned local steps of a round; None: `local.steps` in every round.
-        noisy_examples: the noisy examples of clients of this process, by client, under perturbation
-            input; filled when a client first trains.
-        voter: the client votes on public queries in place of training; None: it trains.
+        voter: votes on public queries in place of training; None: clients train.
+        noisy_examples: by client, where a client releases its examples; filled when it first
+            trains.
     """
 
-    client: int
-    seed: int
-    size: int
-    data: Callable[[], tuple[Tensor, Tensor]]
-    data_digest: Callable[[], bytes]
-    conditions: str
     shared_model: SharedModel
     loss: PerExampleLoss
     gradients: PerExampleGradients | None
     local: LocalSettings
-    privacy: PrivacyPlan | None
-    journal: Journal | None
-    evaluate: Evaluate | None = None
-    faults: FaultPlan = NO_FAULTS
-    secure: "SecureChannel | None" = None
-    weight: int | None = None
-    measure: Callable[[nn.Module], Mapping[str, float]] | None = None
-    tile_rows: Callable[[Sequence[int]], int | None] = lambda members: None
-    places: int | None = None
-    check_tile: Callable[[Sequence[int]], None] = lambda members: None
-    plan_digest: str = ""
+    steps: Callable[[int, int], int]
+    blocks: BlockShapes
     rule: ClientRule | None = None
     sent: tuple[str, ...] = ()
     voter: Voter | None = None
-    steps: Callable[[int], int] | None = None
+    noisy_examples: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """A client's examples.
+
+    Attributes:
+        size: their number.
+        tensors: returns features and targets (n, ...); called when the client trains, so that a
+            waiting task holds no copy of them.
+        digest: returns a digest of them. It is private, as they are.
+    """
+
+    size: int
+    tensors: Callable[[], tuple[Tensor, Tensor]]
+    digest: Callable[[], bytes]
+
+
+@dataclass(frozen=True)
+class ClientScores:
+    """What a client tells of a model on its examples; nothing under privacy: noise covers none.
+
+    Attributes:
+        evaluate: scores a model on held-out examples; None: the client refuses to.
+        measure: numbers of a model that a secure sum or the algorithm declares; None: none.
+    """
+
+    evaluate: Evaluate | None = None
+    measure: Callable[[nn.Module], Mapping[str, float]] | None = None
+
+
+@dataclass(frozen=True)
+class RunTerms:
+    """What the clients of a run agree on.
+
+    Attributes:
+        seed: the experiment's seed.
+        conditions: digest of the settings, plug-in sources, versions and device of the run.
+        plan_digest: digest of the privacy plan of all clients; "" without privacy.
+    """
+
+    seed: int
+    conditions: str
+    plan_digest: str = ""
+
+
+@dataclass(frozen=True)
+class ClientTask:
+    """Everything that a client needs to answer a request.
+
+    Attributes:
+        client: its number.
+        run: the seed and the digests of the run.
+        data: its examples.
+        training: how it trains.
+        privacy: its plan; None: training without differential privacy.
+        journal: the durable ledger; None: charges are kept in the client's state alone.
+        weight: its planned weight among all clients; None where all weigh the same.
+        secure: seals updates; None: they are sent in clear.
+        scores: what it tells of models.
+        faults: faults to inject.
+    """
+
+    client: int
+    run: RunTerms
+    data: ClientData
+    training: LocalTraining
+    privacy: PrivacyPlan | None
+    journal: Journal | None
+    weight: int | None = None
+    secure: "SecureChannel | None" = None
+    scores: ClientScores = ClientScores()
+    faults: FaultPlan = NO_FAULTS
 
     def planned_steps(self, round_number: int) -> int:
         """Return the planned local steps of a round."""
-        return self.local.given_steps if self.steps is None else self.steps(round_number)
-
-    noisy_examples: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+        return self.training.steps(self.client, round_number)
 
     def training_data(self, release: Mechanism | None) -> tuple[Tensor, Tensor]:
         """Return the features and targets (n, ...) that the client trains on.
@@ -143,11 +199,12 @@ class ClientTask:
             release: the client's; None without privacy.
         """
         if release is None or not release.releases_examples:
-            return self.data()
-        if self.client not in self.noisy_examples:
-            noise = SeededNoise(stream_key(self.seed, Purpose.EXAMPLE_NOISE, client=self.client))
-            self.noisy_examples[self.client] = release.release_examples(*self.data(), noise)
-        return self.noisy_examples[self.client]
+            return self.data.tensors()
+        known = self.training.noisy_examples
+        if self.client not in known:
+            key = stream_key(self.run.seed, Purpose.EXAMPLE_NOISE, client=self.client)
+            known[self.client] = release.release_examples(*self.data.tensors(), SeededNoise(key))
+        return known[self.client]
 
     def check_examples(self) -> None:
         """Check that the public number of examples is not 0, and that no lot is too large.
@@ -163,7 +220,7 @@ class ClientTask:
         if self.examples == 0:
             raise ClientFailureError("has no examples")
         most = None if self.privacy is None else self.privacy.release.most_examples
-        if most is not None and self.size > most:
+        if most is not None and self.data.size > most:
             raise ClientFailureError(
                 f"may have {most:,} examples at most, for the rounding of its sums: declare a "
                 "larger size (privacy.adjacency.declared_examples)"
@@ -191,8 +248,10 @@ class ClientTask:
         Raises:
             ClientFailureError: it does not; nothing was charged.
         """
-        if set(request.sent) != set(self.sent):
-            told, own = (", ".join(sorted(one)) or "none" for one in (request.sent, self.sent))
+        if set(request.sent) != set(self.training.sent):
+            told, own = (
+                ", ".join(sorted(one)) or "none" for one in (request.sent, self.training.sent)
+            )
             raise ClientFailureError(
                 f"refuses the request: the server sends the arrays {told} beside the model, and "
                 f"federation.strategy of this client declares {own}"
@@ -225,7 +284,7 @@ class ClientTask:
         if self.privacy is None:
             return
         try:
-            self.check_tile(block)
+            self.training.blocks.check(block)
         except UnsafeModelError as error:
             raise CoupledRowsError(str(error)) from error
 
@@ -240,16 +299,16 @@ class ClientTask:
         repeats = self.privacy is not None and not self.privacy.secure_noise
         inputs = AnswerInputs(
             block=block,
-            tile_rows=self.tile_rows(block),
-            places=self.places,
+            tile_rows=self.training.blocks.rows(block),
+            places=self.training.blocks.places,
             model=model,
             clip_norm=request.clip_norm,
             mechanism="" if self.privacy is None else self.privacy.mechanism_text,
-            conditions=self.conditions,
-            data=self.data_digest() if repeats else None,
+            conditions=self.run.conditions,
+            data=self.data.digest() if repeats else None,
             sent="".join(f"{name}={digest(one)}" for name, one in sorted(request.sent.items())),
         )
-        return request_digest(inputs, seed=self.seed, client=self.client)
+        return request_digest(inputs, seed=self.run.seed, client=self.client)
 
     def failure(self, error: Exception) -> Exception:
         """Return what may be said of an error outside the client: of a private one, little."""
@@ -260,5 +319,5 @@ class ClientTask:
 
     @property
     def examples(self) -> int:
-        """The public number of examples: the planned one under privacy, else `size`."""
-        return self.privacy.examples if self.privacy else self.size
+        """The public number of examples: the planned one under privacy, else that of `data`."""
+        return self.privacy.examples if self.privacy else self.data.size

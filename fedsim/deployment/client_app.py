@@ -127,7 +127,7 @@ class _GuardedTasks:
             )
             return task
         trust = experiment.privacy.trust.name
-        check_plan(self.policy, task.privacy, trust=trust, digest=task.plan_digest)
+        check_plan(self.policy, task.privacy, trust=trust, digest=task.run.plan_digest)
         journal = NodeJournal(
             own=task.journal,
             data=data,

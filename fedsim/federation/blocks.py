@@ -70,7 +70,7 @@ class Blocks:
             size = min(participation.num_clients, round(size / participation.rate))
         return BlockPlan(participation, size, tuple(self._expected_lots()))
 
-    @cached_property
+    @property
     def places(self) -> int | None:
         """Places of a tile, which any members of a block fill; None: each has a place of its own.
 

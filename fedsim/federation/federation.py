@@ -9,17 +9,24 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from flwr.app import ArrayRecord
-from torch import Tensor, nn
+from torch import nn
 
 from fedsim.accountant.ledger.journal import FileJournal
-from fedsim.algorithms.algorithm import Algorithm, ClientRule
+from fedsim.algorithms.algorithm import Algorithm
 from fedsim.algorithms.state import ServerState
 from fedsim.clients.faults.injection import FaultPlan
 from fedsim.clients.gradients.interface import PerExampleGradients, PerExampleLoss
 from fedsim.clients.gradients.parameters import FlatParameters
 from fedsim.clients.mechanisms.client_privacy import ClientPrivacy
 from fedsim.clients.mechanisms.plan import PrivacyPlan
-from fedsim.clients.task import ClientTask, Evaluate
+from fedsim.clients.task import (
+    ClientData,
+    ClientScores,
+    ClientTask,
+    Evaluate,
+    LocalTraining,
+    RunTerms,
+)
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.core.plugin_sources import PluginSources
 from fedsim.data import FederatedData
@@ -107,10 +114,6 @@ class Federation:
         return ClientTensors(self.data.clients, self.device)
 
     @cached_property
-    def _noisy_examples(self) -> dict[int, tuple[Tensor, Tensor]]:
-        return {}
-
-    @cached_property
     def conditions(self) -> str:
         """Digest of the settings, plug-in sources, versions and device that train."""
         found = digest_conditions(self.experiment, self.sources.digest, self.device)
@@ -174,31 +177,33 @@ class Federation:
     def client_task(self, client: int) -> ClientTask:
         """Return the task of a client: its data, its settings and the shared model."""
         return ClientTask(
-            client=client,
-            seed=self.experiment.seed,
-            size=self.data.clients.size(client),
-            data=partial(self._tensors.of, client),
-            data_digest=partial(self._tensors.digest, client),
-            conditions=self.conditions,
-            shared_model=self.shared_model,
-            loss=self.loss,
-            gradients=self.gradients,
-            local=self.experiment.local,
-            privacy=None if self.plans is None else self.plans[client],
-            journal=self.journal,
-            evaluate=self._evaluate(client),
-            faults=self._faults,
-            secure=self.secure,
+            client,
+            RunTerms(self.experiment.seed, self.conditions, self.plan_digest),
+            ClientData(
+                self.data.clients.size(client),
+                partial(self._tensors.of, client),
+                partial(self._tensors.digest, client),
+            ),
+            self._training,
+            None if self.plans is None else self.plans[client],
+            self.journal,
             weight=self.weights.announced(client),
-            measure=self._train_metrics(client),
-            tile_rows=self.blocks.rows,
-            places=self.blocks.places,
-            check_tile=self.blocks.check,
-            plan_digest=self.plan_digest,
-            rule=self._rule,
+            secure=self.secure,
+            scores=ClientScores(self._evaluate(client), self._train_metrics(client)),
+            faults=self._faults,
+        )
+
+    @cached_property
+    def _training(self) -> LocalTraining:
+        return LocalTraining(
+            self.shared_model,
+            self.loss,
+            self.gradients,
+            self.experiment.local,
+            self.steps.local_steps,
+            self.blocks,
+            rule=self.algorithm.client(),
             sent=self.algorithm.sent_arrays(),
-            steps=partial(self.steps.local_steps, client),
-            noisy_examples=self._noisy_examples,
             voter=self.goal.voter,
         )
 
@@ -214,10 +219,6 @@ class Federation:
             plans=self.plans,
             device=self.device,
         )
-
-    @cached_property
-    def _rule(self) -> ClientRule | None:
-        return self.algorithm.client()
 
     def _train_metrics(self, client: int) -> TrainMetrics | None:
         """Return the numbers that a client declares; None under privacy: they carry no noise."""

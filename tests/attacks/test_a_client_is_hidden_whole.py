@@ -70,10 +70,10 @@ def train(federation: Federation, block: tuple[int, ...]) -> BlockResult:
     for client in block:
         task = federation.client_task(client)
         assert task.privacy is not None
-        steps = range((task.local.steps or 0) if task.size else 0)
+        steps = range((task.training.local.steps or 0) if task.data.size else 0)
         members.append(
             BlockMember(
-                *task.data(),
+                *task.data.tensors(),
                 StreamKey(0, client, 1),
                 steps,
                 release=task.privacy.release,

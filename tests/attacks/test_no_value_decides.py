@@ -71,7 +71,7 @@ def integers_of(whole: Federation) -> np.ndarray:
     assert whole.plans is not None
     members = [
         BlockMember(
-            *whole.client_task(k).data(),
+            *whole.client_task(k).data.tensors(),
             StreamKey(whole.experiment.seed, k, 1),
             range(1),
             plan.release_as(DpSgdMechanism),

@@ -93,7 +93,7 @@ def released(whole: Federation, number: int) -> np.ndarray:
     found: list[torch.Tensor] = []
     members = [
         BlockMember(
-            *whole.client_task(k).data(),
+            *whole.client_task(k).data.tensors(),
             StreamKey(whole.experiment.seed, k, number),
             range(1),
             plan.release_as(DpSgdMechanism),

@@ -8,7 +8,7 @@ import pytest
 
 from fedsim.algorithms.algorithm import Sent
 from fedsim.algorithms.built_in.scaffold import Scaffold
-from fedsim.clients.task import ClientTask
+from fedsim.clients.task import ClientScores, ClientTask
 from fedsim.experiment import load_experiment
 from fedsim.federation.federation import Federation
 from fedsim.runs.runner import RunFailedError, run_experiment
@@ -64,7 +64,9 @@ def test_a_client_refuses_arrays_that_its_algorithm_does_not_declare(
     honest = Federation.client_task
 
     def task_of(self: Federation, client: int) -> ClientTask:
-        return replace(honest(self, client), sent=() if client == 1 else ("correction",))
+        task = honest(self, client)
+        sent = () if client == 1 else ("correction",)
+        return replace(task, training=replace(task.training, sent=sent))
 
     monkeypatch.setattr(Federation, "client_task", task_of)
     run = run_experiment(experiment("scaffold"), out=tmp_path / "run")
@@ -81,7 +83,7 @@ def test_a_reply_without_a_declared_number_is_a_failure(
 
     def task_of(self: Federation, client: int) -> ClientTask:
         task = honest(self, client)
-        return replace(task, measure=None) if client == 2 else task
+        return replace(task, scores=ClientScores()) if client == 2 else task
 
     monkeypatch.setattr(Federation, "client_task", task_of)
     run = run_experiment(experiment("qfedavg", privacy=None), out=tmp_path / "run")

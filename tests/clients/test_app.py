@@ -16,6 +16,7 @@ from fedsim.clients import client_round
 from fedsim.clients.account import STATE
 from fedsim.clients.app import BatchClientApp
 from fedsim.clients.failure_text import ClientFailureError
+from fedsim.clients.task import ClientScores, ClientTask
 from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.federation import Federation
@@ -95,7 +96,11 @@ def test_a_private_client_reports_a_failure_without_its_text(private: bool, tmp_
     def broken() -> Any:
         raise ClientFailureError("no data") if not private else ValueError("patient 17 is ill")
 
-    app = BatchClientApp(lambda client: replace(here.client_task(client), data=broken))
+    def task_of(client: int) -> ClientTask:
+        task = here.client_task(client)
+        return replace(task, data=replace(task.data, tensors=broken))
+
+    app = BatchClientApp(task_of)
     replies = ask(app, *train_requests(here))
     reasons = {reply.error.reason or "" for reply in replies.values()}
     assert len(reasons) == 1
@@ -108,7 +113,7 @@ def test_a_private_client_reports_a_failure_without_its_text(private: bool, tmp_
 
 def test_a_private_client_refuses_to_evaluate(tmp_path: Path) -> None:
     here = federation(tmp_path)
-    task = replace(here.client_task(0), evaluate=lambda arrays: (1, {"accuracy": 1.0}))
+    task = replace(here.client_task(0), scores=ClientScores(lambda arrays: (1, {"accuracy": 1.0})))
     with server_identity(1):
         request = EvaluateRequest(1, here.initial_arrays()).to_message(FIRST_NODE)
     reply = ask(BatchClientApp(lambda client: task), request)[0]

@@ -104,7 +104,8 @@ def test_every_client_has_a_rate_of_one_and_the_same_noise() -> None:
     assert [step.expected_lot for step in steps] == [float(size) for size in sizes]
     noise = [step.noise_multiplier for step in steps]
     assert max(noise) < 1.002 * min(noise)  # the rounding of larger sums takes more
-    assert torch.equal(federation.client_task(0).data()[0], federation.client_task(0).data()[0])
+    first, second = (federation.client_task(0).data.tensors() for _ in range(2))
+    assert torch.equal(first[0], second[0])
 
 
 def test_full_is_dumped_and_read_back() -> None:

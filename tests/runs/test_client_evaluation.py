@@ -155,7 +155,7 @@ def test_a_private_client_tells_no_score_whoever_asks() -> None:
     with server_identity(1):
         request = EvaluateRequest(1, assembled().initial_arrays()).to_message(7)
         assert app.evaluate_and_reply(open_task, request).has_content()
-        for task in (private, replace(private, evaluate=open_task.evaluate)):
+        for task in (private, replace(private, scores=open_task.scores)):
             with pytest.raises(ClientFailureError, match="does not evaluate"):
                 app.evaluate_and_reply(task, request)
             node = Context(

@@ -170,7 +170,7 @@ def test_metrics_on_public_examples_never_make_a_client_score_its_own(base: Path
     )
     federation = assemble(load_experiment(source, base=base), ledger=None)
     assert federation.data.held_out is not None
-    assert federation.client_task(0).evaluate is None
+    assert federation.client_task(0).scores.evaluate is None
 
 
 @pytest.mark.slow

@@ -23,13 +23,13 @@ def votes_of(task: ClientTask, request: TrainRequest) -> NDArray[np.generic]:
         ValueError: the task has no voter.
         TypeError: its plan is none for votes.
     """
-    number = request.round_number
-    if task.voter is None:
+    number, voter = request.round_number, task.training.voter
+    if voter is None:
         raise ValueError("the client trains, it does not vote")
     board = to_numpy(request.arrays)
-    labels = task.voter.labels(task.client, task.data(), number, board)
-    key = StreamKey(task.seed, task.client, number)
-    return noisy_votes(labels, task.voter.classes, task.privacy, key)
+    labels = voter.labels(task.client, task.data.tensors(), number, board)
+    key = StreamKey(task.run.seed, task.client, number)
+    return noisy_votes(labels, voter.classes, task.privacy, key)
 
 
 def noisy_votes(

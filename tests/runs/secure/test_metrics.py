@@ -70,7 +70,7 @@ def test_means_are_those_of_the_clients_own_measurements(
 
 def test_metrics_do_not_depend_on_where_the_examples_lie_in_memory(lab: Any) -> None:
     federation = assemble(load_experiment(lab.experiment({"metrics": BOUNDS})), ledger=None)
-    measure = federation.client_task(0).measure
+    measure = federation.client_task(0).scores.measure
     assert isinstance(measure, TrainMetrics)
     found, own = set(), measure.examples()
     for offset in range(0, 64, 4):
@@ -123,7 +123,7 @@ def test_a_private_clients_task_has_nothing_to_measure(lab: Any) -> None:
     smuggled = secure.model_copy(update={"metrics": BOUNDS})
     forged = loaded.experiment.model_copy(update={"secure_aggregation": smuggled})
     federation = assemble(type(loaded)(experiment=forged, path=None, base=loaded.base), ledger=None)
-    assert federation.client_task(0).measure is None
+    assert federation.client_task(0).scores.measure is None
 
 
 @pytest.mark.parametrize(
