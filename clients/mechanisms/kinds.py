@@ -8,6 +8,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 
+def protects_client(unit: str) -> bool:
+    """Whether one ε of a unit is for everything that a client has.
+
+    Args:
+        unit: as settings and records name it.
+    """
+    return unit == "client"
+
+
 @dataclass(frozen=True, kw_only=True)
 class ReleaseKind:
     """Public facts of a kind of private release.
@@ -55,7 +64,7 @@ class ReleaseKind:
     @property
     def protects_client(self) -> bool:
         """Whether one ε is for everything that a client has, its number of examples included."""
-        return self.unit == "client"
+        return protects_client(self.unit)
 
 
 _DP_SGD = ReleaseKind(

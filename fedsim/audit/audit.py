@@ -64,12 +64,8 @@ def audit_experiment(
         PrivacyPlanError: the experiment has no privacy, or no client with a claim.
         ValueError: the experiment cannot be assembled (see `assemble`).
     """
-    if loaded.experiment.local.zeroth_order is not None:
-        raise PrivacyPlanError(
-            "local.gradient: canaries are gradients of an added layer, and zeroth-order steps have "
-            "no gradients; audit the same experiment with local.gradient=backward, and its noise "
-            "and clipping are probed before each run"
-        )
+    if why := loaded.experiment.local.gradient_facts.not_audited:
+        raise PrivacyPlanError(why)
     mixed = not loaded.experiment.plugins
     with plugin_calls("a plug-in failed in the audit", mixed=mixed):
         return _audit(loaded, clients, steps, confidence, on_client, phases or Phases())
