@@ -36,7 +36,6 @@ from fedsim.core.plugin_errors import plugin_calls
 from fedsim.core.streams import Purpose, stream
 from fedsim.experiment import LoadedExperiment
 from fedsim.federation.assembly import assemble
-from fedsim.federation.charged_noise import charged_multipliers
 from fedsim.federation.federation import Federation
 from fedsim.federation.initial_model import NUM_CHECK_EXAMPLES, public_examples, to_tensors
 
@@ -205,7 +204,7 @@ def _audit_updates(
     claim = Claim(
         epsilon=observer.epsilon,
         delta=plan.delta,
-        noise=observer.noise_factor * charged_multipliers(rounds.update)[0],
+        noise=observer.noise_factor * rounds.update.charged_multipliers[0],
         sampling=PoissonSampling(plan.release.sampling_rate),
         steps=plan.steps_to_take,
         accountant=experiment.privacy.accounting,
