@@ -302,7 +302,7 @@ def _objections_to_events(facts: Facts, mechanism: MechanismFacts) -> Iterator[s
         yield "the sampling of its lots is not recorded"
         return
     types = facts.trust.event_types(None if scheme is None else scheme.event)
-    if mechanism.off_gradients is not None:
+    if mechanism.off_gradients is not None or facts.kind.events:
         types = facts.kind.events
     if mismatched := _mismatched(facts.clients, types):
         if mechanism.off_gradients is not None:
