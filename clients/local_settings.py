@@ -13,7 +13,7 @@ from fedsim.clients.augmentation.settings import DEFAULT_VIEWS, MAX_VIEWS, ViewS
 from fedsim.clients.lr_schedule import LrSchedule
 from fedsim.core.limits import MAX_CLIENTS, MAX_EXAMPLES, MAX_STEPS
 from fedsim.core.settings import Settings
-from fedsim.zeroth_order.settings import ZerothOrderSettings
+from fedsim.zeroth_order.settings import BackwardPasses, ZerothOrderSettings
 
 _ROUNDING = 1e-9  # relative: what rounding may add to a whole number of steps
 
@@ -133,6 +133,11 @@ class LocalSettings(Settings):
     def without_schedule(self) -> Self:
         """Return the settings with one learning rate in all rounds, as an audit repeats rounds."""
         return self.model_copy(update={"lr_schedule": None})
+
+    @property
+    def gradient_facts(self) -> ZerothOrderSettings | BackwardPasses:
+        """The public facts of how a step finds its direction."""
+        return BackwardPasses() if self.gradient == "backward" else self.gradient
 
     @property
     def zeroth_order(self) -> ZerothOrderSettings | None:

@@ -29,7 +29,7 @@ OBSERVERS: Mapping[str, tuple[Observer, ...]] = {
 _ROUNDED = 1e-9  # relative: square roots and the noise of groups
 
 
-def adjacency_objection(adjacency: str, *, trust: str, unit: str) -> str | None:
+def adjacency_objection(adjacency: str, *, trust: str, protects_client: bool) -> str | None:
     """Return what tells neighbours apart beside charged releases; None: nothing does.
 
     Under add_remove nothing public may follow from the unit. Of whole clients, their number sets
@@ -40,11 +40,11 @@ def adjacency_objection(adjacency: str, *, trust: str, unit: str) -> str | None:
     Args:
         adjacency: of the claim.
         trust: the trust model.
-        unit: what one ε protects.
+        protects_client: whether one ε is for everything that a client has.
     """
     if adjacency != "add_remove":
         return None
-    if unit == "client":
+    if protects_client:
         return (
             "under add_remove a client would be there or not, and the rate of draws, the noise of "
             "a sum and the records follow from the list of clients"

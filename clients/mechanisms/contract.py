@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self, cast
 import numpy as np
 from torch import Tensor
 
-from fedsim.accountant import Event
+from fedsim.accountant import Event, Gaussian, JointGaussian
 from fedsim.clients.correlated_noise.correlation import NoiseCorrelation
 from fedsim.clients.gradients.parameters import FlatParameters
 from fedsim.clients.sampling.independent_lots import PoissonSampling
@@ -66,6 +66,31 @@ class Mechanism(ABC):
     def adapted_clip_norm(self) -> LearntBound | None:
         """The bound, where it is learnt; None where it is fixed."""
         return None
+
+    @property
+    def charged_multipliers(self) -> tuple[float, ...]:
+        """Deviation of the noise of each part over its bound, as it is charged; a count comes last.
+
+        It follows from the event, not from the noise: a probe compares the two.
+
+        Raises:
+            TypeError: the event is not Gaussian noise, and the kind says no deviation.
+        """
+        match self.mechanism:
+            case Gaussian(noise_multiplier):
+                return (noise_multiplier,)
+            case JointGaussian(noise_multipliers):
+                return tuple(noise_multipliers)
+            case event:
+                raise TypeError(f"no noise is known for {event!r}")
+
+    def normal_scores(self, noise: Tensor) -> Tensor:
+        """Return noise as values that are N(0, 1) where its law is the charged one, float64.
+
+        Args:
+            noise: in charged deviations, float64; Gaussian noise is its own score.
+        """
+        return noise
 
     @abstractmethod
     def charges(self, first_step: int, steps: int, *, noise_factor: float = 1.0) -> Charges:
@@ -236,8 +261,17 @@ class ReleasedUpdates:
     counts: Sequence[float | None]
 
 
-class UpdateRelease(SummedMechanism):
-    """One release of a whole update in a round, which clients train for without noise."""
+class UpdateRelease(Mechanism):
+    """One release of a whole update in a round, which clients train for without noise.
+
+    Attributes:
+        max_update_norm: largest L2 norm of what is left of an update after clipping.
+        count_noise: noise of the bit that a learnt bound needs; None: the bound is fixed.
+    """
+
+    protects_client = True
+    max_update_norm: float
+    count_noise: float | None = None
 
     @property
     @abstractmethod
@@ -245,9 +279,13 @@ class UpdateRelease(SummedMechanism):
         """Length of a step of the grid, as part of an update; 1 without noise."""
 
     @property
-    @abstractmethod
     def count_step(self) -> float:
         """The same for the bit that a learnt bound needs; 1 without noise."""
+        return 1.0
+
+    def steps_of_round(self, planned: range, charged: range, *, has_examples: bool) -> range:
+        """Return the planned steps; none where there is nothing to train on."""
+        return planned if has_examples else range(0)
 
     @staticmethod
     @abstractmethod

@@ -7,14 +7,27 @@ for its methods (`fedsim.clients.mechanisms.contract`). It imports no torch.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+GRADIENT_PERTURBATION = "gradient_perturbation"
+"""Default of `privacy.mechanism`: noise on clipped gradients, or on clipped updates of clients."""
+
+
+def protects_client(unit: str) -> bool:
+    """Whether one ε of a unit is for everything that a client has.
+
+    Args:
+        unit: as settings and records name it.
+    """
+    return unit == "client"
+
 
 @dataclass(frozen=True, kw_only=True)
 class ReleaseKind:
     """Public facts of a kind of private release.
 
     Attributes:
-        name: of its folder; with the example unit also its name under `privacy.mechanism`.
+        name: of its folder, whose `draft.py` plans it.
         unit: example or client: what one ε protects.
+        mechanism: its name under `privacy.mechanism`; "" where a task asks for it.
         releases: what a client releases, for one line of text.
         bound: key of `privacy` that bounds what a unit contributes; "" where the kind's own
             settings have the bounds.
@@ -33,10 +46,14 @@ class ReleaseKind:
         takes_canaries: whether an audit can plant canaries in what is released.
         later_rounds_are_free: whether rounds after the first one cost nothing.
         not_deployed: why a SuperNode refuses it; "" where it does not.
+        title: heading of `statement`.
+        statement: the release in words, in which {z}, {rounds}, {bound} and {max_feature_norm} are
+            figures of a run; "" where the privacy statement has a sentence of its own for it.
     """
 
     name: str
     unit: str = "example"
+    mechanism: str = GRADIENT_PERTURBATION
     releases: str
     bound: str = ""
     draws_lots: bool = False
@@ -51,11 +68,13 @@ class ReleaseKind:
     takes_canaries: bool = False
     later_rounds_are_free: bool = False
     not_deployed: str = ""
+    title: str = ""
+    statement: str = ""
 
     @property
     def protects_client(self) -> bool:
         """Whether one ε is for everything that a client has, its number of examples included."""
-        return self.unit == "client"
+        return protects_client(self.unit)
 
 
 _DP_SGD = ReleaseKind(
@@ -82,6 +101,7 @@ _CLIENT_UPDATE = ReleaseKind(
 _VOTES = ReleaseKind(
     name="votes",
     unit="client",
+    mechanism="",
     releases="votes of clients",
     sensitivity_of="the votes on a query",
     sensitivity="√2 votes",
@@ -92,15 +112,23 @@ _VOTES = ReleaseKind(
 )
 _OUTPUT = ReleaseKind(
     name="output_perturbation",
+    mechanism="output_perturbation",
     releases="noise on trained models",
     local_trust_only=True,
     events=frozenset({"Gaussian"}),
     sensitivity_of="a trained model",
     sensitivity="Δ",
     charged="every release of a trained model",
+    title="Noise on the trained model",
+    statement="A client scales features down to L2 norm R and takes a fixed number of gradient "
+    "steps without noise on a linear model, whose loss is strongly convex by its weight decay. One "
+    "example moves the result by at most Δ, for the steps that run and not for their limit (Wu et "
+    "al. 2017). Then it adds Gaussian noise of standard deviation z · Δ and releases the model, "
+    "once a round. Here R = {max_feature_norm}, z = {z}, {rounds}.",
 )
 _INPUT = ReleaseKind(
     name="input_perturbation",
+    mechanism="input_perturbation",
     releases="noise on examples, once",
     local_trust_only=True,
     events=frozenset({"JointGaussian"}),
@@ -109,12 +137,18 @@ _INPUT = ReleaseKind(
     charged="the release of these",
     reads="their noisy copies",
     later_rounds_are_free=True,
+    title="Noise on the examples",
+    statement="Before its first round a client scales features down to L2 norm R, writes targets "
+    "within their bound (a class as a row with one 1), and adds Gaussian noise to both, with a "
+    "noise multiplier of z together. This is one release, charged once. All steps of all rounds "
+    "read these noisy examples alone, and cost nothing. Here R = {max_feature_norm}, z = {z}.",
     not_deployed="noisy examples are charged once, and a node's examples may change between "
     "rounds; set privacy.mechanism to gradient_perturbation",
 )
 NO_RELEASE = ReleaseKind(
     name="none",
     unit="",
+    mechanism="",
     releases="nothing",
     sensitivity_of="",
     charged="",
@@ -124,23 +158,21 @@ NO_RELEASE = ReleaseKind(
 KINDS: Mapping[str, ReleaseKind] = {
     kind.name: kind for kind in (_DP_SGD, _CLIENT_UPDATE, _VOTES, _OUTPUT, _INPUT)
 }
-GRADIENT_PERTURBATION = "gradient_perturbation"
-"""Default of `privacy.mechanism`: noise on clipped gradients, or on clipped updates of clients."""
 
 
 def kind_of(*, unit: str, mechanism: str = GRADIENT_PERTURBATION, votes: bool) -> ReleaseKind:
     """Return the kind of release that settings, or the records of a run, describe.
 
+    A mechanism that the unit does not have gives the unit's own kind, and rules and statement
+    refuse it.
+
     Args:
         unit: example or client.
         mechanism: name under `privacy.mechanism`.
         votes: whether clients vote on public queries.
-
-    Raises:
-        KeyError: there is no such mechanism.
     """
     if votes:
         return _VOTES
-    if unit == _CLIENT_UPDATE.unit:
-        return _CLIENT_UPDATE
-    return _DP_SGD if mechanism == GRADIENT_PERTURBATION else KINDS[mechanism]
+    of_settings = {(kind.unit, kind.mechanism): kind for kind in KINDS.values()}
+    own = of_settings.get((unit, GRADIENT_PERTURBATION), _DP_SGD)
+    return of_settings.get((unit, mechanism), own)

@@ -1,11 +1,12 @@
 """The plan of a client: one way from its settings to a release, its noise and its budget."""
 
-from collections.abc import Callable, Mapping
 from dataclasses import replace
+from importlib import import_module
 from typing import Any, cast
 
 from fedsim.accountant.search import MOST_NOISE
 from fedsim.clients.mechanisms.affordable_steps import affordable_steps
+from fedsim.clients.mechanisms.kinds import ReleaseKind
 from fedsim.clients.mechanisms.noise_search import noise_of_release
 from fedsim.clients.mechanisms.plan import (
     Draft,
@@ -16,18 +17,6 @@ from fedsim.clients.mechanisms.plan import (
     delta_of,
 )
 from fedsim.clients.privacy_settings import PrivacySettings
-from fedsim.core.by_name import ByName
-
-DRAFTS: Mapping[str, Callable[[PlanRequest], Draft]] = ByName(
-    {
-        "dp_sgd": "fedsim.clients.mechanisms.dp_sgd.draft:draft",
-        "client_update": "fedsim.clients.mechanisms.client_update.draft:draft",
-        "votes": "fedsim.clients.mechanisms.votes.draft:draft",
-        "output_perturbation": "fedsim.clients.mechanisms.output_perturbation.draft:draft",
-        "input_perturbation": "fedsim.clients.mechanisms.input_perturbation.draft:draft",
-    }
-)
-"""The function that drafts a client's plan, by the name of its kind of release."""
 
 
 def plan_privacy(request: PlanRequest) -> PrivacyPlan:
@@ -41,7 +30,7 @@ def plan_privacy(request: PlanRequest) -> PrivacyPlan:
             sampling under this adjacency, or the clipping does not fit the model or the noise.
     """
     privacy, kind = request.privacy, request.kind or request.privacy.release_kind
-    draft = DRAFTS[kind.name](request)
+    draft = _draft_of(kind, request)
     delta = delta_of(privacy, draft.public_size)
     noise = _calibrated(privacy, draft, delta) if draft.given is None else draft.given
     release, target, affordable = draft.build(noise), privacy.target_epsilon, None
@@ -67,6 +56,11 @@ def plan_privacy(request: PlanRequest) -> PrivacyPlan:
         round_steps=draft.round_steps,
         charges_itself=draft.charges_itself,
     )
+
+
+def _draft_of(kind: ReleaseKind, request: PlanRequest) -> Draft:
+    """Return the draft of a client by the module `draft` in the folder of the kind."""
+    return import_module(f"fedsim.clients.mechanisms.{kind.name}.draft").draft(request)
 
 
 def _calibrated(privacy: PrivacySettings, draft: Draft, delta: float) -> float:

@@ -8,6 +8,7 @@ from typing import Any
 
 from fedsim.account.sources import Source, SourceError, renamed
 from fedsim.accountant import Event, Gaussian, PoissonSampled, PrivacyLedger
+from fedsim.clients.mechanisms.kinds import protects_client
 
 _MOST_CHOICES = 1000
 
@@ -49,7 +50,7 @@ def every_choice(sources: Sequence[Source]) -> list[Source]:
         "use one seed and secure noise, a partition by a column or files, or --clients FILE where "
         "you know which clients are the same"
     )
-    if any(source.terms is not None and source.terms.unit == "client" for source in sources):
+    if any(source.terms is not None and protects_client(source.terms.unit) for source in sources):
         raise SourceError(
             f"{sources[0].name} and {sources[1].name} divide the data among clients by another "
             f"draw, so no client of one is a client of the other, and none has a total; {way_out}"

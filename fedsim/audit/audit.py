@@ -36,7 +36,6 @@ from fedsim.core.plugin_errors import plugin_calls
 from fedsim.core.streams import Purpose, stream
 from fedsim.experiment import LoadedExperiment
 from fedsim.federation.assembly import assemble
-from fedsim.federation.charged_noise import charged_multipliers
 from fedsim.federation.federation import Federation
 from fedsim.federation.initial_model import NUM_CHECK_EXAMPLES, public_examples, to_tensors
 
@@ -64,12 +63,8 @@ def audit_experiment(
         PrivacyPlanError: the experiment has no privacy, or no client with a claim.
         ValueError: the experiment cannot be assembled (see `assemble`).
     """
-    if loaded.experiment.local.zeroth_order is not None:
-        raise PrivacyPlanError(
-            "local.gradient: canaries are gradients of an added layer, and zeroth-order steps have "
-            "no gradients; audit the same experiment with local.gradient=backward, and its noise "
-            "and clipping are probed before each run"
-        )
+    if why := loaded.experiment.local.gradient_facts.not_audited:
+        raise PrivacyPlanError(why)
     mixed = not loaded.experiment.plugins
     with plugin_calls("a plug-in failed in the audit", mixed=mixed):
         return _audit(loaded, clients, steps, confidence, on_client, phases or Phases())
@@ -209,7 +204,7 @@ def _audit_updates(
     claim = Claim(
         epsilon=observer.epsilon,
         delta=plan.delta,
-        noise=observer.noise_factor * charged_multipliers(rounds.update)[0],
+        noise=observer.noise_factor * rounds.update.charged_multipliers[0],
         sampling=PoissonSampling(plan.release.sampling_rate),
         steps=plan.steps_to_take,
         accountant=experiment.privacy.accounting,

@@ -25,7 +25,6 @@ from fedsim.clients.clipping.patterns import PatternClipping
 from fedsim.clients.gradients.interface import PerExampleLoss
 from fedsim.clients.gradients.parameters import FlatParameters
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
-from fedsim.federation.charged_noise import charged_multipliers
 
 _CANARY_SCALE = 1e4  # a canary's gradient, in clipping bounds
 
@@ -144,7 +143,7 @@ class CanaryView:
         return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
 
     def _multipliers(self, step: DpSgdMechanism) -> list[float]:
-        charged = charged_multipliers(step)
+        charged = step.charged_multipliers
         return [charged[group] for group in self.groups]
 
 

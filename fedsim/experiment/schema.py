@@ -13,6 +13,7 @@ from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.core.settings import Settings
 from fedsim.data.catalog import DATASETS
 from fedsim.data.settings import DataSettings
+from fedsim.experiment.federated_task import FederatedTask
 from fedsim.models.catalog import MODELS
 from fedsim.models.settings import ModelSettings
 from fedsim.pate.settings import PateSettings
@@ -114,9 +115,14 @@ class Experiment(Settings):
         return number
 
     @property
+    def task_facts(self) -> PateSettings | FederatedTask:
+        """The public facts of what clients work on."""
+        return FederatedTask() if self.pate is None else self.pate
+
+    @property
     def ballots(self) -> Ballots | None:
         """The ballots of `task: pate`; None where clients train a global model."""
-        return None if self.pate is None else self.pate.ballots(self.federation.rounds)
+        return self.task_facts.ballots(self.federation.rounds)
 
     @property
     def release_kind(self) -> ReleaseKind:
@@ -140,10 +146,7 @@ class Experiment(Settings):
     @property
     def public_parts(self) -> dict[str, Any] | None:
         """Parts of model and training that are public by design; None without any."""
-        zeroth, parts = self.local.zeroth_order, dict(self.model.public_parts or {})
-        if zeroth is not None:
-            parts["directions"] = zeroth.directions
-        return parts or None
+        return {**(self.model.public_parts or {}), **self.local.gradient_facts.public_parts} or None
 
     @property
     def saves_derived_model(self) -> bool:
@@ -152,11 +155,10 @@ class Experiment(Settings):
         It is the whole model, or adapters that are rebuilt from coefficients; with `task: pate` it
         is the student.
         """
-        if self.pate is not None:
-            return True
         lora = self.model.lora
         is_merged = self.model.has_local_base and (lora is None or lora.save == "merged")
-        return is_merged or self.local.zeroth_order is not None
+        makers = self.task_facts, self.local.gradient_facts
+        return is_merged or any(one.saves_derived_model for one in makers)
 
     @property
     def has_server_noise(self) -> bool:

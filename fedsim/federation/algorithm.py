@@ -12,8 +12,8 @@ from fedsim.experiment import Experiment
 from fedsim.experiment.rules.algorithm import check_declaration
 from fedsim.experiment.rules.sections import Sections
 from fedsim.federation.schedule import participation_of
+from fedsim.models.local_base import trained_names
 from fedsim.protocol.arrays import to_arrays
-from fedsim.protocol.coefficients import COEFFICIENTS
 
 
 def algorithm_of(
@@ -30,13 +30,9 @@ def algorithm_of(
     Raises:
         AlgorithmError: there is no such algorithm, or it does not take its settings.
     """
-    named = model.named_parameters(remove_duplicate=False)
-    parameters = frozenset(name for name, value in named if value.requires_grad)
     optimizer = experiment.local.optimizer
     training = Training(
-        parameters=parameters
-        if experiment.local.zeroth_order is None
-        else frozenset({COEFFICIENTS}),
+        parameters=frozenset(trained_names(model)),
         num_clients=num_clients,
         learning_rate=experiment.local.learning_rate,
         momentum=optimizer.momentum if isinstance(optimizer, SgdSettings) else 0.0,

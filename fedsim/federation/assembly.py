@@ -15,7 +15,6 @@ from fedsim.clients.mechanisms.client_privacy import ClientPrivacy, resolve_clie
 from fedsim.clients.mechanisms.dp_sgd.draft import whole_round_steps
 from fedsim.clients.mechanisms.plan import PrivacyPlan
 from fedsim.clients.model_checks.safety import check_private_model
-from fedsim.clients.training.shared_model import SharedModel
 from fedsim.core.device import choose_device
 from fedsim.core.phases import Phases
 from fedsim.core.plugin_errors import plugin_calls
@@ -38,21 +37,19 @@ from fedsim.federation.initial_model import (
     public_examples,
     to_tensors,
 )
-from fedsim.federation.movement import StillParameter, parameters_without_effect, still_parameters
+from fedsim.federation.movement import StillParameter
 from fedsim.federation.noise_shares import share_noise
 from fedsim.federation.plan_digest import plan_digest
 from fedsim.federation.release_problem import problem_of
 from fedsim.federation.schedule import StepSchedule, participation_of
 from fedsim.federation.trained_parts import TrainedParts, release_parameters, trained_parts
-from fedsim.federation.voting import Goal, voting_of
+from fedsim.federation.voting import GOALS
 from fedsim.models.errors import ModelError
 from fedsim.models.features.pipeline import FeaturePipeline
 from fedsim.models.local_base import local_base
 from fedsim.models.losses import resolve_loss
 from fedsim.models.metrics import Task, task_for
 from fedsim.models.preflight import preflight
-from fedsim.pate.queries import with_queries
-from fedsim.pate.teachers import Trainer
 from fedsim.protocol.coefficients import upload_base
 from fedsim.protocol.noisy_sums import SumPlan
 from fedsim.server.aggregation.weights import ClientWeights
@@ -99,9 +96,8 @@ def _assemble(
     )
     loaded = with_num_clients(loaded, len(data.clients))
     experiment = loaded.experiment
-    queries = None
-    if experiment.pate is not None:
-        data, queries = with_queries(data, experiment.pate.queries, seed=experiment.seed)
+    task_goal = GOALS[experiment.task]
+    data, queries = task_goal.split(experiment, data)
     check_batch_size(experiment, data.clients.sizes)
     if experiment.privacy is not None and len(data.test) < 2:
         raise DataError(
@@ -122,12 +118,10 @@ def _assemble(
     steps = StepSchedule.of(experiment, participation, client_privacy, data.clients.sizes)
     phases.begin("checking the model")
     model, parts = _checked_model(loaded, data, loss, task, device)
-    still = _still_parameters(experiment, model, loss, data, device)
-    goal = Goal()
-    if queries is not None:
-        trainer = Trainer.of(parts.shared_model, loss, parts.gradients)
-        goal = voting_of(experiment, queries, trainer, data.num_classes or 0, device)
-        parts = replace(parts, shared_model=SharedModel(goal.board().to(device)))
+    still = _still_parameters(experiment, model, loss, data, parts, device)
+    classes = data.num_classes or 0
+    goal, shared = task_goal.of(experiment, queries, parts, loss, classes=classes, device=device)
+    parts = replace(parts, shared_model=shared)
     algorithm = checked_algorithm(experiment, model, len(data.clients), loaded.base)
     if client_privacy is not None:
         phases.begin("calibrating noise")
@@ -204,6 +198,7 @@ def _still_parameters(
     model: nn.Module,
     loss: PerExampleLoss,
     data: FederatedData,
+    parts: TrainedParts,
     device: torch.device,
 ) -> tuple[StillParameter, ...]:
     """Return the trained parameters that training does not move, on public examples."""
@@ -211,9 +206,7 @@ def _still_parameters(
     rounds = range(1, experiment.federation.rounds + 1)
     lr = max(map(experiment.local.learning_rate, rounds))
     with one_thread(), plugin_calls("the model failed in training", raises=ModelError):
-        if experiment.local.zeroth_order is not None:
-            return parameters_without_effect(model, loss, *public)
-        return still_parameters(model, loss, *public, lr=lr)
+        return parts.still_parameters(model, loss, *public, lr=lr)
 
 
 def _planned(

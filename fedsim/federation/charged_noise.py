@@ -1,15 +1,13 @@
 """What a probed release is charged as, part by part: from its event, not from its noise."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim.accountant import Gaussian, JointGaussian
-from fedsim.clients.mechanisms.contract import Mechanism
 from fedsim.experiment import Experiment
 from fedsim.federation.federation import Federation
 from fedsim.federation.noise_shares import sum_scale
@@ -25,27 +23,32 @@ class ChargedPart:
         multiplier: charged σ / C; of correlated noise, that of the fresh noise.
         in_bounds: a value of 1 of a release, in bounds C.
         places: slices of the part in a row of a release.
+        scores: returns noise in charged deviations as N(0, 1); None: Gaussian noise is its own.
     """
 
     multiplier: float
     in_bounds: float
     places: Sequence[slice]
+    scores: Callable[[Tensor], Tensor] | None = None
 
     def squares(self, noise: Tensor) -> tuple[float, int]:
-        """Return the sum of squares of noise (rows, n), in charged deviations, and the count."""
+        """Return the sum of squares of the scores of noise (rows, n), and their count."""
         found = [noise[:, place] for place in self.places]
         unit = self.in_bounds / self.multiplier
+        if self.scores is not None:
+            found, unit = [self.scores(one.double() * unit) for one in found], 1.0
         return float(_row_norms(found).norm() * unit) ** 2, sum(one.numel() for one in found)
 
     def start(self, noise: Tensor, count: int) -> Tensor:
-        """Return the first noise values of a release, in charged deviations, float64.
+        """Return the scores of the first noise values of a release, float64.
 
         Args:
             noise: of one release (rows, n).
             count: most values, of the first place.
         """
         first = noise[:, self.places[0]].flatten()[:count]
-        return first.double().cpu() * (self.in_bounds / self.multiplier)
+        noise = first.double().cpu() * (self.in_bounds / self.multiplier)
+        return noise if self.scores is None else self.scores(noise)
 
 
 @dataclass(frozen=True)
@@ -157,18 +160,3 @@ def honest_draws(experiment: Experiment) -> int:
     if privacy is None or secure is None or privacy.trust.name != "distributed":
         return 1
     return secure.min_clients - privacy.trust.colluding_clients
-
-
-def charged_multipliers(release: Mechanism) -> tuple[float, ...]:
-    """Return the charged noise multipliers of a release; with adaptive clipping, the count's last.
-
-    Raises:
-        TypeError: the charged event is not Gaussian noise.
-    """
-    match release.mechanism:
-        case Gaussian(noise_multiplier):
-            return (noise_multiplier,)
-        case JointGaussian(noise_multipliers):
-            return tuple(noise_multipliers)
-        case event:
-            raise TypeError(f"no noise is known for {event!r}")

@@ -25,7 +25,7 @@ from fedsim.core.streams import Purpose, stream_key
 from fedsim.federation.charged_noise import Release, server_adds_noise, server_draw
 from fedsim.federation.federation import Federation
 from fedsim.federation.probe_evidence import NoiseEvidence
-from fedsim.federation.release_probes import PROBES, ReleaseProbe, Trial
+from fedsim.federation.release_probes import ReleaseProbe, Trial, probe_of
 
 MAX_BLOCKS = 8
 MIN_BLOCKS = 2  # of clients that train alone, two show whether they share noise
@@ -95,7 +95,7 @@ def _probes(federation: Federation) -> Iterator[ReleaseProbe[Any]]:
         clients = [client for client in block if client in left]
         left -= set(clients)
         if clients:
-            kind = PROBES[type(plans[clients[0]].release)]
+            kind = probe_of(plans[clients[0]].release)
             yield kind(federation, block, clients, seed)
 
 

@@ -95,7 +95,7 @@ def still_parameters(
 
 
 def parameters_without_effect(
-    model: nn.Module, loss: PerExampleLoss, features: Tensor, targets: Tensor
+    model: nn.Module, loss: PerExampleLoss, features: Tensor, targets: Tensor, *, lr: float
 ) -> tuple[StillParameter, ...]:
     """Return the trained parameters that the losses do not depend on, by forward passes alone.
 
@@ -106,6 +106,7 @@ def parameters_without_effect(
         loss: one value per example.
         features: public examples (n ≥ 1, ...).
         targets: their targets (n, ...).
+        lr: not used.
 
     Guarantee:
         as of `still_parameters`.

@@ -1,7 +1,8 @@
 """How each kind of private release is probed: with content far above its bound, and with nothing.
 
-A kind is one subclass of `ReleaseProbe`. `PROBES` finds it by the type of a client's mechanism, and
-is the only place of a probe that knows which kinds there are. Everything is on public examples.
+A kind is one subclass of `ReleaseProbe`. `PROBES` has it by the type of a client's mechanism, or by
+a class that this inherits from: all whole updates have one probe. No other place of a probe knows
+which kinds there are. Everything is on public examples.
 """
 
 import math
@@ -16,8 +17,8 @@ import torch
 from torch import Tensor
 
 from fedsim.clients.gradients.loss_gradient import scaled_loss
-from fedsim.clients.mechanisms.client_update.mechanism import COUNT_SENSITIVITY, UpdateMechanism
-from fedsim.clients.mechanisms.contract import Mechanism
+from fedsim.clients.mechanisms.client_update.mechanism import COUNT_SENSITIVITY
+from fedsim.clients.mechanisms.contract import Mechanism, UpdateRelease
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.mechanisms.input_perturbation.mechanism import InputMechanism
 from fedsim.clients.mechanisms.output_perturbation.mechanism import OutputMechanism
@@ -31,7 +32,6 @@ from fedsim.core.streams import Purpose
 from fedsim.federation.charged_noise import (
     ChargedPart,
     Release,
-    charged_multipliers,
     factor_of_charge,
     server_adds_noise,
     step_length_of,
@@ -125,7 +125,7 @@ class ReleaseProbe(ABC, Generic[M]):
     def _charged(self, client: int, mechanism: M) -> Iterator[float]:
         """Yield the charged noise multiplier of each part of a client's release."""
         factor = factor_of_charge(self.federation, client)
-        return (factor * one for one in charged_multipliers(mechanism))
+        return (factor * one for one in mechanism.charged_multipliers)
 
     def _key(self, client: int, trial: Trial) -> StreamKey:
         return StreamKey(self.seed, client, trial.number)
@@ -260,7 +260,7 @@ class StepProbe(_TrainedProbe[DpSgdMechanism]):
         return own + sum(c * before for c, before in zip(later, past, strict=False))
 
 
-class UpdateProbe(_TrainedProbe[UpdateMechanism]):
+class UpdateProbe(_TrainedProbe[UpdateRelease]):
     """Whole updates, with a bit where the bound is learnt; without content there is no data."""
 
     @property
@@ -308,7 +308,8 @@ class UpdateProbe(_TrainedProbe[UpdateMechanism]):
         in_bounds = 1.0 / update.max_update_norm if length is None else length
         in_halves = (1.0 if sums is None else sums.count_unit or 0.0) / COUNT_SENSITIVITY
         bits = [ChargedPart(one, in_halves, [slice(end - 1, end)]) for one in count]
-        return [ChargedPart(own, in_bounds, [slice(0, end - len(bits))]), *bits]
+        whole = [slice(0, end - len(bits))]
+        return [ChargedPart(own, in_bounds, whole, update.normal_scores), *bits]
 
 
 class VoteProbe(ReleaseProbe[VoteMechanism]):
@@ -407,8 +408,20 @@ def _rows_of(width: int) -> int:
 
 PROBES: Mapping[type[Mechanism], type[ReleaseProbe[Any]]] = {
     DpSgdMechanism: StepProbe,
-    UpdateMechanism: UpdateProbe,
+    UpdateRelease: UpdateProbe,
     VoteMechanism: VoteProbe,
     OutputMechanism: ModelProbe,
     InputMechanism: ExampleProbe,
 }
+
+
+def probe_of(release: Mechanism) -> type[ReleaseProbe[Any]]:
+    """Return the probe of a release: that of its type, or of the nearest one it inherits from.
+
+    Raises:
+        TypeError: the kind has no probe.
+    """
+    found = [PROBES[one] for one in type(release).__mro__ if one in PROBES]
+    if not found:
+        raise TypeError(f"{type(release).__name__} has no probe; add one to PROBES")
+    return found[0]

@@ -13,7 +13,6 @@ from fedsim.accountant.ledger.journal import Journal
 from fedsim.clients.app import BatchClientApp, one_thread
 from fedsim.clients.client_round import BlockOf
 from fedsim.clients.task import ClientTask
-from fedsim.clients.training.shared_model import SharedModel
 from fedsim.core.device import choose_device
 from fedsim.data import Examples, FederatedData
 from fedsim.experiment import Experiment, LoadedExperiment
@@ -31,9 +30,8 @@ from fedsim.federation.initial_model import (
 from fedsim.federation.mechanism_probe import probe_mechanisms
 from fedsim.federation.nodes import make_node_app, num_helpers
 from fedsim.federation.trained_parts import trained_parts
-from fedsim.federation.voting import Goal, voting_of
+from fedsim.federation.voting import GOALS
 from fedsim.models.losses import resolve_loss
-from fedsim.pate.teachers import Trainer
 from fedsim.protocol.messages import TrainRequest
 from fedsim.simulation.shardable_app import ShardFactory
 
@@ -194,12 +192,14 @@ class _FederationShard:
             examples = to_tensors(public_examples(self.data, NUM_CHECK_EXAMPLES), device)
             parts = trained_parts(experiment, model, loss, *examples)
         refuse_edited_plugins(self.rest["sources"], experiment, base)
-        shared_model, goal = parts.shared_model, Goal()
-        if self.queries is not None:
-            trainer = Trainer.of(shared_model, loss, parts.gradients)
-            classes = self.data.num_classes or 0
-            goal = voting_of(experiment, self.queries, trainer, classes, device)
-            shared_model = SharedModel(goal.board().to(device))
+        goal, shared_model = GOALS[experiment.task].of(
+            experiment,
+            self.queries,
+            parts,
+            loss,
+            classes=self.data.num_classes or 0,
+            device=device,
+        )
         # A copy: arrays that Ray delivers are shared and read-only.
         federation = self.federation_class(
             **self.rest,

@@ -1,5 +1,6 @@
 """The gradients of an experiment's model and the model that clients share, in one process."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -11,6 +12,7 @@ from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.zeroth_order.shared_model import SharedCoefficients
 from fedsim.clients.zeroth_order.slopes import Slopes
 from fedsim.experiment import Experiment
+from fedsim.federation.movement import StillParameter, parameters_without_effect, still_parameters
 from fedsim.models.local_base import local_base
 from fedsim.models.rebuilt import RebuiltModel
 
@@ -22,10 +24,12 @@ class TrainedParts:
     Attributes:
         gradients: of the model; None: by torch, without privacy.
         shared_model: the model as all clients of the process train it in turn.
+        still_parameters: finds the trained parameters that training does not move.
     """
 
     gradients: PerExampleGradients | None
     shared_model: SharedModel
+    still_parameters: Callable[..., tuple[StillParameter, ...]] = still_parameters
 
 
 def trained_parts(
@@ -51,7 +55,8 @@ def trained_parts(
     if isinstance(base, RebuiltModel):
         # Their tiles are checked bit for bit (`RowIsolation`), by forward passes.
         slopes = Slopes(model, loss, base.directions)
-        return TrainedParts(slopes, SharedCoefficients(slopes, experiment.local.given_steps))
+        shared_model = SharedCoefficients(slopes, experiment.local.given_steps)
+        return TrainedParts(slopes, shared_model, parameters_without_effect)
     gradients = training_gradients(model, loss, features, targets, private=private)
     parameters = None if gradients is None else gradients.parameters
     return TrainedParts(gradients, SharedModel(model, parameters=parameters))

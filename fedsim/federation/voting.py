@@ -1,6 +1,7 @@
 """What the clients of a federation work on: a model, or with PATE votes and a student of them."""
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,12 +11,16 @@ from flwr.app import ArrayRecord
 from fedsim.algorithms.algorithm import Algorithm
 from fedsim.algorithms.scored import scored_models
 from fedsim.algorithms.state import ServerState
+from fedsim.clients.gradients.interface import PerExampleLoss
 from fedsim.clients.mechanisms.votes.mechanism import NO_LABEL
-from fedsim.data import Examples
+from fedsim.clients.training.shared_model import SharedModel
+from fedsim.data import Examples, FederatedData
 from fedsim.experiment import Experiment
 from fedsim.federation.conditions import digest_examples
 from fedsim.federation.public_scores import Models
+from fedsim.federation.trained_parts import TrainedParts
 from fedsim.pate.board import NOT_CHECKED, Agenda, Board, labels_of, shares_of
+from fedsim.pate.queries import with_queries
 from fedsim.pate.server import Tally
 from fedsim.pate.settings import PateSettings
 from fedsim.pate.teachers import Student, Teachers, Trainer, public_tensor
@@ -30,6 +35,44 @@ class Goal:
     """
 
     averages = True
+
+    @classmethod
+    def split(
+        cls, experiment: Experiment, data: FederatedData
+    ) -> tuple[FederatedData, Examples | None]:
+        """Return the data without the public queries, and these; None: the task has none.
+
+        Args:
+            experiment: the settings.
+            data: of the experiment.
+
+        Raises:
+            DataError: too few test examples are left, or the targets are not classes.
+        """
+        return data, None
+
+    @classmethod
+    def of(
+        cls,
+        experiment: Experiment,
+        queries: Examples | None,
+        parts: TrainedParts,
+        loss: PerExampleLoss,
+        *,
+        classes: int,
+        device: torch.device,
+    ) -> "tuple[Goal, SharedModel]":
+        """Return the goal of an experiment, and the model that its clients share.
+
+        Args:
+            experiment: the settings.
+            queries: as `split` returned them.
+            parts: of the initial model.
+            loss: one value per example.
+            classes: number of classes; 0 where targets are none.
+            device: where models run.
+        """
+        return cls(), parts.shared_model
 
     @property
     def public_queries(self) -> Examples | None:
@@ -85,6 +128,39 @@ class Voting(Goal):
     teachers: Teachers
     is_private: bool
     students: dict[str, ArrayRecord] = field(default_factory=dict)
+
+    @classmethod
+    def split(cls, experiment: Experiment, data: FederatedData) -> tuple[FederatedData, Examples]:
+        """Return the data with the rest of the test set, and the queries."""
+        return with_queries(data, _pate_of(experiment).queries, seed=experiment.seed)
+
+    @classmethod
+    def of(
+        cls,
+        experiment: Experiment,
+        queries: Examples | None,
+        parts: TrainedParts,
+        loss: PerExampleLoss,
+        *,
+        classes: int,
+        device: torch.device,
+    ) -> "tuple[Voting, SharedModel]":
+        """Return the voting of an experiment, and the empty board."""
+        settings, rounds = _pate_of(experiment), experiment.federation.rounds
+        if queries is None:
+            raise ValueError("a vote needs public queries, got none")
+        agenda = Agenda(settings.ballots(rounds), settings.threshold)
+        teachers = Teachers(
+            Trainer.of(parts.shared_model, loss, parts.gradients),
+            experiment.local,
+            experiment.seed,
+            public_tensor(queries, device),
+            classes,
+            agenda,
+        )
+        private = experiment.privacy is not None
+        voting = cls(settings, agenda, queries, classes, teachers, private)
+        return voting, SharedModel(voting.board().to(device))
 
     @property
     def public_queries(self) -> Examples:
@@ -154,36 +230,16 @@ class Voting(Goal):
         }
 
 
-def voting_of(
-    experiment: Experiment,
-    queries: Examples,
-    trainer: Trainer,
-    classes: int,
-    device: torch.device,
-) -> Voting:
-    """Return the voting of an experiment with `task: pate`.
+GOALS: Mapping[str, type[Goal]] = {"federated": Goal, "pate": Voting}
+"""What clients work on, by the name of the task."""
 
-    Args:
-        experiment: the settings.
-        queries: the public queries.
-        trainer: of teachers and student.
-        classes: number of classes.
-        device: where models run.
+
+def _pate_of(experiment: Experiment) -> PateSettings:
+    """Return `pate:` of an experiment.
 
     Raises:
         ValueError: the experiment has another task.
     """
-    settings, ballots = experiment.pate, experiment.ballots
-    if settings is None or ballots is None:
+    if experiment.pate is None:
         raise ValueError("only task: pate has ballots")
-    agenda = Agenda(ballots, settings.threshold)
-    teachers = Teachers(
-        trainer,
-        experiment.local,
-        experiment.seed,
-        public_tensor(queries, device),
-        classes,
-        agenda,
-    )
-    private = experiment.privacy is not None
-    return Voting(settings, agenda, queries, classes, teachers, private)
+    return experiment.pate

@@ -28,11 +28,14 @@ class LocalBase:
 
     Args:
         model: with its final values; `attach` makes it this model's base.
+
+    Attributes:
+        trained: names of the values that travel and that training changes.
+        hidden: names of the values that stay.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        named = model.named_parameters(remove_duplicate=False)
-        self.trained = tuple(name for name, value in named if value.requires_grad)
+        self.trained = trained_names(model)
         state = whole_state(model)
         self.hidden = frozenset(state) - frozenset(self.trained)
         self.digest = digest_of({name: state[name] for name in sorted(self.hidden)})
@@ -80,6 +83,15 @@ class LocalBase:
     def is_whole(self) -> bool:
         """Whether `state_dict` has all values of the model."""
         return self._is_whole
+
+
+def trained_names(model: nn.Module) -> tuple[str, ...]:
+    """Return the names of the values that travel and that training changes."""
+    base = local_base(model)
+    if base is not None:
+        return base.trained
+    named = model.named_parameters(remove_duplicate=False)
+    return tuple(name for name, value in named if value.requires_grad)
 
 
 def local_base(model: nn.Module) -> LocalBase | None:

@@ -28,6 +28,7 @@ class RebuiltModel(LocalBase):
         self, model: nn.Module, settings: ZerothOrderSettings, *, seed: int, steps: int
     ) -> None:
         super().__init__(model)
+        self.trained = (COEFFICIENTS,)
         state = whole_state(model)
         self.hidden = frozenset(state)
         self.digest = digest_of({name: state[name] for name in sorted(state)})

@@ -1,11 +1,13 @@
 """Settings of PATE: the section `pate:` of an experiment with `task: pate`."""
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from fedsim.clients.local_settings import LocalSettings, OptimizerSettings, SgdSettings
 from fedsim.clients.mechanisms.votes.ballots import Ballot, Ballots
+from fedsim.core.formatting import count_text
 from fedsim.core.limits import MAX_EXAMPLES, MAX_STEPS
 from fedsim.core.settings import Settings
 
@@ -31,6 +33,9 @@ class StudentSettings(Settings):
 
 class PateSettings(Settings):
     """Queries, noise and student of PATE (Confident-GNMax, Papernot et al. 2018)."""
+
+    # Facts of the task, as of `FederatedTask`.
+    saves_derived_model: ClassVar[bool] = True  # the student
 
     queries: int = Field(
         ge=1,
@@ -77,4 +82,27 @@ class PateSettings(Settings):
         return Ballots(
             Ballot(self.queries // batches, self.sigma_threshold),
             Ballot(self.most_answers // batches, self.sigma),
+        )
+
+    @property
+    def public_terms(self) -> Mapping[str, Any]:
+        """Numbers of queries and the noise on a count in votes, as `privacy.json` has them."""
+        votes = {
+            "queries": self.queries,
+            "answers": self.most_answers,
+            "sigma_threshold": self.sigma_threshold,
+            "sigma": self.sigma,
+        }
+        return {"votes": votes}
+
+    def work(self, rounds: int, local: LocalSettings) -> str:
+        """Return what a run does, for its headline.
+
+        Args:
+            rounds: of the run.
+            local: not used: teachers train once.
+        """
+        return (
+            f"{self.queries:,} queries, at most {self.most_answers:,} answers, "
+            f"{count_text(rounds, 'round')}"
         )

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.clients.local_settings import LocalSettings
 from fedsim.core.formatting import count_text, delta_text, range_text
 from fedsim.data.settings import FileDataset
 from fedsim.federation.batch_sizes import full_batch_note
@@ -23,14 +22,10 @@ _MAX_NAMED_FEATURES = 3
 def headline(federation: Federation) -> list[str]:
     """Return the headline of a run, from public figures: private client sizes are left out."""
     experiment = federation.experiment
-    rounds = count_text(experiment.federation.rounds, "round")
-    work = f"{rounds} of {_length(experiment.local)}"
-    if experiment.pate is not None:
-        answers = experiment.pate.most_answers
-        work = f"{experiment.pate.queries:,} queries, at most {answers:,} answers, {rounds}"
     first = (
         f"{experiment.name}: {_clients(federation)} with "
-        f"{_sizes(federation)}, {len(federation.data.test):,} test examples, {work}"
+        f"{_sizes(federation)}, {len(federation.data.test):,} test examples, "
+        f"{experiment.task_facts.work(experiment.federation.rounds, experiment.local)}"
     )
     if federation.plans is None:
         return [first, "no differential privacy"]
@@ -39,13 +34,6 @@ def headline(federation: Federation) -> list[str]:
     target = experiment.privacy.target_epsilon if experiment.privacy else None
     goal = f"target ε = {target:g}" if target is not None else "given noise"
     return [first, f"{_mechanism(federation)}: {goal} at δ = {delta}, noise multiplier {noise}"]
-
-
-def _length(local: LocalSettings) -> str:
-    """Return the length of a round: steps, or passes over a client's examples."""
-    if local.epochs is not None:
-        return f"{local.epochs:g} epoch{'' if local.epochs == 1 else 's'}"
-    return count_text(local.given_steps, "step")
 
 
 def notes(federation: Federation) -> list[str]:

@@ -13,6 +13,7 @@ from fedsim.accountant.accountants import AccountantChoice, renyi_choice
 from fedsim.accountant.adjacency import Adjacency
 from fedsim.accountant.sampler_slack import Slack, sampler_slack
 from fedsim.accountant.trust.certificates import OBSERVERS, Trust, Unit
+from fedsim.clients.mechanisms.kinds import protects_client
 from fedsim.clients.privacy_settings import (
     PrivacySettings,
     recorded_correlation,
@@ -317,10 +318,11 @@ def _named(name: str | None) -> dict[str, str]:
 
 def _client_json(spend: ClientSummary, trust: Trust, unit: Unit) -> PrivateClientRow:
     ledger = cast(list[LedgerEntry], spend.ledger.to_list())
+    is_client = protects_client(unit)
     row: PrivateClientRow = {
         "client": spend.client,
         "against": OBSERVERS[trust][0],
-        "examples": spend.examples if unit == "example" else None,
+        "examples": None if is_client else spend.examples,
         "delta": spend.delta,
         "epsilon": finite_or_none(spend.epsilon),
         "epsilon_rdp": finite_or_none(spend.epsilon_rdp),
@@ -340,7 +342,7 @@ def _client_json(spend: ClientSummary, trust: Trust, unit: Unit) -> PrivateClien
         row["name"] = spend.name
     if isinstance(spend.clip_norm, tuple):
         row["group_clip_norms"] = list(spend.clip_norm)
-    if unit == "client":
+    if is_client:
         row["max_update_norm"] = spend.max_update_norm
     if trust == "distributed":
         second, epsilon = server_ledger(spend, trust), spend.epsilon_against_server

@@ -7,7 +7,6 @@ from fedsim.accountant.trust.certificates import Trust
 from fedsim.clients.local_settings import OptimizerSettings
 from fedsim.experiment import Experiment
 from fedsim.federation.schedule import participation_of
-from fedsim.pate.settings import PateSettings
 from fedsim.protocol.client_spend import ClientSpend
 
 TRUST_TERMS = ("sums", "participation", "weighting", "votes")
@@ -28,8 +27,7 @@ def trust_terms(experiment: Experiment) -> dict[str, Any]:
     participation = participation_of(experiment)
     if participation.is_secret and participation.rate < 1.0:
         terms["participation"] = {"scheme": participation.scheme, "rate": participation.rate}
-    if experiment.pate is not None:
-        terms["votes"] = _votes(experiment.pate)
+    terms |= experiment.task_facts.public_terms
     if privacy.release_kind.protects_client:
         terms["weighting"] = experiment.federation.weights.name
     return terms
@@ -59,16 +57,6 @@ def _sums(experiment: Experiment) -> dict[str, Any]:
         local = experiment.local
         sums |= {"local_steps": local.steps, "optimizer": _optimizer(local.optimizer)}
     return sums
-
-
-def _votes(pate: PateSettings) -> dict[str, Any]:
-    """Return the public facts of ballots: numbers of queries, and the noise on a count in votes."""
-    return {
-        "queries": pate.queries,
-        "answers": pate.most_answers,
-        "sigma_threshold": pate.sigma_threshold,
-        "sigma": pate.sigma,
-    }
 
 
 def _optimizer(settings: OptimizerSettings) -> str:

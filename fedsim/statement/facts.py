@@ -302,7 +302,7 @@ def _objections_to_events(facts: Facts, mechanism: MechanismFacts) -> Iterator[s
         yield "the sampling of its lots is not recorded"
         return
     types = facts.trust.event_types(None if scheme is None else scheme.event)
-    if mechanism.off_gradients is not None:
+    if mechanism.off_gradients is not None or facts.kind.events:
         types = facts.kind.events
     if mismatched := _mismatched(facts.clients, types):
         if mechanism.off_gradients is not None:
@@ -324,7 +324,7 @@ def _objections_to_events(facts: Facts, mechanism: MechanismFacts) -> Iterator[s
 def _objections_off_gradients(facts: Facts, mechanism: MechanismFacts) -> Iterator[str]:
     if not facts.kind.local_trust_only:
         yield f"its mechanism {(mechanism.off_gradients or {}).get('name')!r} is not known"
-    if facts.trust.trust != "local" or facts.protects_clients:
+    if facts.trust.trust != "local" or (facts.protects_clients and not facts.kind.local_trust_only):
         yield "noise off the gradients has no guarantee but in local trust, for the example unit"
     if mechanism.adjacency == "add_remove":
         yield "noise off the gradients has no guarantee under add_remove adjacency"

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from fedsim.clients.mechanisms.kinds import KINDS, ReleaseKind
 from fedsim.clients.sampling.schemes import SAMPLING_SCHEMES
 from fedsim.core.formatting import count_text, range_text
 from fedsim.statement.facts import COUNTING_CLIPPINGS, Facts
@@ -152,51 +153,40 @@ class ClientUpdateSentence(ReleaseSentence):
         return _ranges(self.facts, ("noise_multiplier", "rounds"))
 
 
-class OutputSentence(ReleaseSentence):
-    """The mechanism of one round with noise on the trained model."""
-
-    title, release = "Noise on the trained model", "output_perturbation"
+class WordsSentence(ReleaseSentence):
+    """The mechanism of a kind whose words are in the registry of kinds."""
 
     @property
     def text(self) -> str:
         """The sentence in words."""
-        return (
-            "A client scales features down to L2 norm R and takes a fixed number of gradient steps "
-            "without noise on a linear model, whose loss is strongly convex by its weight decay. "
-            "One example moves the result by at most Δ, for the steps that run and not for their "
-            "limit (Wu et al. 2017). Then it adds Gaussian noise of standard deviation z · Δ and "
-            f"releases the model, once a round. Here R = {self.values['max_feature_norm']}, z = "
-            f"{range_text(self.values['noise_multiplier'])}, "
-            f"{_counts(self.values['rounds'], 'round')}."
+        kind, values = self.facts.kind, self.values
+        bound = values.get(kind.bound)
+        return kind.statement.format(
+            z=range_text(values["noise_multiplier"]),
+            rounds=_counts(values["rounds"], "round"),
+            bound="not recorded" if bound is None else range_text(bound),
+            max_feature_norm=values.get("max_feature_norm"),
         )
 
     @property
     def values(self) -> Mapping[str, Any]:
-        """Ranges over the clients that were charged, and the bound of features."""
-        return _with_bounds(self.facts)
+        """Ranges over the clients that were charged, and the recorded bounds."""
+        facts = self.facts
+        ranges = dict(_ranges(facts, ("noise_multiplier", "rounds")))
+        bound, recorded = ranges.pop("max_grad_norm"), dict(facts.off_gradients or {})
+        recorded.pop("name", None)
+        return {**ranges, **recorded, **({facts.kind.bound: bound} if facts.kind.bound else {})}
 
 
-class InputSentence(ReleaseSentence):
-    """The mechanism of noise on the examples."""
+def sentence_of(kind: ReleaseKind) -> type[Sentence]:
+    """Return the sentence of a kind that has words; its id is the kind's name.
 
-    title, release = "Noise on the examples", "input_perturbation"
-
-    @property
-    def text(self) -> str:
-        """The sentence in words."""
-        return (
-            "Before its first round a client scales features down to L2 norm R, writes targets "
-            "within their bound (a class as a row with one 1), and adds Gaussian noise to both, "
-            "with a noise multiplier of z together. This is one release, charged once. All steps "
-            "of all rounds read these noisy examples alone, and cost nothing. Here R = "
-            f"{self.values['max_feature_norm']}, z = "
-            f"{range_text(self.values['noise_multiplier'])}."
-        )
-
-    @property
-    def values(self) -> Mapping[str, Any]:
-        """Ranges over the clients that were charged, and the bound of features."""
-        return _with_bounds(self.facts)
+    Args:
+        kind: with a title and a statement.
+    """
+    words = kind.name.removesuffix("_perturbation").split("_")
+    name = "".join(word.title() for word in words) + "Sentence"
+    return type(name, (WordsSentence,), {"title": kind.title, "release": kind.name})
 
 
 class VotesSentence(ReleaseSentence):
@@ -438,15 +428,6 @@ def _orders(orders: tuple[float, ...]) -> str:
     return f"of the file, {len(orders)} from {min(orders):g} to {max(orders):g}"
 
 
-def _with_bounds(facts: Facts) -> Mapping[str, Any]:
-    """Return the figures of noise off the gradients, with the bounds of an example."""
-    recorded = facts.off_gradients or {}
-    ranges = _ranges(facts, ("noise_multiplier", "rounds"))
-    return {name: ranges[name] for name in ("noise_multiplier", "rounds")} | {
-        name: recorded.get(name) for name in ("max_feature_norm", "max_target_norm")
-    }
-
-
 def _ranges(facts: Facts, names: tuple[str, ...]) -> Mapping[str, Any]:
     """Return the ranges of figures over the clients that were charged."""
     clients = [client for client in facts.clients if client.has_charges]
@@ -467,8 +448,7 @@ def _counts(low_and_high: list[int], noun: str) -> str:
 SENTENCES: tuple[type[Sentence], ...] = (
     DpSgdSentence,
     ClientUpdateSentence,
-    OutputSentence,
-    InputSentence,
+    *(sentence_of(kind) for kind in KINDS.values() if kind.statement),
     VotesSentence,
     SharedNoiseSentence,
     CorrelationSentence,

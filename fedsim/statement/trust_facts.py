@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedsim.accountant.trust.certificates import OBSERVERS, Observer, adjacency_objection
+from fedsim.clients.mechanisms.kinds import protects_client
 
 UNITS = ("example", "client")
 HIDING_PROTOCOLS = ("additive", "secagg", "secagg_plus")
@@ -52,7 +53,7 @@ class TrustFacts:
     @property
     def protects_client(self) -> bool:
         """Whether the unit is everything that a client has."""
-        return self.unit == "client"
+        return protects_client(self.unit)
 
     @property
     def observers(self) -> tuple[Observer, ...]:
@@ -110,7 +111,9 @@ def trust_objections(
         yield from _objections_to_sums(trust, secure_aggregation)
     if trust.trust in ("distributed", "central"):
         yield from _objections_to_parts(trust, sampling, clipping)
-    objection = adjacency_objection(adjacency, trust=trust.trust, unit=trust.unit)
+    objection = adjacency_objection(
+        adjacency, trust=trust.trust, protects_client=trust.protects_client
+    )
     if objection is not None:
         yield objection
     if trust.participation_rate is not None:

@@ -1,6 +1,7 @@
-"""Settings of zeroth-order steps."""
+"""Settings and public facts of how a step finds its direction: backward passes, or slopes."""
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -9,8 +10,35 @@ from fedsim.core.settings import Settings
 MAX_DIRECTIONS = 4096
 
 
+class BackwardPasses:
+    """Gradients by backward passes.
+
+    Attributes:
+        saves_derived_model: whether the saved model is made from the values that travel.
+        public_parts: keys that steps add to the public parts of model and training.
+        not_audited: why an audit refuses such steps; "" where it does not.
+        not_advised: the same of advice on schedules.
+    """
+
+    saves_derived_model = False
+    public_parts: Mapping[str, int] = {}
+    not_audited = not_advised = ""
+
+
 class ZerothOrderSettings(Settings):
     """`local.gradient` in an experiment file: steps from differences of losses."""
+
+    # Public facts, as of `BackwardPasses`.
+    saves_derived_model: ClassVar[bool] = True
+    not_audited: ClassVar[str] = (
+        "local.gradient: canaries are gradients of an added layer, and zeroth-order steps have no "
+        "gradients; audit the same experiment with local.gradient=backward, and its noise and "
+        "clipping are probed before each run"
+    )
+    not_advised: ClassVar[str] = (
+        "the advice compares the noise of gradients, and local.gradient: zeroth_order has slopes; "
+        "call it with local.gradient=backward, and fedsim plan without --advise"
+    )
 
     name: Literal["zeroth_order"] = Field(
         description="zeroth_order: slopes of the loss along public random directions, by forward "
@@ -32,3 +60,8 @@ class ZerothOrderSettings(Settings):
         description="entries of a direction v: signs, ±1, so that its length is the root of the "
         "number of trained values; gaussian, standard normals",
     )
+
+    @property
+    def public_parts(self) -> Mapping[str, int]:
+        """Number of public directions of a step."""
+        return {"directions": self.directions}

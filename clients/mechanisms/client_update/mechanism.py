@@ -18,7 +18,7 @@ from torch import Tensor
 from fedsim.accountant import Event, Gaussian, JointGaussian, PoissonSampled
 from fedsim.accountant.groups import adaptive_clip_noise_multiplier, group_noise_multiplier
 from fedsim.clients.gradients.parameters import FlatParameters
-from fedsim.clients.mechanisms.contract import ReleasedUpdates, UpdateRelease
+from fedsim.clients.mechanisms.contract import ReleasedUpdates, SummedMechanism, UpdateRelease
 from fedsim.clients.mechanisms.noise_range import NoiseRangeError, check_deviations
 from fedsim.clients.sampling.sampling import Charges
 from fedsim.noise.grid import DEVIATION, SATURATION, effective_multiplier
@@ -32,7 +32,7 @@ COUNT_SENSITIVITY = 0.5
 
 
 @dataclass(frozen=True)
-class UpdateMechanism(UpdateRelease):
+class UpdateMechanism(UpdateRelease, SummedMechanism):
     """A client's update, clipped to S, on the grid, with noise of deviation z S.
 
     The update is the trained model minus the global one, both of the trained values alone. Local
@@ -66,8 +66,6 @@ class UpdateMechanism(UpdateRelease):
     Raises:
         ValueError: an attribute is outside its range, or the bit alone costs more than z allows.
     """
-
-    protects_client = True
 
     max_update_norm: float
     noise_multiplier: float
@@ -141,10 +139,6 @@ class UpdateMechanism(UpdateRelease):
         """
         event, rate = self._release(noise_factor), self.participation_rate
         return [(event if rate == 1.0 else PoissonSampled(rate, event), steps)] if steps else []
-
-    def steps_of_round(self, planned: range, charged: range, *, has_examples: bool) -> range:
-        """Return the planned steps; none where there is nothing to train on."""
-        return planned if has_examples else range(0)
 
     def for_model(self, parameters: FlatParameters) -> Self:
         """Return the mechanism for a model, with the noise that the grid leaves.

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from fedsim.algorithms.catalog import algorithms
 from fedsim.clients.local_settings import LocalSettings, SgdSettings
-from fedsim.clients.mechanisms.kinds import GRADIENT_PERTURBATION
+from fedsim.clients.mechanisms.kinds import GRADIENT_PERTURBATION, KINDS, ReleaseKind
 from fedsim.clients.mechanisms.losses import LOSSES
 from fedsim.clients.privacy_settings import BoundedExamplesSettings, PrivacySettings
 from fedsim.experiment.messages import PathMessage
@@ -27,16 +27,31 @@ _GRADIENT_KEYS = {
     "clipping.name": "flat",
 }
 _GRADIENT_KEYS_OF_CLIENTS = ("max_grad_norm", "sampling_rate")
+_PROTECTED = {"example": "one example", "client": "everything of a client"}
 _GRADIENT = f"or use mechanism: {GRADIENT_PERTURBATION}"
 
 
 def check_perturbation(sections: Sections) -> Iterator[PathMessage]:
     """Yield (path, message) for every setting that noise off the gradients has no proof for."""
     privacy = sections.privacy
-    settings = None if privacy is None else privacy.mechanism
-    if privacy is None or not isinstance(settings, BoundedExamplesSettings):
+    if privacy is None or privacy.mechanism.name == GRADIENT_PERTURBATION:
         return
-    yield from _check_view(privacy, settings.name)
+    yield from _check_view(privacy, KINDS[privacy.mechanism.name])
+    if isinstance(privacy.mechanism, BoundedExamplesSettings):
+        yield from _check_bounded(sections, privacy, privacy.mechanism)
+
+
+def _check_bounded(
+    sections: Sections, privacy: PrivacySettings, settings: BoundedExamplesSettings
+) -> Iterator[PathMessage]:
+    """Check what noise on models or examples of bounded norm needs."""
+    if privacy.adjacency.name == "add_remove":
+        why = _WHY_NO_ADD_REMOVE[settings.name]
+        yield (
+            ("privacy", "adjacency"),
+            f"add_remove keeps client sizes private, and with mechanism: {settings.name} {why}; "
+            "use zero_out or replace_one",
+        )
     yield from _check_gradient_keys(privacy, settings.name)
     if sections.model is not None:
         yield from _check_loss(settings, sections.model)
@@ -70,26 +85,25 @@ _WHY_NO_ADD_REMOVE = {
 }
 
 
-def _check_view(privacy: PrivacySettings, name: str) -> Iterator[PathMessage]:
-    """Check that each client releases what it charges, for one of its examples."""
-    chosen = f"mechanism: {name}"
-    if privacy.trust.name != "local":
+def _check_view(privacy: PrivacySettings, kind: ReleaseKind) -> Iterator[PathMessage]:
+    """Check that each client releases what it charges, for the unit of its kind.
+
+    Args:
+        privacy: the section.
+        kind: that `privacy.mechanism` names.
+    """
+    chosen = f"mechanism: {kind.mechanism}"
+    if kind.local_trust_only and privacy.trust.name != "local":
         yield (
             ("privacy", "trust"),
             f"with {chosen} each client adds all of its noise alone, and {privacy.trust.name} "
             f"trust needs noise on sums; use trust: local, {_GRADIENT}",
         )
-    if privacy.release_kind.protects_client:
+    if privacy.release_kind is not kind:
         yield (
             ("privacy", "unit"),
-            f"{chosen} has a sensitivity for one example, and none for everything of a client; use "
-            f"unit: example, {_GRADIENT}",
-        )
-    if privacy.adjacency.name == "add_remove":
-        yield (
-            ("privacy", "adjacency"),
-            f"add_remove keeps client sizes private, and with {chosen} {_WHY_NO_ADD_REMOVE[name]}; "
-            "use zero_out or replace_one",
+            f"{chosen} has a sensitivity for {_PROTECTED[kind.unit]}, and none for "
+            f"{_PROTECTED[privacy.unit]}; use unit: {kind.unit}, {_GRADIENT}",
         )
 
 

@@ -61,7 +61,11 @@ def _check_adjacency(privacy: PrivacySettings) -> Iterator[PathMessage]:
     # Imported here: the accountant imports numpy, which is slow, and most files do not need it.
     from fedsim.accountant.trust.certificates import adjacency_objection
 
-    found = adjacency_objection(privacy.adjacency.name, trust=privacy.trust.name, unit=privacy.unit)
+    found = adjacency_objection(
+        privacy.adjacency.name,
+        trust=privacy.trust.name,
+        protects_client=privacy.release_kind.protects_client,
+    )
     if found is not None:
         yield ("privacy", "adjacency"), f"{found}; use zero_out or replace_one"
 

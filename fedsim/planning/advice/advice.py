@@ -148,11 +148,8 @@ def advise_experiment(loaded: LoadedExperiment, *, phases: Phases | None = None)
             f"got participation {scheme}; use scheme: uniform for the advice, and fedsim plan "
             "without --advise for this scheme"
         )
-    if loaded.experiment.local.zeroth_order is not None:
-        raise PrivacyPlanError(
-            "the advice compares the noise of gradients, and local.gradient: zeroth_order has "
-            "slopes; call it with local.gradient=backward, and fedsim plan without --advise"
-        )
+    if why := loaded.experiment.local.gradient_facts.not_advised:
+        raise PrivacyPlanError(why)
     phases = phases or Phases()
     federation = assemble(loaded, ledger=None, phases=phases)
     phases.begin("comparing schedules")

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-from fedsim.accountant import Event, Gaussian, JointGaussian, PrivacyLedger
+from fedsim.accountant import EpsilonDelta, Event, Gaussian, JointGaussian, PrivacyLedger
 from fedsim.accountant.groups import group_noise_multiplier
 from fedsim.accountant.ledger.journal import FileJournal
 from fedsim.clients.client_settings import OwnPrivacySettings
@@ -168,11 +168,15 @@ def _same_charges(ledger: PrivacyLedger | None, planned: Charges | None) -> bool
 
 
 def _same_event(event: Event, planned: Event) -> bool:
-    """Whether an event is the planned one, with the noise multipliers that the grid leaves.
+    """Whether an event is the planned one, with the noise that the grid leaves.
 
     The files do not name the values of the model or their groups. So the noise of all groups
-    together is compared, and may be a little less than planned, never more.
+    together is compared, and may be a little less than planned, never more; of an event that has ε
+    in place of noise, ε may be a little more.
     """
+    if isinstance(event, EpsilonDelta) and isinstance(planned, EpsilonDelta):
+        least, most = planned.epsilon * (1.0 - _ROUNDED), planned.epsilon * (1.0 + _GRID)
+        return event.delta == planned.delta and least <= event.epsilon <= most
     if isinstance(event, _GAUSSIANS) and isinstance(planned, _GAUSSIANS):
         noise, nominal = _together(event), _together(planned)
         return nominal * (1.0 - _GRID) <= noise <= nominal * (1.0 + _ROUNDED)
