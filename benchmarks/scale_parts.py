@@ -26,7 +26,7 @@ from records import Number, machine_line, write_record
 
 from fedsim.accountant import Gaussian, PoissonSampled, PrivacyLedger
 from fedsim.accountant.ledger.journal import GENESIS, Charge, FileJournal
-from fedsim.accountant.trust.noise_shares import NoiseNeed, NoiseShares
+from fedsim.accountant.trust import NoiseNeed, NoiseShares
 from fedsim.algorithms.state import ServerState
 from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.mechanisms.plan import PlanRequest, PrivacyPlan

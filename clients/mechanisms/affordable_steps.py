@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from fedsim.accountant import make_accountant
 from fedsim.accountant.accountants import AccountantChoice
-from fedsim.accountant.adjacency import Adjacency
+from fedsim.accountant.events import Adjacency
 from fedsim.accountant.sampler_slack import epsilon_with_slack
 from fedsim.accountant.search import largest_count
 from fedsim.clients.mechanisms.contract import Mechanism

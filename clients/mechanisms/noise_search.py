@@ -4,7 +4,7 @@ from functools import lru_cache
 
 from fedsim.accountant import calibrate_noise_multiplier
 from fedsim.accountant.accountants import AccountantChoice
-from fedsim.accountant.adjacency import Adjacency
+from fedsim.accountant.events import Adjacency
 from fedsim.accountant.sampler_slack import target_without_slack
 from fedsim.accountant.search import least_noise
 from fedsim.clients.clipping.clipping import FlatClipping

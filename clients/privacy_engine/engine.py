@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from fedsim.accountant import Event, PrivacyLedger
-from fedsim.accountant.adjacency import Adjacency
+from fedsim.accountant.events import Adjacency
 from fedsim.clients.clipping.clipping import Clipping
 from fedsim.clients.gradients.clip_factors import LotStatistics
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism

@@ -8,7 +8,7 @@ from fedsim.accountant import (
     RdpAccountant,
     make_accountant,
 )
-from fedsim.accountant.budget.filter import PrivacyFilter
+from fedsim.accountant.privacy_filter import PrivacyFilter
 from fedsim.accountant.sampler_slack import SHARE, epsilon_with_slack, target_without_slack
 from fedsim.accountant.search import largest_count
 from fedsim.clients.privacy_engine.terms import PrivacyTerms

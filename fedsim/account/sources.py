@@ -10,9 +10,9 @@ from fedsim.account.foreign import EventError, ledger_of, opacus_ledger
 from fedsim.account.registry import registry_ledger
 from fedsim.accountant import NonPrivate, PrivacyLedger
 from fedsim.accountant.accountants import AccountantChoice
-from fedsim.accountant.adjacency import Adjacency
+from fedsim.accountant.events import Adjacency
 from fedsim.accountant.ledger.journal import FileJournal, total_against_server, total_of
-from fedsim.accountant.trust.certificates import OBSERVERS, Observer
+from fedsim.accountant.trust import OBSERVERS, Observer
 from fedsim.core.errors import InputError
 from fedsim.core.text_formats import parse_json, parse_plain_yaml
 from fedsim.experiment import Experiment, read_settings

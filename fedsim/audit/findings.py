@@ -8,8 +8,8 @@ import numpy as np
 from scipy.special import ndtri
 
 from fedsim.accountant.accountants import AccountantChoice
-from fedsim.accountant.adjacency import Adjacency
 from fedsim.accountant.arrays import Floats
+from fedsim.accountant.events import Adjacency
 from fedsim.audit.evidence import (
     Interval,
     correlation_interval,

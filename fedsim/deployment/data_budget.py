@@ -19,7 +19,7 @@ the privacy loss at the last release is the loss where one of the rules stops, a
 from collections.abc import Iterator, Mapping, Sequence
 
 from fedsim.accountant import Event, PrivacyFilter
-from fedsim.accountant.adjacency import Adjacency
+from fedsim.accountant.events import Adjacency
 from fedsim.accountant.sampler_slack import target_without_slack
 
 Releases = Sequence[tuple[Event, int]]

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, Self, get_args
 
 from fedsim.accountant import PrivacyLedger
-from fedsim.accountant.adjacency import Adjacency, check_adjacency
+from fedsim.accountant.events import Adjacency, check_adjacency
 from fedsim.accountant.ledger.journal import GENESIS, JournalError
 from fedsim.data.settings import FileDataset
 from fedsim.deployment.data_budget import Releases

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from fedsim.accountant.trust.noise_shares import NoiseNeed, NoiseShares
+from fedsim.accountant.trust import NoiseNeed, NoiseShares
 from fedsim.clients.mechanisms.client_privacy import ClientPrivacy
 from fedsim.clients.mechanisms.contract import SummedMechanism, SumPart
 from fedsim.clients.mechanisms.noise_search import noise_of_release

@@ -10,9 +10,9 @@ from typing import Any, cast
 import fedsim
 from fedsim.accountant import PrivacyLedger
 from fedsim.accountant.accountants import AccountantChoice, renyi_choice
-from fedsim.accountant.adjacency import Adjacency
+from fedsim.accountant.events import Adjacency
 from fedsim.accountant.sampler_slack import Slack, sampler_slack
-from fedsim.accountant.trust.certificates import OBSERVERS, Trust, Unit
+from fedsim.accountant.trust import OBSERVERS, Trust, Unit
 from fedsim.clients.privacy_settings import (
     PrivacySettings,
     recorded_correlation,

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from fedsim.accountant.trust.certificates import Observer
+from fedsim.accountant.trust import Observer
 from fedsim.core.formatting import count_text, delta_text, epsilon_text
 from fedsim.statement.facts import Facts
 from fedsim.statement.privacy_file import Certificate

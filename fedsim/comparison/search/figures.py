@@ -15,7 +15,7 @@ from fedsim.accountant import (
     make_accountant,
 )
 from fedsim.accountant.accountants import AccountantName
-from fedsim.accountant.adjacency import Adjacency
+from fedsim.accountant.events import Adjacency
 from fedsim.accountant.sampler_slack import MAX_DRAWS, epsilon_with_slack
 from fedsim.comparison.search.records import ClientCharge, Search
 from fedsim.core.json_numbers import finite_or_none

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 import fedsim
 from fedsim.accountant.ledger.journal import FileJournal, total_of
-from fedsim.accountant.rdp.run_law import RunLaw
+from fedsim.accountant.rdp.selection import RunLaw
 from fedsim.comparison.execution.jobs import FINISHED, lock_directory
 from fedsim.comparison.execution.workers import default_workers, execute
 from fedsim.comparison.file.load import LoadedComparison, load_comparison

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedsim.accountant import PrivacyLedger
-from fedsim.accountant.adjacency import Adjacency
-from fedsim.accountant.events import to_dict
-from fedsim.accountant.rdp.run_law import RunLaw
+from fedsim.accountant.events import Adjacency, to_dict
+from fedsim.accountant.rdp.selection import RunLaw
 from fedsim.accountant.sampler_slack import MAX_DRAWS
 from fedsim.comparison.execution.fingerprint import run_fingerprint
 from fedsim.comparison.file.load import LoadedComparison

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from fedsim.accountant.rdp.run_law import law_text
+from fedsim.accountant.rdp.selection import law_text
 from fedsim.comparison.search.figures import Figure, Figures
 from fedsim.comparison.search.records import Search, Withdrawn
 from fedsim.core.formatting import delta_text, epsilon_text

@@ -59,7 +59,7 @@ def check_trust(
 def _check_adjacency(privacy: PrivacySettings) -> Iterator[PathMessage]:
     """Check that neighbours differ in charged releases alone."""
     # Imported here: the accountant imports numpy, which is slow, and most files do not need it.
-    from fedsim.accountant.trust.certificates import adjacency_objection
+    from fedsim.accountant.trust import adjacency_objection
 
     found = adjacency_objection(privacy.adjacency.name, trust=privacy.trust.name, unit=privacy.unit)
     if found is not None:

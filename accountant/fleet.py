@@ -9,15 +9,13 @@ import numpy as np
 
 from fedsim.accountant import checks
 from fedsim.accountant.accountants import Accountant, AccountantChoice, RdpOrders, make_accountant
-from fedsim.accountant.adjacency import Adjacency
 from fedsim.accountant.arrays import Floats
 from fedsim.accountant.composition import Breakdown, Mechanism, break_down
-from fedsim.accountant.events import SCHEMA_VERSION, Event, event_from_dict, to_dict
-from fedsim.accountant.fleet.pld import MechanismCurves, pld_epsilons
+from fedsim.accountant.events import SCHEMA_VERSION, Adjacency, Event, event_from_dict, to_dict
 from fedsim.accountant.pld.few_guarantees import composed_epsilon, few_guarantees
-from fedsim.accountant.rdp.curves import leak
+from fedsim.accountant.pld.fleet import MechanismCurves, pld_epsilons
+from fedsim.accountant.rdp.curves import epsilons_from_rdp, leak, rdp_table
 from fedsim.accountant.rdp.poisson import DEFAULT_ORDERS
-from fedsim.accountant.rdp.table import epsilons_from_rdp, rdp_table
 
 Client = str | int
 

@@ -21,9 +21,9 @@ from fedsim.accountant.pld.distribution import pld_epsilon
 from fedsim.accountant.pld.fourier import circular, fft_size, power
 from fedsim.accountant.pld.loss_pmf import MAX_CELLS, LossPmf, loss_range, loss_variance, step_pmfs
 from fedsim.accountant.pld.privacy_profile import DeltaCurve
+from fedsim.accountant.rdp.curves import rdp_table
 from fedsim.accountant.rdp.poisson import DEFAULT_ORDERS
 from fedsim.accountant.rdp.poisson_batch import log_moment_table
-from fedsim.accountant.rdp.table import rdp_table
 
 _Steps = tuple[tuple[SampledGaussian, int], ...]
 
