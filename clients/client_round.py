@@ -22,9 +22,8 @@ from fedsim.clients.account import (
     LedgerUnwritableError,
     PrivacyAccount,
 )
-from fedsim.clients.failure_text import ClientFailureError
-from fedsim.clients.faults.injection import Fault
-from fedsim.clients.mechanisms.votes.answer import votes_of
+from fedsim.clients.failures import ClientFailureError, Fault
+from fedsim.clients.mechanisms.votes.mechanism import votes_of
 from fedsim.clients.task import ClientTask
 from fedsim.clients.training.block import BlockMember, train_block
 from fedsim.clients.training.streams import StreamKey

@@ -14,7 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from fedsim.accountant import Event
-from fedsim.clients.correlated_noise.correlation import NoiseCorrelation
+from fedsim.clients.correlated_noise import NoiseCorrelation
 from fedsim.clients.gradients.parameters import FlatParameters
 from fedsim.clients.sampling.independent_lots import PoissonSampling
 from fedsim.clients.sampling.sampling import Charges, Sampling

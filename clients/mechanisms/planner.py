@@ -5,8 +5,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from fedsim.accountant.search import MOST_NOISE
-from fedsim.clients.mechanisms.affordable_steps import affordable_steps
-from fedsim.clients.mechanisms.noise_search import noise_of_release
+from fedsim.clients.mechanisms.budget import affordable_steps, noise_of_release
 from fedsim.clients.mechanisms.plan import (
     Draft,
     PlanRequest,
@@ -21,10 +20,10 @@ from fedsim.core.by_name import ByName
 DRAFTS: Mapping[str, Callable[[PlanRequest], Draft]] = ByName(
     {
         "dp_sgd": "fedsim.clients.mechanisms.dp_sgd.draft:draft",
-        "client_update": "fedsim.clients.mechanisms.client_update.draft:draft",
-        "votes": "fedsim.clients.mechanisms.votes.draft:draft",
-        "output_perturbation": "fedsim.clients.mechanisms.output_perturbation.draft:draft",
-        "input_perturbation": "fedsim.clients.mechanisms.input_perturbation.draft:draft",
+        "client_update": "fedsim.clients.mechanisms.client_update:draft",
+        "votes": "fedsim.clients.mechanisms.votes.mechanism:draft",
+        "output_perturbation": "fedsim.clients.mechanisms.output_perturbation:draft",
+        "input_perturbation": "fedsim.clients.mechanisms.input_perturbation:draft",
     }
 )
 """The function that drafts a client's plan, by the name of its kind of release."""

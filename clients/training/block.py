@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedsim.algorithms.algorithm import ClientRule
-from fedsim.clients.correlated_noise.noise import CorrelatedNoise
+from fedsim.clients.correlated_noise import CorrelatedNoise
 from fedsim.clients.gradients.clip_factors import LotStatistics
 from fedsim.clients.gradients.interface import PerExampleGradients, PerExampleLoss, Tile
 from fedsim.clients.gradients.model_randomness import ModelRandomness

@@ -22,7 +22,7 @@ from fedsim.audit.evidence import (
 from fedsim.audit.observation import Observations
 from fedsim.audit.views import UploadLaw
 from fedsim.clients.clipping.clipping import FlatClipping
-from fedsim.clients.mechanisms.affordable_steps import epsilon_of_steps
+from fedsim.clients.mechanisms.budget import epsilon_of_steps
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.sampling.independent_lots import PoissonSampling
 from fedsim.clients.sampling.sampling import Sampling

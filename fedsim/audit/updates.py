@@ -15,7 +15,7 @@ from fedsim.accountant.arrays import Floats
 from fedsim.audit.canaries import add_canary_loss
 from fedsim.audit.observation import MAX_COORDINATES, Observations
 from fedsim.audit.observers import OtherNoise, SumView
-from fedsim.clients.mechanisms.client_update.mechanism import UpdateMechanism
+from fedsim.clients.mechanisms.client_update import UpdateMechanism
 from fedsim.clients.model_checks.safety import preserve_state
 from fedsim.clients.training.block import BlockMember, train_block
 from fedsim.clients.training.shared_model import SharedModel

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from fedsim.clients.faults.settings import FaultSettings
+from fedsim.clients.client_settings import FaultSettings
 from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.core.limits import MAX_FILE_BYTES

@@ -9,7 +9,7 @@ from torch import nn
 from fedsim.accountant.ledger.journal import FileJournal
 from fedsim.algorithms.algorithm import Algorithm
 from fedsim.clients.app import one_thread
-from fedsim.clients.augmentation.views import check_views
+from fedsim.clients.augmentation import check_views
 from fedsim.clients.gradients.interface import PerExampleLoss
 from fedsim.clients.mechanisms.client_privacy import ClientPrivacy, resolve_client_privacy
 from fedsim.clients.mechanisms.dp_sgd.draft import whole_round_steps

@@ -14,8 +14,7 @@ from fedsim.clients.gradients.rule_gradients import RuleGradients
 from fedsim.clients.gradients.tiles import tile_rows
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.mechanisms.plan import PrivacyPlan
-from fedsim.clients.model_checks.member_isolation import MemberIsolation
-from fedsim.clients.model_checks.row_isolation import RowIsolation
+from fedsim.clients.model_checks.bit_isolation import MemberIsolation, RowIsolation
 from fedsim.core.plugin_errors import plugin_calls
 from fedsim.data import FederatedData
 from fedsim.experiment import Experiment

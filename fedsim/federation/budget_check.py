@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from fedsim.clients.mechanisms.affordable_steps import epsilon_of_steps
+from fedsim.clients.mechanisms.budget import epsilon_of_steps
 from fedsim.clients.mechanisms.plan import PrivacyBudgetError, PrivacyPlan
 from fedsim.core.formatting import epsilon_text
 from fedsim.federation.federation import Federation

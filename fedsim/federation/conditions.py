@@ -1,7 +1,7 @@
 """Conditions under which clients train: settings, plug-in sources, versions and device.
 
 They are the same for all clients and rounds of a run. A client's answer in a round is repeated
-under the same conditions or not at all (`clients/request_digest.py`).
+under the same conditions or not at all (`clients/account.py`).
 """
 
 import hashlib

@@ -10,9 +10,9 @@ from dataclasses import replace
 from functools import partial
 
 from fedsim.accountant.trust import NoiseNeed, NoiseShares
+from fedsim.clients.mechanisms.budget import noise_of_release
 from fedsim.clients.mechanisms.client_privacy import ClientPrivacy
 from fedsim.clients.mechanisms.contract import SummedMechanism, SumPart
-from fedsim.clients.mechanisms.noise_search import noise_of_release
 from fedsim.clients.mechanisms.plan import PrivacyBudgetError, PrivacyPlan, PrivacyPlanError
 from fedsim.core.shared_values import map_shared
 from fedsim.experiment import Experiment

@@ -15,15 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim.clients.gradients.loss_gradient import scaled_loss
-from fedsim.clients.mechanisms.client_update.mechanism import COUNT_SENSITIVITY, UpdateMechanism
+from fedsim.clients.gradients.rule_gradients import scaled_loss
+from fedsim.clients.mechanisms.client_update import COUNT_SENSITIVITY, UpdateMechanism
 from fedsim.clients.mechanisms.contract import Mechanism
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
-from fedsim.clients.mechanisms.input_perturbation.mechanism import InputMechanism
-from fedsim.clients.mechanisms.output_perturbation.mechanism import OutputMechanism
+from fedsim.clients.mechanisms.input_perturbation import InputMechanism
+from fedsim.clients.mechanisms.output_perturbation import OutputMechanism
 from fedsim.clients.mechanisms.plan import PrivacyPlan
-from fedsim.clients.mechanisms.votes.answer import noisy_votes
-from fedsim.clients.mechanisms.votes.mechanism import NO_LABEL, VoteMechanism
+from fedsim.clients.mechanisms.votes.mechanism import NO_LABEL, VoteMechanism, noisy_votes
 from fedsim.clients.sampling.independent_lots import FixedSizeSampling
 from fedsim.clients.training.block import BlockMember, BlockResult, StepCallback, train_block
 from fedsim.clients.training.streams import StreamKey

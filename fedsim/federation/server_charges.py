@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from flwr.app import RecordDict
 
 from fedsim.accountant.ledger.journal import Journal, JournalWriteError
-from fedsim.clients.account import ChargeRefusedError, PrivacyAccount
+from fedsim.clients.account import AnswerInputs, ChargeRefusedError, PrivacyAccount, request_digest
 from fedsim.clients.mechanisms.plan import PrivacyPlan
-from fedsim.clients.request_digest import AnswerInputs, request_digest
 from fedsim.protocol.client_spend import ClientSpend
 from fedsim.server.errors import FederationError
 

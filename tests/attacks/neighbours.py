@@ -30,7 +30,7 @@ from flwr.app import ArrayRecord, ConfigRecord
 from safetensors import safe_open
 from torch import Tensor
 
-import fedsim.clients.mechanisms.votes.answer as client_votes
+import fedsim.clients.mechanisms.votes.mechanism as client_votes
 import fedsim.clients.training.streams as client_streams
 import fedsim.noise.release as noise_release
 import fedsim.server.aggregation.noisy_sum as noisy_sum

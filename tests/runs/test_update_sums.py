@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 from fedsim.accountant import Gaussian, JointGaussian, PoissonSampled
 from fedsim.accountant.groups import group_noise_multiplier
 from fedsim.accountant.ledger.journal import FileJournal
-from fedsim.clients.mechanisms.client_update.mechanism import UpdateMechanism
+from fedsim.clients.mechanisms.client_update import UpdateMechanism
 from fedsim.experiment import load_experiment
 from fedsim.experiment.errors import ExperimentError
 from fedsim.federation.assembly import assemble

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-from fedsim.clients.faults.settings import FaultSettings
+from fedsim.clients.client_settings import FaultSettings
 from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.data.settings import DataSettings

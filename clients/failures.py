@@ -1,19 +1,68 @@
-"""Injected faults, for the study of federations whose clients fail.
+"""Failures of clients: injected ones, and what their text may tell of a private client.
 
-A client that drops out during or after training was charged, and its spend stays charged. Whether a
-fault strikes depends on the seed, the client and the round alone.
+A client that drops out during or after training was charged, and its spend stays charged. Whether
+an injected fault strikes depends on the seed, the client and the round alone.
+
+An exception of a model, a loss or a data set may quote examples in its text, and a failure's reason
+travels to the server and into the files of the run. Where a client trains privately, only errors of
+fedsim's own, whose texts name no private value, keep their text.
 """
 
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from flwr.app import ArrayRecord
 
-from fedsim.clients.failure_text import ClientFailureError
-from fedsim.clients.faults.settings import FaultSettings
+from fedsim.accountant.ledger.journal import JournalError
+from fedsim.clients.client_settings import FaultSettings
+from fedsim.core.errors import FedsimError
+from fedsim.core.plugin_errors import PluginExitError, plugin_place, type_name
 from fedsim.core.streams import Purpose, stream
 from fedsim.protocol.arrays import to_arrays, to_numpy
+from fedsim.protocol.errors import COUPLED_ROWS, ProtocolError
+
+
+class ClientFailureError(FedsimError, RuntimeError):
+    """A client cannot answer; the message says why and holds nothing private.
+
+    `code` is the code of Flower's error in the reply.
+    """
+
+    code: int = 0
+
+
+class CoupledRowsError(ClientFailureError):
+    """The examples of one tile are not kept apart, bit for bit; nothing was charged."""
+
+    code = COUPLED_ROWS
+
+
+PUBLIC_ERRORS = (ClientFailureError, ProtocolError, JournalError, PluginExitError)
+"""Errors whose texts name no private value."""
+
+
+def redact_error(error: Exception) -> Exception:
+    """Return an error of fedsim as it is; of any other, its type and line of code alone.
+
+    Guarantee: the text depends on the type and the line of a foreign exception, and on nothing else
+    of it.
+    """
+    if isinstance(error, PUBLIC_ERRORS):
+        return error
+    place = plugin_place(error.__traceback__) or _deepest_place(error)
+    where = "" if place is None else f" at {place[0]}:{place[1]}"
+    return ClientFailureError(
+        f"{type_name(error)}{where} (the text is withheld, as it may quote examples; "
+        "privacy=null shows it)"
+    )
+
+
+def _deepest_place(error: Exception) -> tuple[str, int | None] | None:
+    frames = traceback.extract_tb(error.__traceback__)
+    return (Path(frames[-1].filename).name, frames[-1].lineno) if frames else None
 
 
 class InjectedFaultError(ClientFailureError):

@@ -1,16 +1,35 @@
-"""Settings of clipping: `privacy.clipping`, and groups of parameters in it.
+"""Settings of DP-SGD: `privacy.sampling`, `privacy.clipping` and `privacy.noise_correlation`.
 
-Every group has a bound C_m of its own. Its noise multiplier z_m is given, or follows from the noise
-of the whole step: groups without one share what is left, in the ratio of their `relative_noise`.
+Every group of parameters has a bound C_m of its own. Its noise multiplier z_m is given, or follows
+from the noise of the whole step: groups without one share what is left, in the ratio of their
+`relative_noise`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from fedsim.core.settings import Choice, Settings
+from fedsim.clients.sampling.schemes import SAMPLING_SCHEMES, SamplingName, SamplingScheme
+from fedsim.core.limits import MAX_NOISE_BANDS
+from fedsim.core.settings import Choice, Settings, Share
+
+
+class SamplingSettings(Settings):
+    """How lots are drawn from a client's examples."""
+
+    name: SamplingName = Field(description="which sampling; see `privacy.sampling`")
+    rate: Share | None = Field(
+        default=None,
+        description="expected share of a client's examples in a lot, the same for clients of all "
+        "sizes; null: local.batch_size / declared client size",
+    )
+
+    @property
+    def scheme(self) -> SamplingScheme:
+        """What is known of the sampling without numbers."""
+        return SAMPLING_SCHEMES[self.name]
 
 
 class GroupSettings(Settings):
@@ -144,3 +163,45 @@ def check_groups(groups: Groups, given: Mapping[str, object]) -> None:
             "every group has a noise_multiplier, and together they are that of the whole step; "
             "remove privacy.noise_multiplier, or that of one group"
         )
+
+
+_REASONS = {
+    "sampling": "an example's lots must be at least `bands` steps apart",
+    "noise": "the noise of earlier steps is computed again from the seed, and secure noise "
+    "cannot be",
+    "adjacency": "its guarantee is proven for an example that is zeroed",
+    "clipping": "all steps are charged with one clipping bound",
+    "on_exhausted": "the whole run is one event, charged before its first step",
+}
+
+
+class ToeplitzSettings(Settings):
+    """Banded Toeplitz square root of the prefix sums."""
+
+    name: Literal["toeplitz"] = Field(description="the kind of correlation")
+    bands: int = Field(
+        ge=2,
+        le=MAX_NOISE_BANDS,
+        description="steps over which a step's noise is taken back, its own included; an example's "
+        "lots are at least as many steps apart",
+    )
+
+
+NoiseCorrelationSettings = Literal["none"] | ToeplitzSettings
+
+
+def check_correlation_needs(given: Mapping[str, tuple[str, Sequence[str]]]) -> None:
+    """Check that the other settings allow correlated noise.
+
+    Args:
+        given: of each key, its value and the values that are allowed.
+
+    Raises:
+        ValueError: a value is not among them.
+    """
+    for key, (value, allowed) in given.items():
+        if value not in allowed:
+            raise ValueError(
+                f"noise_correlation has no guarantee with {key}: {value}, because {_REASONS[key]}: "
+                f"set {key}: {' or '.join(allowed)}, or noise_correlation: none"
+            )

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsim.clients.augmentation.settings import ViewSettings
+from fedsim.clients.local_settings import ViewSettings
 from fedsim.core.errors import InputError
 from fedsim.core.streams import restart_at
 

@@ -18,6 +18,7 @@ from fedsim.accountant.groups import group_noise_multiplier
 from fedsim.clients.mechanisms.bounded_examples import BoundedExamples, bounded_rows
 from fedsim.clients.mechanisms.contract import Mechanism
 from fedsim.clients.mechanisms.noise_range import NoiseRangeError, check_deviations
+from fedsim.clients.mechanisms.plan import Draft, PlanRequest, check_draws, draft_of_bounded
 from fedsim.clients.sampling.independent_lots import PoissonSampling
 from fedsim.clients.sampling.sampling import Charges, Sampling
 from fedsim.noise.grid import DEVIATION, SATURATION, effective_multiplier
@@ -151,3 +152,21 @@ class InputMechanism(Mechanism):
     def _release(self, noise_factor: float) -> Event:
         first, second = (noise_factor * one for one in self.part_multipliers)
         return JointGaussian((first, second))
+
+
+def draft(request: PlanRequest) -> Draft:
+    """Return the draft of a client that releases noisy examples.
+
+    Args:
+        request: its settings, its schedule, its model, and the bounds of an example.
+    """
+    parameters, bounds = request.parameters, request.problem
+
+    def known(noise: float) -> InputMechanism:
+        release = InputMechanism(noise)
+        if parameters is None or not isinstance(bounds, BoundedExamples):
+            return release
+        check_draws(request.examples * (bounds.features + bounds.targets))
+        return release.for_examples(bounds, parameters.tensors[0].dtype)
+
+    return draft_of_bounded(request, InputMechanism, known)
