@@ -33,7 +33,7 @@ from fedsim.secagg.layout import TensorLayout
 from fedsim.secagg.messages import CombineRequest, Hello, Upload
 from fedsim.secagg.payload import DecodedSum, PayloadCodec
 from fedsim.secagg.settings import SecureAggregationSettings
-from fedsim.server.aggregation.mean import OrderedMean
+from fedsim.server.aggregation.aggregator import OrderedMean
 from fedsim.server.secure.helper import Helper
 from fedsim.server.secure.leader import Leader
 from fedsim.server.secure.masked_sum import MaskedSum

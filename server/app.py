@@ -27,8 +27,7 @@ from fedsim.protocol.noisy_sums import SumPlan
 from fedsim.protocol.traffic import Traffic
 from fedsim.protocol.upload_tags import UploadTags
 from fedsim.server.aggregation.aggregator import AggregationResult, Aggregator, PlainAggregator
-from fedsim.server.aggregation.integer_sum import IntegerSum
-from fedsim.server.aggregation.noisy_sum import NoisySum, ServerNoise
+from fedsim.server.aggregation.noisy_sum import IntegerSum, NoisySum, ServerNoise
 from fedsim.server.aggregation.weights import ClientWeights, uniform_weights
 from fedsim.server.client_ledgers import ClientLedgers
 from fedsim.server.early_stopping import EarlyStoppingSettings

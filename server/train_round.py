@@ -30,9 +30,9 @@ from fedsim.server.aggregation.aggregator import (
     AggregationResult,
     Aggregator,
     ClientAnswer,
+    InvalidUpdateError,
     RoundAbortedError,
 )
-from fedsim.server.aggregation.mean import InvalidUpdateError
 from fedsim.server.aggregation.weights import ClientWeights
 from fedsim.server.client_ledgers import ClientLedgers
 from fedsim.server.errors import FederationError

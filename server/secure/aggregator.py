@@ -20,8 +20,12 @@ from fedsim.secagg.layout import NamedArrays
 from fedsim.secagg.messages import Hello, HelloReply
 from fedsim.secagg.payload import PayloadCodec
 from fedsim.secagg.settings import AdditiveSettings, SecureAggregationSettings
-from fedsim.server.aggregation.aggregator import AggregationResult, Aggregator, RoundAbortedError
-from fedsim.server.aggregation.mean import InvalidUpdateError
+from fedsim.server.aggregation.aggregator import (
+    AggregationResult,
+    Aggregator,
+    InvalidUpdateError,
+    RoundAbortedError,
+)
 from fedsim.server.aggregation.weights import ClientWeights
 from fedsim.server.roll_call import Roll
 from fedsim.server.secure.leader import Leader

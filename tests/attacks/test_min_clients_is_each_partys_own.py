@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedsim.runs.secure_summary import SecureAggregationReport
 from fedsim.secagg.additive import AdditiveSharing
 from fedsim.secagg.additive_info import seed_info
 from fedsim.secagg.errors import TooFewClientsError, WireError
@@ -14,7 +15,6 @@ from fedsim.secagg.hpke import seal
 from fedsim.secagg.identity import IdentityKey
 from fedsim.secagg.messages import CombineReply, UnmaskRequest
 from fedsim.secagg.prg import SeedExpander, new_seed
-from fedsim.server.secure.report import SecureAggregationReport
 from fedsim.statement.facts import Facts
 from fedsim.statement.secure import SecureAggregationSentence
 
