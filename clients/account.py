@@ -36,9 +36,9 @@ from fedsim.clients.mechanisms.plan import PrivacyPlan
 from fedsim.clients.sampling.sampling import Charges
 from fedsim.core.streams import Purpose, stream_key
 from fedsim.protocol.client_spend import ClientSpend
-from fedsim.protocol.clip_bound import LearntBound
 from fedsim.protocol.errors import LEDGER_UNWRITABLE, NOISE_REUSE
-from fedsim.protocol.records import record_of
+from fedsim.protocol.messages import record_of
+from fedsim.protocol.noisy_sums import LearntBound
 
 STATE = "privacy-account"
 ACCOUNT = "account"

@@ -29,9 +29,9 @@ from fedsim.clients.training.block import BlockMember, train_block
 from fedsim.clients.training.streams import StreamKey
 from fedsim.core.plugin_errors import contained_exits
 from fedsim.protocol.client_spend import ClientSpend
-from fedsim.protocol.clip_bound import LearntBound
 from fedsim.protocol.errors import ENDS_RUN
 from fedsim.protocol.messages import SealedReply, TrainReply, TrainRequest, Withdrawal
+from fedsim.protocol.noisy_sums import LearntBound
 
 if TYPE_CHECKING:
     from fedsim.clients.secure.channel import SecureChannel

@@ -20,9 +20,9 @@ from fedsim.algorithms.algorithm import Algorithm
 from fedsim.algorithms.scored import scored_models
 from fedsim.algorithms.state import ServerState
 from fedsim.core.plugin_errors import plugin_calls
-from fedsim.protocol.arrays import digest, to_numpy
+from fedsim.protocol.arrays import COEFFICIENTS, digest, is_coefficients, to_numpy, upload_base
 from fedsim.protocol.channel import client_channel
-from fedsim.protocol.coefficients import COEFFICIENTS, is_coefficients, upload_base
+from fedsim.protocol.errors import FederationError
 from fedsim.protocol.noisy_sums import SumPlan
 from fedsim.protocol.traffic import Traffic
 from fedsim.protocol.upload_tags import UploadTags
@@ -31,7 +31,6 @@ from fedsim.server.aggregation.noisy_sum import IntegerSum, NoisySum, ServerNois
 from fedsim.server.aggregation.weights import ClientWeights, uniform_weights
 from fedsim.server.client_ledgers import ClientLedgers
 from fedsim.server.early_stopping import EarlyStoppingSettings
-from fedsim.server.errors import FederationError
 from fedsim.server.evaluation import ClientEvaluation
 from fedsim.server.participation.participation import Participation
 from fedsim.server.roll_call import whole_roll

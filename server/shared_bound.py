@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from fedsim.protocol.clip_bound import BoundRule, LearntBound, whole_bound
+from fedsim.protocol.noisy_sums import BoundRule, LearntBound, whole_bound
 
 
 @dataclass(frozen=True)

@@ -17,14 +17,13 @@ from flwr.serverapp import Grid
 from fedsim.algorithms.algorithm import Algorithm, Contribution, Update
 from fedsim.algorithms.state import ServerState
 from fedsim.core.plugin_errors import plugin_calls
-from fedsim.protocol.arrays import digest, to_arrays
+from fedsim.protocol.arrays import digest, to_arrays, upload_base, with_round, without_update
 from fedsim.protocol.channel import TrainAnswer
 from fedsim.protocol.client_spend import ClientSpend
-from fedsim.protocol.clip_bound import LearntBound
-from fedsim.protocol.coefficients import upload_base, with_round, without_update
-from fedsim.protocol.errors import ENDS_RUN, ProtocolError
+from fedsim.protocol.errors import ENDS_RUN, FederationError, ProtocolError
 from fedsim.protocol.exchange import NO_REPLY, ClientError
 from fedsim.protocol.messages import TrainReply, TrainRequest, Withdrawal
+from fedsim.protocol.noisy_sums import LearntBound
 from fedsim.protocol.upload_tags import UploadTags
 from fedsim.server.aggregation.aggregator import (
     AggregationResult,
@@ -35,7 +34,6 @@ from fedsim.server.aggregation.aggregator import (
 )
 from fedsim.server.aggregation.weights import ClientWeights
 from fedsim.server.client_ledgers import ClientLedgers
-from fedsim.server.errors import FederationError
 from fedsim.server.iterate_average import next_average
 from fedsim.server.participation.buffered import BufferedRound
 from fedsim.server.participation.participation import Participation

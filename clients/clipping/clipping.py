@@ -32,7 +32,7 @@ from fedsim.accountant.groups import (
     explicit_clip_norms,
 )
 from fedsim.clients.gradients.parameters import FlatParameters
-from fedsim.protocol.clip_bound import BoundRule, LearntBound, check_bound
+from fedsim.protocol.noisy_sums import BoundRule, LearntBound, check_bound
 
 # Rounding in float32 may lift a norm by a few units in the last place.
 _ROUNDING_MARGIN = 1.0 - 1e-6

@@ -25,8 +25,7 @@ from fedsim.clients.sampling.sampling import Charges
 from fedsim.noise.grid import DEVIATION, SATURATION, effective_multiplier
 from fedsim.noise.release import release_
 from fedsim.noise.sources import NoiseSource
-from fedsim.protocol.clip_bound import LearntBound, check_bound
-from fedsim.protocol.noisy_sums import CLIP_COUNT, SumPlan
+from fedsim.protocol.noisy_sums import CLIP_COUNT, LearntBound, SumPlan, check_bound
 
 COUNT_SENSITIVITY = 0.5
 """Largest |b − ½|, where b is 1 if the update is within the bound and 0 if not."""

@@ -20,8 +20,7 @@ from fedsim.clients.sampling.independent_lots import PoissonSampling
 from fedsim.clients.sampling.sampling import Charges, Sampling
 from fedsim.noise.grid import nominal_multiplier
 from fedsim.noise.sources import NoiseSource
-from fedsim.protocol.clip_bound import LearntBound
-from fedsim.protocol.noisy_sums import SumPlan
+from fedsim.protocol.noisy_sums import LearntBound, SumPlan
 
 
 class Mechanism(ABC):

@@ -15,7 +15,7 @@ from fedsim.clients.mechanisms.plan import (
     delta_of,
 )
 from fedsim.clients.privacy_settings import PrivacySettings
-from fedsim.core.by_name import ByName
+from fedsim.core.imports import ByName
 
 DRAFTS: Mapping[str, Callable[[PlanRequest], Draft]] = ByName(
     {

@@ -14,9 +14,7 @@ from fedsim.clients.failures import ClientFailureError
 from fedsim.clients.secure.additive_upload import SecureUploader
 from fedsim.clients.secure.masked_upload import MaskedUpload, MaskingState
 from fedsim.core.streams import Purpose, stream
-from fedsim.protocol.arrays import to_numpy
-from fedsim.protocol.coefficients import upload_base
-from fedsim.protocol.live_arrays import is_live
+from fedsim.protocol.arrays import is_live, to_numpy, upload_base
 from fedsim.protocol.messages import (
     MASKED,
     SECAGG,

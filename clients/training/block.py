@@ -29,7 +29,7 @@ from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.training.streams import StreamKey, generator_state, seeded_torch
 from fedsim.core.streams import Purpose
 from fedsim.noise.sources import NoiseSource, NoNoise
-from fedsim.protocol.clip_bound import LearntBound
+from fedsim.protocol.noisy_sums import LearntBound
 
 
 @dataclass(frozen=True)

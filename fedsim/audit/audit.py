@@ -31,7 +31,7 @@ from fedsim.clients.mechanisms.plan import PrivacyPlanError
 from fedsim.clients.model_checks.safety import preserve_state
 from fedsim.clients.sampling.independent_lots import PoissonSampling
 from fedsim.clients.training.shared_model import SharedModel
-from fedsim.core.phases import Phases
+from fedsim.core.commands import Phases
 from fedsim.core.plugin_errors import plugin_calls
 from fedsim.core.streams import Purpose, stream
 from fedsim.experiment import LoadedExperiment

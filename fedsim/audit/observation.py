@@ -23,7 +23,7 @@ from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.training.block import BlockMember, train_block
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.training.streams import StreamKey
-from fedsim.protocol.clip_bound import LearntBound
+from fedsim.protocol.noisy_sums import LearntBound
 
 Bools = NDArray[np.bool_]
 

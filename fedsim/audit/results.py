@@ -7,7 +7,7 @@ from fedsim.audit.evidence import Interval
 from fedsim.audit.findings import Claim, Findings, violations
 from fedsim.audit.observers import Against
 from fedsim.audit.views import Views
-from fedsim.core.json_numbers import finite_or_none
+from fedsim.core.text_formats import finite_or_none
 
 
 @dataclass(frozen=True)

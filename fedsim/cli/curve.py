@@ -10,7 +10,7 @@ import click
 from fedsim.cli.options import bounds_option, json_option, overrides_argument
 from fedsim.cli.output import print_json
 from fedsim.core.errors import FedsimError
-from fedsim.core.quick_imports import quick_imports
+from fedsim.core.imports import quick_imports
 
 if TYPE_CHECKING:
     from fedsim.planning.bounds import BoundCurve

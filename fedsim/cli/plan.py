@@ -9,7 +9,7 @@ import click
 from fedsim.cli.options import bounds_option, json_option, overrides_argument, verbose_option
 from fedsim.cli.output import fail, print_json
 from fedsim.core.errors import ExitCode
-from fedsim.core.quick_imports import quick_imports
+from fedsim.core.imports import quick_imports
 
 
 @click.command("plan", short_help="Show the privacy spend and noise of FILE, without training.")

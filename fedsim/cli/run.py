@@ -6,9 +6,9 @@ import click
 
 from fedsim.cli.options import json_option, overrides_argument, verbose_option
 from fedsim.cli.output import fail, print_json
+from fedsim.core.commands import Interruption
 from fedsim.core.errors import ExitCode
-from fedsim.core.interruption import Interruption
-from fedsim.core.quick_imports import quick_imports
+from fedsim.core.imports import quick_imports
 
 
 @click.command("run")

@@ -8,7 +8,7 @@ from fedsim.comparison.comparison_result import ComparisonResult
 from fedsim.comparison.file.load import LoadedComparison
 from fedsim.comparison.latex import latex_tables
 from fedsim.comparison.results import Results
-from fedsim.core.csv_text import csv_text
+from fedsim.core.text_formats import csv_text
 from fedsim.runs.directory import RunDirectory
 
 _FACTS = ("variant", "seed", "status", "private", "trust", "unit")

@@ -12,8 +12,7 @@ from fedsim.experiment import Experiment
 from fedsim.experiment.rules.algorithm import check_declaration
 from fedsim.experiment.rules.sections import Sections
 from fedsim.federation.schedule import participation_of
-from fedsim.protocol.arrays import to_arrays
-from fedsim.protocol.coefficients import COEFFICIENTS
+from fedsim.protocol.arrays import COEFFICIENTS, to_arrays
 
 
 def algorithm_of(

@@ -16,8 +16,7 @@ from fedsim.clients.mechanisms.dp_sgd.draft import whole_round_steps
 from fedsim.clients.mechanisms.plan import PrivacyPlan
 from fedsim.clients.model_checks.safety import check_private_model
 from fedsim.clients.training.shared_model import SharedModel
-from fedsim.core.device import choose_device
-from fedsim.core.phases import Phases
+from fedsim.core.commands import Phases
 from fedsim.core.plugin_errors import plugin_calls
 from fedsim.data import DataError, FederatedData, load_federated_data
 from fedsim.experiment import Experiment, LoadedExperiment
@@ -28,7 +27,7 @@ from fedsim.federation.client_plans import client_plans
 from fedsim.federation.client_tables import read_client_tables
 from fedsim.federation.client_tensors import order_by_client
 from fedsim.federation.client_weights import client_weights
-from fedsim.federation.conditions import plugin_sources, refuse_edited_plugins
+from fedsim.federation.conditions import choose_device, plugin_sources, refuse_edited_plugins
 from fedsim.federation.federation import Federation
 from fedsim.federation.initial_model import (
     NUM_CHECK_EXAMPLES,
@@ -53,7 +52,7 @@ from fedsim.models.metrics import Task, task_for
 from fedsim.models.preflight import preflight
 from fedsim.pate.queries import with_queries
 from fedsim.pate.teachers import Trainer
-from fedsim.protocol.coefficients import upload_base
+from fedsim.protocol.arrays import upload_base
 from fedsim.protocol.noisy_sums import SumPlan
 from fedsim.server.aggregation.weights import ClientWeights
 from fedsim.server.participation.participation import Participation

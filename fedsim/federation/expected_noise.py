@@ -14,8 +14,7 @@ from fedsim.clients.gradients.parameters import FlatParameters
 from fedsim.clients.local_settings import LocalSettings, SgdSettings
 from fedsim.clients.mechanisms.plan import PrivacyPlan
 from fedsim.noise.grid import DEVIATION
-from fedsim.protocol.clip_bound import LearntBound, whole_bound
-from fedsim.protocol.noisy_sums import SumPlan
+from fedsim.protocol.noisy_sums import LearntBound, SumPlan, whole_bound
 
 
 @dataclass(frozen=True)

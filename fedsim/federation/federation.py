@@ -45,8 +45,7 @@ from fedsim.models.local_base import LocalBase, whole_state
 from fedsim.models.metrics import Task, evaluate
 from fedsim.models.scores.metrics import MetricValue, choose_metrics
 from fedsim.protocol.arrays import to_numpy
-from fedsim.protocol.clip_bound import BoundRule
-from fedsim.protocol.noisy_sums import SumPlan
+from fedsim.protocol.noisy_sums import BoundRule, SumPlan
 from fedsim.protocol.upload_tags import UploadTags
 from fedsim.server.aggregation.noisy_sum import ServerNoise
 from fedsim.server.aggregation.weights import ClientWeights

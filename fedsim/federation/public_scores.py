@@ -20,7 +20,7 @@ from fedsim.models.scores.catalog import LOSS
 from fedsim.models.scores.metrics import ChosenMetrics, MetricValue
 from fedsim.models.scores.predictions import predictions_of
 from fedsim.models.scores.summary import summarise_scores
-from fedsim.server.errors import FederationError
+from fedsim.protocol.errors import FederationError
 
 _FEW_EXAMPLES = 1024  # one batch of an evaluation
 Scores = TypeVar("Scores")

@@ -12,7 +12,7 @@ from fedsim.accountant.ledger.journal import Journal, JournalWriteError
 from fedsim.clients.account import AnswerInputs, ChargeRefusedError, PrivacyAccount, request_digest
 from fedsim.clients.mechanisms.plan import PrivacyPlan
 from fedsim.protocol.client_spend import ClientSpend
-from fedsim.server.errors import FederationError
+from fedsim.protocol.errors import FederationError
 
 _RELEASES_PER_ROUND = 1  # a round is one release of a client, whatever local.steps is
 

@@ -14,12 +14,11 @@ from fedsim.clients.app import BatchClientApp, one_thread
 from fedsim.clients.client_round import BlockOf
 from fedsim.clients.task import ClientTask
 from fedsim.clients.training.shared_model import SharedModel
-from fedsim.core.device import choose_device
 from fedsim.data import Examples, FederatedData
 from fedsim.experiment import Experiment, LoadedExperiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.block_plan import BlockPlan
-from fedsim.federation.conditions import refuse_edited_plugins
+from fedsim.federation.conditions import choose_device, refuse_edited_plugins
 from fedsim.federation.federation import Federation
 from fedsim.federation.initial_model import (
     NUM_CHECK_EXAMPLES,

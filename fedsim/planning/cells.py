@@ -14,7 +14,7 @@ from fedsim.clients.mechanisms.plan import PrivacyPlan
 from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.clients.sampling.sampling import Charges
 from fedsim.core.errors import InputError
-from fedsim.core.json_numbers import finite_or_none
+from fedsim.core.text_formats import finite_or_none
 from fedsim.experiment import ExperimentError, LoadedExperiment, load_experiment
 from fedsim.experiment.text import path_text
 from fedsim.federation.assembly import with_plans

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fedsim.core.phases import Phases
+from fedsim.core.commands import Phases
 from fedsim.experiment import LoadedExperiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.budget_check import refuse_overspending

@@ -19,8 +19,8 @@ from fedsim.clients.mechanisms.plan import (
 from fedsim.clients.mechanisms.planner import plan_privacy
 from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.clients.sampling.schemes import SAMPLING_SCHEMES
-from fedsim.core.json_numbers import finite_or_none
-from fedsim.core.phases import Phases
+from fedsim.core.commands import Phases
+from fedsim.core.text_formats import finite_or_none
 from fedsim.experiment import LoadedExperiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.batch_sizes import full_batch_note

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from fedsim.core.csv_text import csv_text
 from fedsim.core.formatting import epsilon_text
+from fedsim.core.text_formats import csv_text
 from fedsim.planning.bounds import BoundCurve
 from fedsim.report.lines import print_sentence
 from fedsim.report.tables import figure_table, print_table

@@ -7,7 +7,7 @@ from threading import Timer
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from fedsim.core.phases import Phases
+from fedsim.core.commands import Phases
 from fedsim.report.lines import print_sentence
 
 _PATIENCE_SECONDS = 5.0  # without a terminal, a phase that lasts longer gets a line

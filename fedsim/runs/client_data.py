@@ -18,8 +18,8 @@ from fedsim.federation.federation import Federation
 from fedsim.models.metrics import evaluate_with_outputs
 from fedsim.models.scores.predictions import ClassPredictions, predictions_of
 from fedsim.models.scores.summary import class_names
+from fedsim.protocol.errors import FederationError
 from fedsim.runs.schema import SCHEMAS
-from fedsim.server.errors import FederationError
 
 FILE = "client_data.json"
 NOTE = (

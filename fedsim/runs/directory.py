@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, RootModel
 from safetensors.numpy import save
 
-from fedsim.core.csv_text import csv_text
+from fedsim.core.text_formats import csv_text
 from fedsim.experiment import Experiment, ExperimentError, load_experiment
 from fedsim.runs.checkpoint import FILE as CHECKPOINT
 from fedsim.runs.checkpoint import RunCheckpoint

@@ -13,8 +13,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from fedsim.core.errors import ExitCode, InputError
-from fedsim.core.file_errors import name_file
+from fedsim.core.errors import ExitCode, InputError, name_file
 from fedsim.core.text_formats import parse_json, parse_plain_yaml
 
 _Model = TypeVar("_Model", bound=BaseModel)

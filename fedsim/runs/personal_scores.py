@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from flwr.app import ArrayRecord
 
-from fedsim.core.json_numbers import finite_or_none
+from fedsim.core.text_formats import finite_or_none
 from fedsim.federation.federation import Federation
 from fedsim.personalization.settings import PersonalizationSettings
 from fedsim.runs.schema import SCHEMAS

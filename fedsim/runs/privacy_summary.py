@@ -19,11 +19,11 @@ from fedsim.clients.privacy_settings import (
     recorded_mechanism,
 )
 from fedsim.core.formatting import count_text
-from fedsim.core.json_numbers import finite_or_none
+from fedsim.core.text_formats import finite_or_none
 from fedsim.federation.federation import Federation
 from fedsim.federation.recorded_spend import RecordedSpend
 from fedsim.protocol.client_spend import ClientSpend
-from fedsim.protocol.clip_bound import LearntBound, whole_bound
+from fedsim.protocol.noisy_sums import LearntBound, whole_bound
 from fedsim.runs.schema import SCHEMAS
 from fedsim.runs.trust_terms import server_ledger, trust_terms
 from fedsim.server.client_ledgers import ClientLedgers

@@ -11,7 +11,7 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fedsim.core.file_errors import name_file
+from fedsim.core.errors import name_file
 from fedsim.runs.files import DamagedRunError, read_bytes, write_bytes
 from fedsim.server.round_report import RoundReport
 

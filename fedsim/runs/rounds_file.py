@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from fedsim.core.file_errors import name_file
+from fedsim.core.errors import name_file
 from fedsim.runs.files import DamagedRunError, checked, read_bytes, write_bytes
 from fedsim.server.round_report import RoundRow
 

@@ -11,8 +11,8 @@ from flwr.app import ArrayRecord
 
 import fedsim
 from fedsim.algorithms.state import ServerState
-from fedsim.core.file_errors import StorageError, describe_os_error
-from fedsim.core.phases import Phases
+from fedsim.core.commands import Phases
+from fedsim.core.errors import StorageError, describe_os_error
 from fedsim.experiment import LoadedExperiment, dump_experiment, load_experiment
 from fedsim.experiment.load import with_num_clients
 from fedsim.federation.assembly import assemble
@@ -21,6 +21,7 @@ from fedsim.federation.federation import Federation
 from fedsim.federation.mechanism_probe import probe_mechanisms
 from fedsim.federation.shards import client_app
 from fedsim.protocol.arrays import digest
+from fedsim.protocol.errors import FederationError
 from fedsim.runs.answers import COUNTS, answers_content
 from fedsim.runs.answers import FILE as ANSWERS
 from fedsim.runs.checkpoint import RunCheckpoint
@@ -45,7 +46,6 @@ from fedsim.runs.run_result import RunResult as RunResult
 from fedsim.runs.run_result import Status
 from fedsim.runs.secure_summary import secure_summary
 from fedsim.server.app import RoundError
-from fedsim.server.errors import FederationError
 from fedsim.server.round_report import RoundReport, numbers_of, withdrawal_rounds
 from fedsim.server.secure.opened_sums import OpenedSums
 from fedsim.simulation.engine import Engine

@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from fedsim.core.phases import Phases
+from fedsim.core.commands import Phases
 
 if TYPE_CHECKING:
     from fedsim.federation.federation import Federation

@@ -19,11 +19,10 @@ from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 
 from fedsim.core.errors import FedsimError
-from fedsim.protocol.arrays import to_arrays, to_numpy
+from fedsim.protocol.arrays import to_arrays, to_numpy, upload_base
 from fedsim.protocol.client_spend import ClientSpend
-from fedsim.protocol.clip_bound import LearntBound
-from fedsim.protocol.coefficients import upload_base
 from fedsim.protocol.messages import SealedReply, TrainReply
+from fedsim.protocol.noisy_sums import LearntBound
 from fedsim.server.aggregation.weights import ClientWeights, WeightingError
 
 Arrays = Mapping[str, np.ndarray]

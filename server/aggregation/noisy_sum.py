@@ -22,8 +22,7 @@ from flwr.serverapp import Grid
 
 from fedsim.core.streams import Purpose, stream_key
 from fedsim.noise.sources import NoiseSource, SecureNoise, SeededNoise
-from fedsim.protocol.arrays import to_arrays, to_numpy
-from fedsim.protocol.coefficients import upload_base
+from fedsim.protocol.arrays import to_arrays, to_numpy, upload_base
 from fedsim.protocol.messages import TrainReply
 from fedsim.protocol.noisy_sums import CLIP_COUNT, SumPlan
 from fedsim.secagg.errors import AlreadyAnsweredError

@@ -9,8 +9,8 @@ who takes part, so every client is charged for every round, whether it was drawn
 amplification by the draw. With noise from the operating system the draw is from there too, and no
 schedule exists.
 
-Stragglers do a part of their local work (Li et al. 2020, FedProx). Who straggles, and how many steps
-it takes, follows from the seed: public facts, like the schedule.
+Stragglers do a part of their local work (Li et al. 2020, FedProx). Who straggles, and how many
+steps it takes, follows from the seed: public facts, like the schedule.
 """
 
 import secrets

@@ -1,4 +1,4 @@
-"""`federation.participation`: a class for each scheme, and ranges of numbers such as `1-20, 41-60`."""
+"""`federation.participation`: a class for each scheme, and ranges of numbers (`1-20, 41-60`)."""
 
 import re
 from collections.abc import Iterable, Iterator

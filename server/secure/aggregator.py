@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 
-from fedsim.protocol.arrays import digest, to_arrays, to_numpy
-from fedsim.protocol.coefficients import upload_base
+from fedsim.protocol.arrays import digest, to_arrays, to_numpy, upload_base
 from fedsim.protocol.messages import SECAGG, SealedReply
 from fedsim.protocol.secure import HELLO, to_records
 from fedsim.secagg.context import NONCE_BYTES, RoundContext, set_digest

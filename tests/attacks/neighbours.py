@@ -303,7 +303,7 @@ def patched(transcript: Transcript, trust: str, gone: int | None) -> Iterator[No
     """Record the first run of a transcript, or make the second one release and draw the same."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(time, "perf_counter", lambda: 0.0)
-        patch.setattr("fedsim.core.phases.perf_counter", lambda: 0.0)
+        patch.setattr("fedsim.core.commands.perf_counter", lambda: 0.0)
         patch.setattr(Timeline.__init__, "__defaults__", (lambda: 0.0,))
         _patch_releases(patch, transcript)
         _patch_lots(patch, transcript, gone)

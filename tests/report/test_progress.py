@@ -7,7 +7,7 @@ from rich.console import Console
 
 import fedsim
 from fedsim.audit.audit import audit_experiment
-from fedsim.core.phases import Phases
+from fedsim.core.commands import Phases
 from fedsim.experiment import load_experiment
 from fedsim.report import progress
 from fedsim.report.phase_display import PhaseDisplay

@@ -18,8 +18,7 @@ from fedsim.experiment.errors import ExperimentError
 from fedsim.federation.assembly import assemble
 from fedsim.federation.federation import Federation
 from fedsim.noise.grid import DEVIATION
-from fedsim.protocol.clip_bound import BoundRule
-from fedsim.protocol.noisy_sums import CLIP_COUNT
+from fedsim.protocol.noisy_sums import CLIP_COUNT, BoundRule
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.replay import replay_run
 from fedsim.runs.runner import run_experiment

@@ -38,7 +38,7 @@ from fedsim.clients.sampling.sampling import Charges, Sampling
 from fedsim.noise.grid import DEVIATION, SATURATION, SumRounding, effective_multiplier
 from fedsim.noise.release import release_
 from fedsim.noise.sources import NoiseSource
-from fedsim.protocol.clip_bound import LearntBound
+from fedsim.protocol.noisy_sums import LearntBound
 
 COUNT_SENSITIVITY = 0.5  # of Σ (b_i − ½), where b_i is 1 if example i is within its bound
 

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from fedsim.comparison.results import Results
-from fedsim.core.csv_text import csv_text
+from fedsim.core.text_formats import csv_text
 from fedsim.report.svg import Ink, inline_svg, standalone_svg, style
 
 WIDE_INCHES = (400 / 72, 270 / 72)  # little more than a phone: text must stay legible there

@@ -18,7 +18,7 @@ from fedsim.accountant.accountants import AccountantName
 from fedsim.accountant.events import Adjacency
 from fedsim.accountant.sampler_slack import MAX_DRAWS, epsilon_with_slack
 from fedsim.comparison.search.records import ClientCharge, Search
-from fedsim.core.json_numbers import finite_or_none
+from fedsim.core.text_formats import finite_or_none
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from fedsim.comparison.search.records import (
     SearchLedgerError,
     replay,
 )
-from fedsim.core.file_errors import name_file
+from fedsim.core.errors import name_file
 from fedsim.runs.files import sync_directory
 from fedsim.runs.schema import SchemaError, check_schema
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fedsim.core.by_name import ByName
+from fedsim.core.imports import ByName
 from fedsim.data.builtin.context import LoadContext
 from fedsim.data.conversion import Dataset
 

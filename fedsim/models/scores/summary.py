@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.core.json_numbers import finite_or_none
+from fedsim.core.text_formats import finite_or_none
 from fedsim.models.scores.classes import precision_per_class, recall_per_class
 from fedsim.models.scores.predictions import ClassPredictions, LabelPredictions, Predictions
 

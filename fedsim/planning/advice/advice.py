@@ -5,8 +5,8 @@ from typing import Any
 
 from fedsim.clients.mechanisms.kinds import GRADIENT_PERTURBATION
 from fedsim.clients.mechanisms.plan import PrivacyBudgetError, PrivacyPlanError
-from fedsim.core.json_numbers import finite_or_none
-from fedsim.core.phases import Phases
+from fedsim.core.commands import Phases
+from fedsim.core.text_formats import finite_or_none
 from fedsim.experiment import LoadedExperiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.budget_check import refuse_overspending

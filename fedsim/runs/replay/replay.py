@@ -17,8 +17,8 @@ from safetensors.numpy import load_file
 import fedsim
 from fedsim.accountant.ledger.journal import Charge
 from fedsim.algorithms.state import ServerState
+from fedsim.core.commands import Phases
 from fedsim.core.errors import FedsimError, InputError
-from fedsim.core.phases import Phases
 from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.federation import Federation

@@ -22,7 +22,7 @@ from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.training.streams import StreamKey
 from fedsim.core.streams import Purpose, stream_key
 from fedsim.noise.sources import NoiseSource, SeededNoise
-from fedsim.protocol.clip_bound import LearntBound
+from fedsim.protocol.noisy_sums import LearntBound
 
 
 class NoNoise(NoiseSource):

@@ -1,6 +1,11 @@
-"""Catalogues whose entries are imported when they are chosen."""
+"""Imports at the time of their use: catalogues by name, and a command's without collection.
 
+Garbage collection takes a sixth of the time of a command's imports.
+"""
+
+import gc
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Generic, TypeVar
 
@@ -30,3 +35,18 @@ class ByName(Mapping[str, T], Generic[T]):
 
     def __len__(self) -> int:
         return len(self.places)
+
+
+@contextmanager
+def quick_imports() -> Iterator[None]:
+    """Collect no garbage in the block, and never again look at what is there at its end.
+
+    Imports create half a million objects that all stay, and the collector would visit them again
+    and again. For programs only: in the process of another program, its garbage would stay, too.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
