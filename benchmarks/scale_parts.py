@@ -39,7 +39,7 @@ from fedsim.runs.checkpoint import RunCheckpoint
 from fedsim.runs.directory import privacy_text
 from fedsim.server.client_ledgers import ClientLedgers
 from fedsim.server.participation.participation import Participation
-from fedsim.simulation.node_contexts import FIRST_NODE, NodeContexts
+from fedsim.simulation.virtual_grid import FIRST_NODE, NodeContexts
 
 SIZES = (10_000, 100_000, 1_000_000)
 PARTICIPANTS, KINDS = 1000, 100

@@ -38,7 +38,7 @@ from fedsim.experiment import LoadedExperiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.charged_noise import charged_multipliers
 from fedsim.federation.federation import Federation
-from fedsim.federation.initial_model import NUM_CHECK_EXAMPLES, public_examples, to_tensors
+from fedsim.federation.trained_model import NUM_CHECK_EXAMPLES, public_examples, to_tensors
 
 
 def audit_experiment(

@@ -21,7 +21,7 @@ from fedsim.clients.training.block import BlockMember, train_block
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.training.streams import StreamKey
 from fedsim.federation.federation import Federation
-from fedsim.federation.initial_model import to_tensors
+from fedsim.federation.trained_model import to_tensors
 
 _STEEPNESS = 1e4  # of a canary's loss, in bounds over the learning rate
 _PAIRED_ROUNDS = 30  # run a second time without data

@@ -29,7 +29,7 @@ def validate_command(file: str, overrides: tuple[str, ...], with_data: bool, as_
     Lists the code that a run would execute and the files that it would read. With --data this code
     is executed and these files are read, and the last lines describe the data.
     """
-    from fedsim.deployment.plugin_digest import plugin_digest
+    from fedsim.deployment.policy import plugin_digest
     from fedsim.experiment import load_experiment
     from fedsim.planning.footprint import find_footprint
 

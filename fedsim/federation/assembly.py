@@ -21,28 +21,32 @@ from fedsim.core.plugin_errors import plugin_calls
 from fedsim.data import DataError, FederatedData, load_federated_data
 from fedsim.experiment import Experiment, LoadedExperiment
 from fedsim.experiment.load import with_num_clients
+from fedsim.federation.aggregate_noise import share_noise
 from fedsim.federation.algorithm import checked_algorithm
-from fedsim.federation.batch_sizes import check_batch_size
-from fedsim.federation.client_plans import client_plans
-from fedsim.federation.client_tables import read_client_tables
+from fedsim.federation.client_plans import (
+    client_plans,
+    client_weights,
+    plan_digest,
+    read_client_tables,
+)
 from fedsim.federation.client_tensors import order_by_client
-from fedsim.federation.client_weights import client_weights
 from fedsim.federation.conditions import choose_device, plugin_sources, refuse_edited_plugins
 from fedsim.federation.federation import Federation
-from fedsim.federation.initial_model import (
+from fedsim.federation.movement import StillParameter, parameters_without_effect, still_parameters
+from fedsim.federation.plan_checks import check_batch_size
+from fedsim.federation.release_problem import problem_of
+from fedsim.federation.schedule import StepSchedule, participation_of
+from fedsim.federation.trained_model import (
     NUM_CHECK_EXAMPLES,
     NUM_PROBE_EXAMPLES,
+    TrainedParts,
     initial_model,
     model_arrays,
     public_examples,
+    release_parameters,
     to_tensors,
+    trained_parts,
 )
-from fedsim.federation.movement import StillParameter, parameters_without_effect, still_parameters
-from fedsim.federation.noise_shares import share_noise
-from fedsim.federation.plan_digest import plan_digest
-from fedsim.federation.release_problem import problem_of
-from fedsim.federation.schedule import StepSchedule, participation_of
-from fedsim.federation.trained_parts import TrainedParts, release_parameters, trained_parts
 from fedsim.federation.voting import Goal, voting_of
 from fedsim.models.errors import ModelError
 from fedsim.models.features.pipeline import FeaturePipeline

@@ -11,8 +11,8 @@ from torch import Tensor
 from fedsim.accountant import Gaussian, JointGaussian
 from fedsim.clients.mechanisms.contract import Mechanism
 from fedsim.experiment import Experiment
+from fedsim.federation.aggregate_noise import sum_scale
 from fedsim.federation.federation import Federation
-from fedsim.federation.noise_shares import sum_scale
 from fedsim.noise.grid import DEVIATION
 from fedsim.server.aggregation.noisy_sum import ServerNoise, add_noise
 

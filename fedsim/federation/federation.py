@@ -26,19 +26,16 @@ from fedsim.clients.training.shared_model import SharedModel
 from fedsim.core.plugin_sources import PluginSources
 from fedsim.data import FederatedData
 from fedsim.experiment import Experiment
+from fedsim.federation.aggregate_noise import ClientNoise, SumNoise
 from fedsim.federation.algorithm import algorithm_of
 from fedsim.federation.blocks import Blocks
-from fedsim.federation.client_tensors import ClientTensors
+from fedsim.federation.charges import RecordedSpend, ServerCharges
+from fedsim.federation.client_tensors import ClientTensors, TrainMetrics
 from fedsim.federation.conditions import digest_conditions
-from fedsim.federation.expected_noise import ClientNoise, SumNoise
-from fedsim.federation.initial_model import model_arrays
 from fedsim.federation.movement import StillParameter
 from fedsim.federation.public_scores import Models, PublicScores
-from fedsim.federation.recorded_spend import RecordedSpend
 from fedsim.federation.schedule import StepSchedule
-from fedsim.federation.server_charges import ServerCharges
-from fedsim.federation.train_metrics import TrainMetrics
-from fedsim.federation.trained_parts import release_parameters
+from fedsim.federation.trained_model import model_arrays, release_parameters
 from fedsim.federation.voting import Goal, Voting
 from fedsim.models.adapters.attach import merge_adapters
 from fedsim.models.local_base import LocalBase, whole_state

@@ -36,7 +36,7 @@ from fedsim.federation.charged_noise import (
     step_length_of,
 )
 from fedsim.federation.federation import Federation
-from fedsim.federation.initial_model import public_examples, to_tensors
+from fedsim.federation.trained_model import public_examples, to_tensors
 from fedsim.noise.grid import DEVIATION
 from fedsim.noise.sources import NoNoise, SeededNoise
 

@@ -11,9 +11,9 @@ from fedsim.clients.secure.channel import SecureChannel
 from fedsim.core.errors import InputError
 from fedsim.data import Examples
 from fedsim.experiment import Experiment
+from fedsim.federation.client_tensors import PREFIX
 from fedsim.federation.lasting_keys import identity_of_client
 from fedsim.federation.schedule import participation_of
-from fedsim.federation.train_metrics import PREFIX
 from fedsim.models.catalog import TRAIN_METRICS
 from fedsim.models.losses import PerExampleLoss
 from fedsim.models.metrics import Task, evaluate

@@ -17,19 +17,19 @@ from fedsim.clients.training.shared_model import SharedModel
 from fedsim.data import Examples, FederatedData
 from fedsim.experiment import Experiment, LoadedExperiment
 from fedsim.federation.assembly import assemble
-from fedsim.federation.block_plan import BlockPlan
+from fedsim.federation.blocks import BlockPlan
 from fedsim.federation.conditions import choose_device, refuse_edited_plugins
 from fedsim.federation.federation import Federation
-from fedsim.federation.initial_model import (
+from fedsim.federation.mechanism_probe import probe_mechanisms
+from fedsim.federation.nodes import make_node_app, num_helpers
+from fedsim.federation.trained_model import (
     NUM_CHECK_EXAMPLES,
     NUM_PROBE_EXAMPLES,
     initial_model,
     public_examples,
     to_tensors,
+    trained_parts,
 )
-from fedsim.federation.mechanism_probe import probe_mechanisms
-from fedsim.federation.nodes import make_node_app, num_helpers
-from fedsim.federation.trained_parts import trained_parts
 from fedsim.federation.voting import Goal, voting_of
 from fedsim.models.losses import resolve_loss
 from fedsim.pate.teachers import Trainer

@@ -18,8 +18,8 @@ from fedsim.core.text_formats import finite_or_none
 from fedsim.experiment import ExperimentError, LoadedExperiment, load_experiment
 from fedsim.experiment.text import path_text
 from fedsim.federation.assembly import with_plans
-from fedsim.federation.budget_check import refuse_overspending
 from fedsim.federation.federation import Federation
+from fedsim.federation.plan_checks import refuse_overspending
 
 OBSERVERS = ("server", "sums", "models")
 """Observers, those who see more first. A claim against one covers all after it."""

@@ -20,8 +20,8 @@ from fedsim.clients.privacy_settings import (
 )
 from fedsim.core.formatting import count_text
 from fedsim.core.text_formats import finite_or_none
+from fedsim.federation.charges import RecordedSpend
 from fedsim.federation.federation import Federation
-from fedsim.federation.recorded_spend import RecordedSpend
 from fedsim.protocol.client_spend import ClientSpend
 from fedsim.protocol.noisy_sums import LearntBound, whole_bound
 from fedsim.runs.schema import SCHEMAS

@@ -16,9 +16,9 @@ from fedsim.core.errors import StorageError, describe_os_error
 from fedsim.experiment import LoadedExperiment, dump_experiment, load_experiment
 from fedsim.experiment.load import with_num_clients
 from fedsim.federation.assembly import assemble
-from fedsim.federation.budget_check import refuse_overspending
 from fedsim.federation.federation import Federation
 from fedsim.federation.mechanism_probe import probe_mechanisms
+from fedsim.federation.plan_checks import refuse_overspending
 from fedsim.federation.shards import client_app
 from fedsim.protocol.arrays import digest
 from fedsim.protocol.errors import FederationError

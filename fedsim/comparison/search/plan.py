@@ -20,8 +20,8 @@ from fedsim.comparison.pairs import pair_digests
 from fedsim.comparison.search.records import ClientCharge
 from fedsim.core.errors import InputError
 from fedsim.federation.assembly import assemble
-from fedsim.federation.budget_check import refuse_overspending
 from fedsim.federation.federation import Federation
+from fedsim.federation.plan_checks import refuse_overspending
 
 GRID_SHARE = 1e-3  # relative: what the grid of models of different sizes leaves of the same noise
 

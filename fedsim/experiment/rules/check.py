@@ -37,8 +37,7 @@ from fedsim.experiment.rules.sections import Sections
 from fedsim.experiment.rules.secure import check_secure_aggregation
 from fedsim.experiment.rules.trust import check_trust
 from fedsim.experiment.rules.zeroth_order import check_zeroth_order
-from fedsim.simulation.catalog import TRACKERS
-from fedsim.simulation.settings import RuntimeSettings
+from fedsim.simulation.settings import TRACKERS, RuntimeSettings
 
 _LR_SCHEDULE = ("local", "lr_schedule")
 

@@ -9,8 +9,8 @@ from fedsim.core.commands import Phases
 from fedsim.core.text_formats import finite_or_none
 from fedsim.experiment import LoadedExperiment
 from fedsim.federation.assembly import assemble
-from fedsim.federation.budget_check import refuse_overspending
 from fedsim.federation.federation import Federation
+from fedsim.federation.plan_checks import refuse_overspending
 from fedsim.planning.advice.facts import PublicFacts, public_facts
 from fedsim.planning.advice.noise_model import plausible_tasks
 from fedsim.planning.advice.notes import notes_of

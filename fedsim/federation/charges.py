@@ -1,14 +1,16 @@
-"""Charges of a server that draws clients in secret: every client pays for every round.
+"""Charges in the durable ledger: what clients have spent, and what the server charges for them.
 
-A client that charged itself would show that it was drawn. So the server writes the charges of all
-clients to the ledger before a round's noise is drawn, also where nobody was drawn.
+What is spent includes charges whose updates were lost. A server that draws clients in secret
+charges every client for every round: a client that charged itself would show that it was drawn. So
+the server writes the charges of all clients to the ledger before a round's noise is drawn, also
+where nobody was drawn.
 """
 
 from collections.abc import Sequence
 
 from flwr.app import RecordDict
 
-from fedsim.accountant.ledger.journal import Journal, JournalWriteError
+from fedsim.accountant.ledger.journal import FileJournal, Journal, JournalWriteError
 from fedsim.clients.account import AnswerInputs, ChargeRefusedError, PrivacyAccount, request_digest
 from fedsim.clients.mechanisms.plan import PrivacyPlan
 from fedsim.protocol.client_spend import ClientSpend
@@ -85,3 +87,30 @@ class ServerCharges:
             data=None,
         )
         return request_digest(inputs, seed=self._seed, client=client)
+
+
+class RecordedSpend:
+    """Reads the spend of clients from the ledger; a second read of a client reads new charges only.
+
+    Args:
+        plans: the plan of every client.
+        journal: the durable ledger of the run.
+    """
+
+    def __init__(self, plans: Sequence[PrivacyPlan], journal: FileJournal) -> None:
+        self._journal = journal
+        self._plans = plans
+        self._spends: dict[int, ClientSpend] = {}
+
+    def clients(self) -> tuple[int, ...]:
+        """Return the clients that were ever charged."""
+        return self._journal.clients()
+
+    def of(self, client: int) -> ClientSpend:
+        """Return what a client has spent so far."""
+        before = self._spends.get(client) or self._plans[client].initial_spend(client)
+        history = self._journal.history(client, after=before.rounds)
+        if not history:
+            return before
+        self._spends[client] = before.after(history)
+        return self._spends[client]
