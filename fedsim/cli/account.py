@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedsim.cli.options import json_option
-from fedsim.cli.output import print_json
+from fedsim.cli.options import json_option, print_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

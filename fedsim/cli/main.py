@@ -9,7 +9,7 @@ from typing import TextIO
 import click
 
 import fedsim
-from fedsim.cli.output import say
+from fedsim.cli.options import say
 from fedsim.core.commands import Interruption
 from fedsim.core.errors import ExitCode, FedsimError, describe_os_error
 from fedsim.core.imports import ByName

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fedsim.cli.options import json_option
-from fedsim.cli.output import fail, print_json
+from fedsim.cli.options import fail, json_option, print_json
 from fedsim.core.errors import ExitCode
 from fedsim.core.text_formats import csv_text, finite_or_none
 
