@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedsim.data import Examples
-from fedsim.data.client_examples import ClientExamples
+from fedsim.data.load import ClientExamples
 from fedsim.federation.conditions import digest_examples
 from fedsim.models.losses import PerExampleLoss
 from fedsim.models.metrics import Task, evaluate

@@ -37,7 +37,7 @@ from fedsim.federation.public_scores import Models, PublicScores
 from fedsim.federation.schedule import StepSchedule
 from fedsim.federation.trained_model import model_arrays, release_parameters
 from fedsim.federation.voting import Goal, Voting
-from fedsim.models.adapters.attach import merge_adapters
+from fedsim.models.adapters import merge_adapters
 from fedsim.models.local_base import LocalBase, whole_state
 from fedsim.models.metrics import Task, evaluate
 from fedsim.models.scores.metrics import MetricValue, choose_metrics

@@ -16,8 +16,8 @@ from fedsim.core.plugin_errors import plugin_calls
 from fedsim.experiment import Experiment
 from fedsim.federation.federation import Federation
 from fedsim.models.metrics import evaluate_with_outputs
+from fedsim.models.scores.metrics import class_names
 from fedsim.models.scores.predictions import ClassPredictions, predictions_of
-from fedsim.models.scores.summary import class_names
 from fedsim.protocol.errors import FederationError
 from fedsim.runs.schema import SCHEMAS
 

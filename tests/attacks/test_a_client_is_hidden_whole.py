@@ -22,8 +22,8 @@ from fedsim.clients.model_checks.safety import UnsafeModelError
 from fedsim.clients.training.block import BlockMember, BlockResult, train_block
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.training.streams import StreamKey
-from fedsim.data.client_examples import ClientExamples
 from fedsim.data.examples import Examples
+from fedsim.data.load import ClientExamples
 from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.federation import Federation

@@ -8,7 +8,7 @@ import pytest
 from fedsim.algorithms.catalog import algorithms
 from fedsim.cli.main import cli
 from fedsim.core.imports import ByName
-from fedsim.data.builtin.loaders import LOADERS
+from fedsim.data.sources import LOADERS
 from fedsim.tracking.trackers import TRACKERS
 
 
