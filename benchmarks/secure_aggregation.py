@@ -29,9 +29,8 @@ from fedsim.clients.secure.additive_upload import SecureUploader
 from fedsim.clients.secure.masked_upload import MaskedUpload
 from fedsim.secagg.context import RoundContext, set_digest
 from fedsim.secagg.encoding import FixedPointEncoder
-from fedsim.secagg.layout import TensorLayout
 from fedsim.secagg.messages import CombineRequest, Hello, Upload
-from fedsim.secagg.payload import DecodedSum, PayloadCodec
+from fedsim.secagg.payload import DecodedSum, PayloadCodec, TensorLayout
 from fedsim.secagg.settings import SecureAggregationSettings
 from fedsim.server.aggregation.aggregator import OrderedMean
 from fedsim.server.secure.helper import Helper

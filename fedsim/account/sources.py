@@ -17,7 +17,7 @@ from fedsim.core.errors import InputError
 from fedsim.core.text_formats import parse_json, parse_plain_yaml
 from fedsim.experiment import Experiment, read_settings
 from fedsim.runs.directory import RunDirectory
-from fedsim.runs.releases_file import read_releases
+from fedsim.runs.rounds_file import read_releases
 
 
 class SourceError(InputError):

@@ -28,8 +28,8 @@ from fedsim.deployment.private_files import (
     write_whole,
 )
 from fedsim.experiment import Experiment
+from fedsim.runs.files import SCHEMAS, check_schema, check_version
 from fedsim.runs.resume import differences
-from fedsim.runs.schema import SCHEMAS, check_schema, check_version
 from fedsim.secagg.errors import AlreadyAnsweredError, ReplayError, SecureAggregationError
 from fedsim.server.secure.helper import Release
 

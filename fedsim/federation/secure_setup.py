@@ -23,9 +23,8 @@ from fedsim.secagg.encoding import FixedPointEncoder
 from fedsim.secagg.errors import CapacityError
 from fedsim.secagg.hpke import HpkeMissingError, check_hpke
 from fedsim.secagg.identity import IdentityKey
-from fedsim.secagg.layout import TensorLayout
 from fedsim.secagg.metrics import MetricGrids
-from fedsim.secagg.payload import PayloadCodec
+from fedsim.secagg.payload import PayloadCodec, TensorLayout
 from fedsim.secagg.settings import SecureAggregationSettings
 from fedsim.server.aggregation.weights import ClientWeights
 

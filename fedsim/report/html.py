@@ -30,8 +30,7 @@ from fedsim.report.sections.experiment import experiment_rows
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.manifest import list_again
 from fedsim.statement import AttackBoundSentence, Facts, Sentence, clients_text, statement_of
-from fedsim.statement.certificate_words import is_plain
-from fedsim.statement.certificates import OBSERVER_NAMES, certificates_of
+from fedsim.statement.certificates import OBSERVER_NAMES, certificates_of, is_plain
 from fedsim.statement.views import question_of, view_of
 
 _TITLES = {

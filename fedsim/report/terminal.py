@@ -18,8 +18,13 @@ from fedsim.report.terminal_text import (
 )
 from fedsim.runs.directory import KEPT, RunDirectory
 from fedsim.runs.manifest import root_of
-from fedsim.statement.certificate_words import SHORT_NAMES, guarantee_words, is_plain, unit_text
-from fedsim.statement.certificates import OBSERVER_NAMES
+from fedsim.statement.certificates import (
+    OBSERVER_NAMES,
+    SHORT_NAMES,
+    guarantee_words,
+    is_plain,
+    unit_text,
+)
 
 
 def print_result(directory: RunDirectory, console: Console | None = None) -> None:

@@ -19,7 +19,7 @@ from fedsim.models.metrics import evaluate_with_outputs
 from fedsim.models.scores.metrics import class_names
 from fedsim.models.scores.predictions import ClassPredictions, predictions_of
 from fedsim.protocol.errors import FederationError
-from fedsim.runs.schema import SCHEMAS
+from fedsim.runs.files import SCHEMAS
 
 FILE = "client_data.json"
 NOTE = (

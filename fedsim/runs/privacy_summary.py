@@ -24,11 +24,11 @@ from fedsim.federation.charges import RecordedSpend
 from fedsim.federation.federation import Federation
 from fedsim.protocol.client_spend import ClientSpend
 from fedsim.protocol.noisy_sums import LearntBound, whole_bound
-from fedsim.runs.schema import SCHEMAS
+from fedsim.runs.files import SCHEMAS
 from fedsim.runs.trust_terms import server_ledger, trust_terms
 from fedsim.server.client_ledgers import ClientLedgers
 from fedsim.statement import read_facts, to_json
-from fedsim.statement.certificate_words import guarantee_words
+from fedsim.statement.certificates import guarantee_words
 from fedsim.statement.privacy_file import LedgerEntry, PrivacyFile, PrivateClientRow
 from fedsim.statement.recorded_facts import ledger_digest
 

@@ -15,9 +15,8 @@ from fedsim.secagg.context import NONCE_BYTES, RoundContext, set_digest
 from fedsim.secagg.errors import ContextMismatchError, SecureAggregationError, TooFewClientsError
 from fedsim.secagg.fields import check_fields
 from fedsim.secagg.hpke import check_distinct, load_public_key
-from fedsim.secagg.layout import NamedArrays
 from fedsim.secagg.messages import Hello, HelloReply
-from fedsim.secagg.payload import PayloadCodec
+from fedsim.secagg.payload import NamedArrays, PayloadCodec
 from fedsim.secagg.settings import AdditiveSettings, SecureAggregationSettings
 from fedsim.server.aggregation.aggregator import (
     AggregationResult,

@@ -32,8 +32,8 @@ from fedsim.comparison.search.records import (
 from fedsim.comparison.search.statement import figures_of
 from fedsim.comparison.search.verify import verify_search
 from fedsim.runs.directory import RunDirectory, RunDirectoryError
+from fedsim.runs.files import SchemaError
 from fedsim.runs.manifest import write_manifest
-from fedsim.runs.schema import SchemaError
 
 EVENT, DELTA, MEAN = Gaussian(4.0), 1e-5, 3.0
 FILE = """\

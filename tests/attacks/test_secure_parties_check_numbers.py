@@ -38,7 +38,6 @@ from fedsim.secagg.errors import (
     WireError,
 )
 from fedsim.secagg.fields import check_fields, field_rules
-from fedsim.secagg.layout import TensorLayout, TensorSpec
 from fedsim.secagg.messages import (
     CombineReply,
     Hello,
@@ -49,11 +48,12 @@ from fedsim.secagg.messages import (
     RoundOffer,
     SharesReply,
     Upload,
+    from_record,
+    to_record,
 )
-from fedsim.secagg.payload import MAX_LENGTH, PayloadCodec
+from fedsim.secagg.payload import MAX_LENGTH, PayloadCodec, TensorLayout, TensorSpec
 from fedsim.secagg.settings import EncodingSettings, LastingKeySettings
 from fedsim.secagg.shamir import PRIME
-from fedsim.secagg.wire import from_record, to_record
 from fedsim.server.aggregation.weights import ClientWeights
 from fedsim.server.secure.aggregator import SecureAggregator
 from fedsim.server.secure.helper import Helper

@@ -23,7 +23,7 @@ from fedsim.runs.runner import run_experiment
 from fedsim.runs.verification import verify_run
 from fedsim.simulation import settings
 from fedsim.tracking import trackers as tracking
-from fedsim.tracking.protocol import TrackedRun, Tracker
+from fedsim.tracking.observer import TrackedRun, Tracker
 from fedsim.tracking.trackers import TrackerError, add_trackers
 
 EXPERIMENT = {

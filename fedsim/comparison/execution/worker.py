@@ -22,9 +22,9 @@ from safetensors.torch import load_file
 
 from fedsim.core.plugin_errors import contained_exits, error_text, type_name
 from fedsim.models.metrics import evaluate
+from fedsim.runs.files import SCHEMAS
 from fedsim.runs.manifest import list_again
 from fedsim.runs.saved_model import load_core
-from fedsim.runs.schema import SCHEMAS
 
 if TYPE_CHECKING:
     from fedsim.federation.federation import Federation
@@ -114,7 +114,7 @@ class _RunReporter:
         """Write `comparison_run.json`, which names the variant, seed and fingerprint of the run."""
         from fedsim.comparison.pairs import pair_digests
         from fedsim.runs.directory import RunDirectory
-        from fedsim.runs.schema import SCHEMAS
+        from fedsim.runs.files import SCHEMAS
 
         self.federation = federation
         content = {

@@ -27,8 +27,7 @@ from fedsim.comparison.search.records import (
 )
 from fedsim.core.errors import name_file
 from fedsim.runs.directory import RunDirectory, RunDirectoryError
-from fedsim.runs.files import sync_directory
-from fedsim.runs.schema import SchemaError, check_schema
+from fedsim.runs.files import SchemaError, check_schema, sync_directory
 
 PATH = f"account/{FILE}"
 

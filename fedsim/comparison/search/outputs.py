@@ -23,8 +23,7 @@ from fedsim.comparison.search.statement import (
 )
 from fedsim.core.formatting import delta_text, epsilon_text
 from fedsim.runs.directory import RunDirectory
-from fedsim.runs.files import sync_directory
-from fedsim.runs.schema import SCHEMAS
+from fedsim.runs.files import SCHEMAS, sync_directory
 
 MODEL = ("model.safetensors", "experiment.yaml")
 SELECTION = "selection.json"

@@ -15,8 +15,8 @@ from fedsim.accountant.events import Adjacency
 from fedsim.accountant.rdp.selection import RunLaw
 from fedsim.core.errors import ExitCode, FedsimError
 from fedsim.core.settings import Probability, Settings
-from fedsim.runs.private_digest import PATTERN
-from fedsim.runs.schema import SCHEMAS
+from fedsim.runs.files import SCHEMAS
+from fedsim.runs.inputs import PATTERN
 
 FILE = "search.jsonl"
 

@@ -1,4 +1,8 @@
-"""`personalization.json`: scores of personal models, written only for data declared public."""
+"""`scores.json` of the final model by class, and `personalization.json` of personal models.
+
+Figures of the first are of public examples, so nothing of them is charged. The second is written
+only for data declared public.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -8,19 +12,80 @@ from flwr.app import ArrayRecord
 from fedsim.core.text_formats import finite_or_none
 from fedsim.federation.federation import Federation
 from fedsim.personalization.settings import PersonalizationSettings
-from fedsim.runs.schema import SCHEMAS
+from fedsim.runs.files import SCHEMAS
 
 if TYPE_CHECKING:
     from fedsim.personalization.scores import ClientScores
 
-FILE = "personalization.json"
+
+SCORES = "scores.json"
+_SAME = 1e-9  # relative: a ratio, computed again
+
+
+def scores_content(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content of the file from the scores of the final model."""
+    return {"schema": SCHEMAS[SCORES], **found}
+
+
+def public_metrics(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metrics on the test set in a line of `rounds.jsonl`, by name without `test_`."""
+    return {
+        name.removeprefix("test_"): value for name, value in row.items() if name.startswith("test_")
+    }
+
+
+def score_contradictions(content: Mapping[str, Any], row: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what `scores.json` says and does not agree with the last round or with itself.
+
+    Args:
+        content: the file.
+        row: the last line of `rounds.jsonl`.
+    """
+    if content["metrics"] != public_metrics(row):
+        yield f"the metrics of {SCORES} are not those of the last round"
+    matrix = content["confusion"]
+    if matrix is None:
+        return
+    for index, one in enumerate(content["by_class"]):
+        hits = matrix[index][index]
+        if sum(matrix[index]) != one["examples"]:
+            yield f"{SCORES}: class {one['class']} has not the examples of its row in confusion"
+        elif sum(line[index] for line in matrix) != one["predicted"]:
+            yield (
+                f"{SCORES}: class {one['class']} has not the predictions of its column in confusion"
+            )
+        elif not _is_ratio(one["recall"], hits, one["examples"]):
+            yield f"{SCORES}: the recall of class {one['class']} is not that of confusion"
+        elif not _is_ratio(one["precision"], hits, one["predicted"]):
+            yield f"{SCORES}: the precision of class {one['class']} is not that of confusion"
+    yield from _totals(content, matrix)
+
+
+def _totals(content: Mapping[str, Any], matrix: list[list[int]]) -> Iterator[str]:
+    sizes, total = [sum(line) for line in matrix], sum(map(sum, matrix))
+    correct = sum(line[index] for index, line in enumerate(matrix))
+    most = {"class": content["classes"][sizes.index(max(sizes))], "share": max(sizes) / total}
+    if content["majority"] != most:
+        yield f"{SCORES}: the majority is not the largest class of confusion"
+    accuracy = content["metrics"].get("accuracy")
+    if accuracy is not None and not _is_ratio(accuracy, correct, total):
+        yield f"{SCORES}: the accuracy is not that of confusion"
+
+
+def _is_ratio(value: float | None, part: int, whole: int) -> bool:
+    if value is None or whole == 0:
+        return value is None and whole == 0
+    return abs(value - part / whole) <= _SAME
+
+
+PERSONALIZATION = "personalization.json"
 FIGURES_OF = "public data"
 NOTE = (
     "Figures of public data: personalization.public_data declares that all examples are public. "
     "No ε covers a score on a client's own examples; on private data none is computed."
 )
 ENDED = ("completed", "stopped")  # how runs with scores end
-_SAME = 1e-9  # relative: sums in another order
+# relative: sums in another order
 
 
 def score_personal_models(federation: Federation, arrays: ArrayRecord) -> dict[str, Any] | None:
@@ -42,7 +107,7 @@ def score_personal_models(federation: Federation, arrays: ArrayRecord) -> dict[s
     seed = federation.experiment.seed
     found = list(score_clients(settings, scored, federation.data, seed=seed))
     return {
-        "schema": SCHEMAS[FILE],
+        "schema": SCHEMAS[PERSONALIZATION],
         "figures_of": FIGURES_OF,
         "note": NOTE,
         "settings": settings.model_dump(mode="json"),
@@ -82,18 +147,18 @@ def contradictions(
     if content is None:
         ended = summary["status"] in ENDED and summary["rounds"]
         if ended or repeated is not None:
-            yield f"{FILE} is missing"
+            yield f"{PERSONALIZATION} is missing"
         return
     if content["settings"] != settings.model_dump(mode="json"):
-        yield f"the settings of {FILE} are not those of experiment.yaml"
+        yield f"the settings of {PERSONALIZATION} are not those of experiment.yaml"
     if repeated != summary_of(content):
-        yield f"the scores of personal models in summary.json are not those of {FILE}"
+        yield f"the scores of personal models in summary.json are not those of {PERSONALIZATION}"
     expected = _pooled(content["clients"])
     for name in ("global", "personal"):
         if not _same(content[name], expected[name]):
-            yield f"{FILE}: the {name} scores are not the means over its clients"
+            yield f"{PERSONALIZATION}: the {name} scores are not the means over its clients"
     if content["held_out"] != expected["held_out"]:
-        yield f"{FILE}: held_out is not the sum over its clients"
+        yield f"{PERSONALIZATION}: held_out is not the sum over its clients"
 
 
 def _row(found: "ClientScores") -> dict[str, Any]:
