@@ -6,8 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fedsim.account.foreign import EventError, ledger_of, opacus_ledger
-from fedsim.account.registry import registry_ledger
+from fedsim.account.foreign import EventError, ledger_of, opacus_ledger, registry_ledger
 from fedsim.accountant import NonPrivate, PrivacyLedger
 from fedsim.accountant.accountants import AccountantChoice
 from fedsim.accountant.events import Adjacency

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedsim.audit.evidence import Interval
-from fedsim.audit.results import Audit, ClientAudit
+from fedsim.audit.findings import Audit, ClientAudit
 from fedsim.core.formatting import count_text, epsilon_text, least_epsilon_text
 from fedsim.report.terminal_text import figure_table, print_sentence, print_table
 

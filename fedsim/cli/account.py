@@ -82,8 +82,7 @@ def account_command(
         independent_noise=independent_noise,
     )
     if registry is not None:
-        from fedsim.account.facts import facts_of
-        from fedsim.account.registry_entry import registry_entry
+        from fedsim.account.registry_entry import facts_of, registry_entry
 
         Path(registry).write_text(registry_entry(facts_of(account, read)))
     if as_json:

@@ -27,7 +27,7 @@ def list_command(kinds: tuple[str, ...], as_json: bool) -> None:
     A KIND, such as datasets, metrics or samplings, lists the names of that kind alone.
     """
     from fedsim.catalog import KEYS, catalog
-    from fedsim.experiment.text import any_of, did_you_mean
+    from fedsim.experiment.errors import any_of, did_you_mean
 
     entries = catalog()
     for kind in kinds:

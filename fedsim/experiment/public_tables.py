@@ -12,9 +12,9 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from fedsim.core.limits import MAX_CLIENTS, MAX_ROUNDS
+from fedsim.experiment.errors import KeyPath
 from fedsim.experiment.messages import PathMessage
 from fedsim.experiment.references import check_table
-from fedsim.experiment.text import KeyPath
 from fedsim.server.participation.settings import (
     MAX_AVAILABILITY_CHARACTERS,
     BufferedParticipation,

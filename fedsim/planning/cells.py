@@ -16,7 +16,7 @@ from fedsim.clients.sampling.sampling import Charges
 from fedsim.core.errors import InputError
 from fedsim.core.text_formats import finite_or_none
 from fedsim.experiment import ExperimentError, LoadedExperiment, load_experiment
-from fedsim.experiment.text import path_text
+from fedsim.experiment.errors import path_text
 from fedsim.federation.assembly import with_plans
 from fedsim.federation.federation import Federation
 from fedsim.federation.plan_checks import refuse_overspending

@@ -24,7 +24,7 @@ from fedsim.comparison.page import write_page
 from fedsim.comparison.results import ComparisonError, summarise
 from fedsim.comparison.tuning import tuning_of_runs
 from fedsim.comparison.units import Baseline, unit_problems
-from fedsim.experiment.text import did_you_mean
+from fedsim.experiment.errors import did_you_mean
 from fedsim.runs.directory import RunDirectory, RunDirectoryError
 from fedsim.runs.files import read_yaml_object
 

@@ -13,9 +13,8 @@ from fedsim.federation.federation import Federation
 from fedsim.federation.plan_checks import refuse_overspending
 from fedsim.planning.advice.facts import PublicFacts, public_facts
 from fedsim.planning.advice.noise_model import plausible_tasks
-from fedsim.planning.advice.notes import notes_of
+from fedsim.planning.advice.notes import notes_of, yaml_lines
 from fedsim.planning.advice.ranking import PROPOSAL, Ranked, Ranking
-from fedsim.planning.advice.yaml_lines import yaml_lines
 
 _CLEAR_GAIN = 0.95  # of the file's predicted error
 
