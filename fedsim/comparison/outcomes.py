@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from fedsim.comparison.execution.client_metrics import FILE as CLIENT_METRICS
 from fedsim.comparison.execution.jobs import FINISHED, Job
-from fedsim.comparison.execution.worker import FILE as CLIENT_METRICS
 from fedsim.comparison.execution.worker import RECORD
 from fedsim.comparison.units import OBSERVER_OF
 from fedsim.experiment import Experiment

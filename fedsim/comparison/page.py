@@ -17,8 +17,8 @@ import jinja2
 import fedsim
 from fedsim.comparison.comparison_result import ComparisonResult
 from fedsim.comparison.differences import shared_text
+from fedsim.comparison.execution.client_metrics import WARNING
 from fedsim.comparison.execution.jobs import MARKER
-from fedsim.comparison.execution.worker import WARNING
 from fedsim.comparison.outcomes import RunOutcome
 from fedsim.comparison.results import Results, VariantResult
 from fedsim.comparison.scores import majority_of, scores_context

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedsim.runs.inputs import private_digest
+from fedsim.runs.private_digest import private_digest
 
 if TYPE_CHECKING:
     from fedsim.federation.federation import Federation

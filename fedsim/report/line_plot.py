@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -12,8 +12,10 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 
 from fedsim.core.formatting import count_text, epsilon_text
 from fedsim.planning.bounds import BoundCurve
-from fedsim.planning.projection import Plan
 from fedsim.report.svg import Ink, save_figure, style
+
+if TYPE_CHECKING:
+    from fedsim.planning.projection import Plan
 
 _LABEL_POINTS = 14.0  # least distance of two names
 
@@ -204,7 +206,7 @@ def write_bounds_plot(
 _PLAN_INCHES = (6.4, 4.0)
 
 
-def write_plan_plot(plan: Plan, path: Path) -> None:
+def write_plan_plot(plan: "Plan", path: Path) -> None:
     """Write the curves to a file.
 
     Args:

@@ -17,8 +17,8 @@ from scipy import stats
 
 import fedsim
 from fedsim.comparison.comparison_result import ComparisonResult
+from fedsim.comparison.execution.client_metrics import WARNING
 from fedsim.comparison.execution.jobs import plan_jobs
-from fedsim.comparison.execution.worker import WARNING
 from fedsim.comparison.file.load import load_comparison
 from fedsim.runs.directory import RunDirectory, RunDirectoryError
 from fedsim.runs.files import SchemaError

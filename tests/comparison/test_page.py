@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from fedsim.comparison.comparison_result import ComparisonResult
-from fedsim.comparison.execution.worker import WARNING
+from fedsim.comparison.execution.client_metrics import WARNING
 from fedsim.comparison.figures.clients import fairness
 from fedsim.comparison.figures.curves import tradeoff
 from fedsim.comparison.figures.picture import series_of

@@ -13,7 +13,7 @@ import numpy as np
 import fedsim
 from fedsim.experiment import LoadedExperiment
 from fedsim.federation.conditions import plugin_sources
-from fedsim.runs.inputs import private_digest
+from fedsim.runs.private_digest import private_digest
 
 # Keys that change no number of a run.
 _WITHOUT_EFFECT = ("name", "runtime")

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from fedsim.comparison.execution.client_metrics import FILE as CLIENT_METRICS
 from fedsim.comparison.execution.fingerprint import run_fingerprint
-from fedsim.comparison.execution.worker import FILE as CLIENT_METRICS
 from fedsim.comparison.execution.worker import RECORD
 from fedsim.comparison.file.load import LoadedComparison
 from fedsim.core.text_formats import parse_json

@@ -3,10 +3,6 @@
 A process of its own starts with one thread for numerics, frees its memory at the end, and takes
 only its own run with it when it crashes. It is `python -m fedsim.comparison.execution.worker`, not
 a fork of the caller: a script that calls `fedsim.compare` needs no `if __name__ == "__main__"`.
-
-Metrics of the global model on every client's own data are for the experimenter's eyes only. They
-are computed after the run from its final model, outside of every message. No ε covers them:
-a client's accuracy on its private data reveals information about these data.
 """
 
 import json
@@ -16,20 +12,9 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from safetensors.torch import load_file
+from typing import Any
 
 from fedsim.core.plugin_errors import contained_exits, error_text, type_name
-from fedsim.models.metrics import evaluate
-from fedsim.runs.files import SCHEMAS
-from fedsim.runs.manifest import list_again
-from fedsim.runs.saved_model import load_core
-
-if TYPE_CHECKING:
-    from fedsim.federation.federation import Federation
-    from fedsim.runs.directory import RunDirectory
-
 
 SendMessage = Callable[[dict[str, Any]], None]
 
@@ -72,6 +57,7 @@ def _execute(job: Mapping[str, Any], send: SendMessage) -> str:
     """Run a job and return the status of its run."""
     import torch
 
+    from fedsim.comparison.execution.client_metrics import write_client_metrics
     from fedsim.experiment import load_experiment
     from fedsim.federation.assembly import assemble
     from fedsim.report.run import run
@@ -136,39 +122,3 @@ class _RunReporter:
 
 if __name__ == "__main__":
     serve_jobs()
-
-
-FILE = "client_metrics.json"
-WARNING = (
-    "Computed on the clients' private training data, outside the federation's messages, for the "
-    "experimenter alone. No ε covers these figures: do not publish them for private data."
-)
-
-
-def write_client_metrics(federation: "Federation", directory: "RunDirectory") -> None:
-    """Write `client_metrics.json` of a finished run, and list it in the manifest.
-
-    Args:
-        federation: the federation of the same experiment; its model is overwritten.
-        directory: the run directory with its `model.safetensors`.
-    """
-    model = federation.model
-    if federation.experiment.saves_derived_model:
-        model = load_core(directory.path, base=federation.base).to(federation.device)
-    else:
-        path = directory.path / "model.safetensors"
-        model.load_state_dict(load_file(str(path), device=str(federation.device)))
-    rows: list[dict[str, Any]] = []
-    for client, examples in enumerate(federation.data.clients):
-        found = evaluate(
-            model, federation.loss, federation.task, examples, device=federation.device
-        )
-        figures = {f"client_{name}": _finite(value) for name, value in found.items()}
-        rows.append({"client": client, "examples": len(examples), **figures})
-    content = {"schema": SCHEMAS[FILE], "private": True, "warning": WARNING, "clients": rows}
-    directory.write_json(FILE, content)
-    list_again(directory, FILE)
-
-
-def _finite(value: float) -> float | None:
-    return value if -float("inf") < value < float("inf") else None

@@ -25,7 +25,7 @@ from fedsim.experiment import Experiment, read_settings
 from fedsim.federation.schedule import participation_of
 from fedsim.runs.directory import RunDirectory, RunDirectoryError
 from fedsim.runs.files import read_yaml_object
-from fedsim.runs.inputs import have_one_key
+from fedsim.runs.private_digest import have_one_key
 from fedsim.runs.verification import verify_run
 
 _MAX_UNSOUND = 10  # runs that are named

@@ -16,7 +16,7 @@ from fedsim.accountant.rdp.selection import RunLaw
 from fedsim.core.errors import ExitCode, FedsimError
 from fedsim.core.settings import Probability, Settings
 from fedsim.runs.files import SCHEMAS
-from fedsim.runs.inputs import PATTERN
+from fedsim.runs.private_digest import PATTERN
 
 FILE = "search.jsonl"
 

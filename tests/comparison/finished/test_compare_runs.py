@@ -17,8 +17,8 @@ from fedsim.comparison.results import ComparisonError
 from fedsim.comparison.text import notes_of
 from fedsim.runs.directory import RunDirectory, RunDirectoryError
 from fedsim.runs.files import write_sealed
-from fedsim.runs.inputs import private_digest
 from fedsim.runs.manifest import write_manifest
+from fedsim.runs.private_digest import private_digest
 
 
 @pytest.fixture(autouse=True)
