@@ -33,9 +33,10 @@ from fedsim.secagg.errors import (
     ValueOutOfRangeError,
 )
 from fedsim.secagg.identity import IdentityKey
-from fedsim.secagg.messages import MaskRequest, Roster, RoundOffer, UnmaskRequest, to_refusal
+from fedsim.secagg.messages import MaskRequest, Roster, RoundOffer, UnmaskRequest
 from fedsim.secagg.payload import PayloadCodec
 from fedsim.secagg.settings import SecureAggregationSettings
+from fedsim.secagg.wire import to_refusal
 
 MASKING_STATE_RECORD = "secagg-client"
 _StageHandler = Callable[[MaskedUpload, RecordDict], object]

@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 
 from fedsim.protocol.arrays import live_record, to_arrays
 from fedsim.protocol.messages import SECAGG
-from fedsim.secagg import messages
+from fedsim.secagg import wire
 
 HELLO, COMBINE = "secagg_hello", "secagg_combine"  # leader to helper
 
@@ -29,7 +29,7 @@ def to_records(
             not change them afterwards.
         name: name of the record of plain fields; that of the arrays gets "-arrays" appended.
     """
-    record = messages.to_record(message)
+    record = wire.to_record(message)
     records: dict[str, ConfigRecord | ArrayRecord] = {name: ConfigRecord({**record.config})}
     if record.arrays:
         arrays: dict[str, np.ndarray] = {**record.arrays}
@@ -51,9 +51,7 @@ def from_records(kind: type[_T], content: RecordDict, *, name: str = SECAGG) -> 
     """
     config: Mapping[str, object] = content.config_records.get(name) or {}
     arrays = content.array_records.get(f"{name}-arrays") or {}
-    return messages.from_record(
-        kind, dict(config), {key: one.numpy() for key, one in arrays.items()}
-    )
+    return wire.from_record(kind, dict(config), {key: one.numpy() for key, one in arrays.items()})
 
 
 def make_query(stage: str, message: object, node_id: int) -> Message:

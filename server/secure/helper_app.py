@@ -8,7 +8,7 @@ from flwr.clientapp import ClientApp
 from fedsim.core.limits import MAX_CLIENTS
 from fedsim.protocol.roll_call import ROLL_CALL, NodeIdentity, roll_call_reply
 from fedsim.protocol.secure import COMBINE, HELLO, from_records, make_reply
-from fedsim.secagg import messages
+from fedsim.secagg import wire
 from fedsim.secagg.errors import SecureAggregationError
 from fedsim.secagg.identity import IdentityKey
 from fedsim.secagg.messages import CombineRequest, Hello
@@ -86,7 +86,7 @@ def make_helper_app(
             reply = handle(helper)
             context.state[HELPER_STATE_RECORD] = ConfigRecord({**helper.state.to_record()})
         except SecureAggregationError as error:
-            reply = messages.to_refusal(error)
+            reply = wire.to_refusal(error)
         return make_reply(reply, message)
 
     return app

@@ -48,12 +48,11 @@ from fedsim.secagg.messages import (
     RoundOffer,
     SharesReply,
     Upload,
-    from_record,
-    to_record,
 )
 from fedsim.secagg.payload import MAX_LENGTH, PayloadCodec, TensorLayout, TensorSpec
 from fedsim.secagg.settings import EncodingSettings, LastingKeySettings
 from fedsim.secagg.shamir import PRIME
+from fedsim.secagg.wire import from_record, to_record
 from fedsim.server.aggregation.weights import ClientWeights
 from fedsim.server.secure.aggregator import SecureAggregator
 from fedsim.server.secure.helper import Helper

@@ -12,17 +12,9 @@ from fedsim.secagg.additive import AdditiveSharing, leader_share_info, seed_info
 from fedsim.secagg.digests import vector_tag
 from fedsim.secagg.errors import SecureAggregationError, TooFewClientsError, WireError
 from fedsim.secagg.masks import SeedExpander
-from fedsim.secagg.messages import (
-    WIRE_VERSION,
-    CombineRequest,
-    Refusal,
-    RoundOffer,
-    Upload,
-    from_record,
-    to_record,
-    to_refusal,
-)
+from fedsim.secagg.messages import CombineRequest, Refusal, RoundOffer, Upload
 from fedsim.secagg.settings import SecureAggregationSettings
+from fedsim.secagg.wire import WIRE_VERSION, from_record, to_record, to_refusal
 from fedsim.server.secure.helper import Helper, HelperState
 
 VECTORS = Path(__file__).parent / "vectors"

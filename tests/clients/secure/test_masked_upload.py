@@ -20,9 +20,10 @@ from fedsim.secagg.errors import (
     UnmaskRefusedError,
     WireError,
 )
-from fedsim.secagg.messages import RoundOffer, from_record, to_record
+from fedsim.secagg.messages import RoundOffer
 from fedsim.secagg.payload import PayloadCodec, TensorLayout
 from fedsim.secagg.settings import SecureAggregationSettings
+from fedsim.secagg.wire import from_record, to_record
 from fedsim.server.secure.masked_sum import MaskedSum
 
 SETTINGS = SecureAggregationSettings.model_validate({"protocol": "secagg"})

@@ -18,8 +18,9 @@ from fedsim.secagg.context import RoundContext, set_digest
 from fedsim.secagg.digests import vector_tag
 from fedsim.secagg.hpke import SealingKey, seal
 from fedsim.secagg.masks import SeedExpander
-from fedsim.secagg.messages import WIRE_VERSION, CombineRequest, RoundOffer, to_record
+from fedsim.secagg.messages import CombineRequest, RoundOffer
 from fedsim.secagg.settings import SecureAggregationSettings
+from fedsim.secagg.wire import WIRE_VERSION, to_record
 from fedsim.server.secure.helper import Helper, HelperState
 
 HERE = Path(__file__).parent

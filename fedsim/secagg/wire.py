@@ -1,0 +1,118 @@
+"""The wire format: messages as records of plain fields and of arrays, strictly checked.
+
+A message becomes `{"kind", "version", field: bool | int | str | bytes | list of one of them}` and
+`{field: array}`. Any transport of typed records can carry both.
+"""
+
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.secagg.errors import (
+    SecureAggregationError,
+    ShareMismatchError,
+    WireError,
+    error_by_name,
+)
+from fedsim.secagg.messages import Refusal
+
+WIRE_VERSION = 3
+_MAX_REFUSAL = 2000  # characters of another party's error that are passed on
+_Scalar = bool | int | str | bytes
+Config = dict[str, _Scalar | list[bool] | list[int] | list[str] | list[bytes]]
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class WireRecord:
+    """A message in the wire format: its plain fields and its arrays."""
+
+    config: Config
+    arrays: dict[str, NDArray]
+
+
+def to_record(message: object) -> WireRecord:
+    """Return the record of a dataclass of `messages`, or of a state with fields of such types."""
+    config: Config = {"kind": type(message).__name__, "version": WIRE_VERSION}
+    arrays: dict[str, NDArray] = {}
+    for name, kind in _fields(type(message)).items():
+        value = getattr(message, name)
+        if kind is np.ndarray:
+            arrays[name] = value
+        else:
+            config[name] = list(value) if isinstance(value, tuple) else value
+    return WireRecord(config, arrays)
+
+
+def from_record(
+    kind: type[_T], config: Mapping[str, object], arrays: Mapping[str, NDArray] | None = None
+) -> _T:
+    """Return the message of a record.
+
+    Args:
+        kind: class of the expected message.
+        config: plain fields.
+        arrays: arrays by field; None: no arrays.
+
+    Raises:
+        SecureAggregationError: the record is a refusal; the other party's error is raised.
+        WireError: another kind or version, or a field that is missing, unknown or of a wrong type.
+    """
+    if config.get("kind") == Refusal.__name__ and kind is not Refusal:
+        received = from_record(Refusal, config)
+        raise error_by_name(received.error, received.message[:_MAX_REFUSAL])
+    if config.get("kind") != kind.__name__ or config.get("version") != WIRE_VERSION:
+        raise WireError(
+            f"expected {kind.__name__} version {WIRE_VERSION}, got {config.get('kind')} version "
+            f"{config.get('version')}; run the same fedsim everywhere"
+        )
+    arrays = arrays or {}
+    expected = _fields(kind)
+    in_arrays = {name for name, what in expected.items() if what is np.ndarray}
+    in_config = {*expected, "kind", "version"} - in_arrays
+    extra = [name for name in config if name not in in_config]
+    extra += [name for name in arrays if name not in in_arrays]
+    if extra:
+        raise WireError(f"{kind.__name__} has unknown fields {extra}")
+    values: dict[str, Any] = {}
+    for name, what in expected.items():
+        source = arrays if what is np.ndarray else config
+        if name not in source:
+            raise WireError(f"{kind.__name__} lacks the field {name!r}")
+        values[name] = _check_value(f"{kind.__name__}.{name}", source[name], what)
+    return kind(**values)
+
+
+def to_refusal(error: SecureAggregationError) -> Refusal:
+    """Return the message that reports an error to another party."""
+    return Refusal(error=type(error).__name__, message=str(error))
+
+
+def _fields(kind: type) -> dict[str, Any]:
+    hints = get_type_hints(kind)
+    return {each.name: _plain(hints[each.name]) for each in fields(kind)}
+
+
+def _plain(hint: Any) -> Any:
+    """Return np.ndarray for every array type, and other types unchanged."""
+    branches = get_args(hint) if get_origin(hint) is types.UnionType else (hint,)
+    return np.ndarray if get_origin(branches[0]) is np.ndarray else hint
+
+
+def _check_value(name: str, value: object, kind: Any) -> object:
+    if kind is np.ndarray:
+        if not isinstance(value, np.ndarray) or value.ndim != 1 or value.dtype.kind != "u":
+            raise ShareMismatchError(f"{name} must be a one-dimensional array of ring elements")
+        return value
+    if get_origin(kind) is tuple:
+        inner = get_args(kind)[0]
+        if not isinstance(value, (list, tuple)) or any(type(item) is not inner for item in value):
+            raise WireError(f"{name} must be a list of {inner.__name__}")
+        return tuple(value)
+    if type(value) is not kind:
+        raise WireError(f"{name} must be {kind.__name__}, got {type(value).__name__}")
+    return value
