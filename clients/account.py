@@ -31,7 +31,7 @@ from flwr.app import ConfigRecord, RecordDict
 
 from fedsim.accountant import PrivacyLedger
 from fedsim.accountant.ledger.journal import Charge, Journal
-from fedsim.clients.failures import ClientFailureError
+from fedsim.clients.faults import ClientFailureError
 from fedsim.clients.mechanisms.plan import PrivacyPlan
 from fedsim.clients.sampling.sampling import Charges
 from fedsim.core.streams import Purpose, stream_key

@@ -22,7 +22,7 @@ from fedsim.clients.account import (
     LedgerUnwritableError,
     PrivacyAccount,
 )
-from fedsim.clients.failures import ClientFailureError, Fault
+from fedsim.clients.faults import ClientFailureError, Fault
 from fedsim.clients.mechanisms.votes.mechanism import votes_of
 from fedsim.clients.task import ClientTask
 from fedsim.clients.training.block import BlockMember, train_block

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fedsim.accountant.ledger.journal import Journal
 from fedsim.algorithms.algorithm import ClientRule
 from fedsim.clients.account import AnswerInputs, request_digest
-from fedsim.clients.failures import (
+from fedsim.clients.faults import (
     NO_FAULTS,
     ClientFailureError,
     CoupledRowsError,

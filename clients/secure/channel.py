@@ -10,7 +10,7 @@ from typing import Any
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
-from fedsim.clients.failures import ClientFailureError
+from fedsim.clients.faults import ClientFailureError
 from fedsim.clients.secure.additive_upload import SecureUploader
 from fedsim.clients.secure.masked_upload import MaskedUpload, MaskingState
 from fedsim.core.streams import Purpose, stream

@@ -10,7 +10,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from fedsim.clients.app import BatchClientApp
-from fedsim.clients.failures import PUBLIC_ERRORS
+from fedsim.clients.faults import PUBLIC_ERRORS
 from fedsim.clients.task import ClientTask
 from fedsim.core.errors import FedsimError
 from fedsim.core.plugin_errors import contained_exits, describe_error

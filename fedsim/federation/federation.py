@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fedsim.accountant.ledger.journal import FileJournal
 from fedsim.algorithms.algorithm import Algorithm, ClientRule
 from fedsim.algorithms.state import ServerState
-from fedsim.clients.failures import FaultPlan
+from fedsim.clients.faults import FaultPlan
 from fedsim.clients.gradients.interface import PerExampleGradients, PerExampleLoss
 from fedsim.clients.gradients.parameters import FlatParameters
 from fedsim.clients.mechanisms.client_privacy import ClientPrivacy

@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 from flwr.app import ArrayRecord, Context
 
 from fedsim.clients.client_round import Answer
-from fedsim.clients.failures import ClientFailureError
+from fedsim.clients.faults import ClientFailureError
 from fedsim.core.plugin_errors import error_text, type_name
 from fedsim.protocol.arrays import live_record
 from fedsim.protocol.channel import TrainAnswer

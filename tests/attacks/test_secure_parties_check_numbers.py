@@ -18,7 +18,7 @@ from flwr.app import Context, RecordDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsim.clients.failures import ClientFailureError
+from fedsim.clients.faults import ClientFailureError
 from fedsim.clients.secure.channel import SecureChannel
 from fedsim.clients.secure.masked_upload import MaskedUpload
 from fedsim.core.limits import MAX_ROUNDS

@@ -15,7 +15,7 @@ from fedsim.accountant.ledger.journal import Charge, FileJournal
 from fedsim.clients import client_round
 from fedsim.clients.account import STATE
 from fedsim.clients.app import BatchClientApp
-from fedsim.clients.failures import ClientFailureError
+from fedsim.clients.faults import ClientFailureError
 from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.federation import Federation

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 import fedsim
 from fedsim.clients import app
-from fedsim.clients.failures import ClientFailureError
+from fedsim.clients.faults import ClientFailureError
 from fedsim.data.load import split_client
 from fedsim.experiment import ExperimentError, load_experiment
 from fedsim.federation.assembly import assemble

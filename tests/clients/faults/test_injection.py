@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from fedsim.accountant.ledger.journal import JournalError
 from fedsim.clients.client_settings import FaultSettings
-from fedsim.clients.failures import (
+from fedsim.clients.faults import (
     ClientFailureError,
     DropoutAfter,
     DropoutBefore,

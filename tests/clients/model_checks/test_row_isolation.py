@@ -10,7 +10,7 @@ from flwr.app import Context, RecordDict
 from torch import Tensor, nn
 
 from fedsim.clients.app import BatchClientApp
-from fedsim.clients.failures import CoupledRowsError
+from fedsim.clients.faults import CoupledRowsError
 from fedsim.clients.gradients.choice import gradients_for
 from fedsim.clients.gradients.interface import PerExampleGradients
 from fedsim.clients.gradients.layers import linear
