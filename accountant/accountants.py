@@ -15,9 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.accountant import checks
-from fedsim.accountant.adjacency import Adjacency, check_adjacency
 from fedsim.accountant.composition import Mechanism, UnsupportedEventError, break_down, sort_steps
-from fedsim.accountant.events import Event, append_event
+from fedsim.accountant.events import Adjacency, Event, append_event, check_adjacency
 from fedsim.accountant.pld.distribution import pld_delta, pld_epsilon
 from fedsim.accountant.pld.few_guarantees import composed_delta, composed_epsilon, few_guarantees
 from fedsim.accountant.rdp.conversion import (
@@ -95,7 +94,7 @@ class Accountant(ABC):
     example. The composition is adaptive: later releases may depend on earlier ones, but every
     sampling rate and noise multiplier must be fixed without looking at them.
 
-    Adjacency (see `fedsim.accountant.adjacency`): zero-out and add-remove both have L2 sensitivity
+    Adjacency (see `fedsim.accountant.events`): zero-out and add-remove both have L2 sensitivity
     C, and the same numbers for Gaussian, JointGaussian, PoissonSampled and RandomAllocation events;
     replace-one has sensitivity 2 C. FixedSizeSampled needs replace-one, EpochShuffled zero-out or
     replace-one; other combinations are refused.

@@ -9,8 +9,7 @@ from functools import lru_cache
 
 from fedsim.accountant import checks
 from fedsim.accountant.accountants import AccountantChoice, make_accountant
-from fedsim.accountant.adjacency import Adjacency, check_adjacency
-from fedsim.accountant.events import Gaussian, PoissonSampled
+from fedsim.accountant.events import Adjacency, Gaussian, PoissonSampled, check_adjacency
 from fedsim.accountant.search import (
     MOST,
     NOISE_TOLERANCE,

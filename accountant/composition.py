@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field
 from typing import NamedTuple, NoReturn
 
-from fedsim.accountant.adjacency import Adjacency, check_adjacency
 from fedsim.accountant.events import (
     ZCDP,
+    Adjacency,
     Composed,
     EpochShuffled,
     EpsilonDelta,
@@ -25,6 +25,7 @@ from fedsim.accountant.events import (
     RandomAllocation,
     RepeatAndSelect,
     SelfComposed,
+    check_adjacency,
 )
 from fedsim.core.errors import FedsimError
 

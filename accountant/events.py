@@ -1,4 +1,4 @@
-"""Privacy events: descriptions of what was released, without the mathematics.
+"""Privacy events, descriptions of what was released, and the adjacency of a guarantee.
 
 An event is an immutable, hashable value. Accountants turn events into epsilon; ledgers store
 them. The meaning of an event never changes: a new mechanism is a new class.
@@ -6,12 +6,22 @@ them. The meaning of an event never changes: a new mechanism is a new class.
 The noise multiplier z is the noise's standard deviation over the clipping norm C of one example,
 whatever the adjacency: an accountant for replace-one adjacency, where the sum moves by up to 2 C,
 halves z itself.
+
+An adjacency says which pairs of data sets a guarantee speaks about. With per-example gradients
+clipped to norm C:
+
+- "zero_out" (the default): one example's contribution is set to zero; the number of examples is
+  public. The sum moves by at most C.
+- "add_remove": one example is added or removed; the number of examples is private, so nothing
+  public (sampling rate, number of steps, normaliser, weight) may be computed from it. C.
+- "replace_one": one example becomes another; the number of examples is public. 2 C, so noise z C
+  is only z / 2 times the sensitivity: epsilon is roughly twice that of the others.
 """
 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, SupportsFloat
+from typing import Any, Literal, SupportsFloat, get_args
 
 from fedsim.accountant import checks
 
@@ -398,4 +408,16 @@ def _event_value(key: str, value: Any) -> Any:
         if not isinstance(value, list):
             raise ValueError(f"{key} must be a list, got {value!r}")
         return tuple(event_from_dict(item) for item in value) if key == "events" else tuple(value)
+    return value
+
+
+Adjacency = Literal["zero_out", "add_remove", "replace_one"]
+
+ADJACENCIES: tuple[Adjacency, ...] = get_args(Adjacency)
+
+
+def check_adjacency(value: str) -> Adjacency:
+    """Return `value`; raises ValueError if it is not one of `ADJACENCIES`."""
+    if value not in ADJACENCIES:
+        raise ValueError(f"adjacency must be one of {list(ADJACENCIES)}, got {value!r}")
     return value

@@ -35,11 +35,11 @@ from fedsim.accountant import (
     RandomAllocation,
     RdpAccountant,
 )
-from fedsim.accountant.budget.filter import PrivacyFilter
 from fedsim.accountant.composition import SampledGaussian
-from fedsim.accountant.fleet.accountant import FleetAccountant
-from fedsim.accountant.fleet.pld import grid_spacing
+from fedsim.accountant.fleet import FleetAccountant
+from fedsim.accountant.pld.fleet import grid_spacing
 from fedsim.accountant.pld.saddle_point import InversionError, near_exact_epsilon
+from fedsim.accountant.privacy_filter import PrivacyFilter
 
 try:
     from opacus.accountants import RDPAccountant as OpacusRdpAccountant

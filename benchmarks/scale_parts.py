@@ -26,7 +26,7 @@ from records import Number, machine_line, write_record
 
 from fedsim.accountant import Gaussian, PoissonSampled, PrivacyLedger
 from fedsim.accountant.ledger.journal import GENESIS, Charge, FileJournal
-from fedsim.accountant.trust.noise_shares import NoiseNeed, NoiseShares
+from fedsim.accountant.trust import NoiseNeed, NoiseShares
 from fedsim.algorithms.state import ServerState
 from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.mechanisms.plan import PlanRequest, PrivacyPlan
@@ -39,7 +39,7 @@ from fedsim.runs.checkpoint import RunCheckpoint
 from fedsim.runs.directory import privacy_text
 from fedsim.server.client_ledgers import ClientLedgers
 from fedsim.server.participation.participation import Participation
-from fedsim.simulation.node_contexts import FIRST_NODE, NodeContexts
+from fedsim.simulation.virtual_grid import FIRST_NODE, NodeContexts
 
 SIZES = (10_000, 100_000, 1_000_000)
 PARTICIPANTS, KINDS = 1000, 100

@@ -29,11 +29,10 @@ from fedsim.clients.secure.additive_upload import SecureUploader
 from fedsim.clients.secure.masked_upload import MaskedUpload
 from fedsim.secagg.context import RoundContext, set_digest
 from fedsim.secagg.encoding import FixedPointEncoder
-from fedsim.secagg.layout import TensorLayout
 from fedsim.secagg.messages import CombineRequest, Hello, Upload
-from fedsim.secagg.payload import DecodedSum, PayloadCodec
+from fedsim.secagg.payload import DecodedSum, PayloadCodec, TensorLayout
 from fedsim.secagg.settings import SecureAggregationSettings
-from fedsim.server.aggregation.mean import OrderedMean
+from fedsim.server.aggregation.aggregator import OrderedMean
 from fedsim.server.secure.helper import Helper
 from fedsim.server.secure.leader import Leader
 from fedsim.server.secure.masked_sum import MaskedSum

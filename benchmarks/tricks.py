@@ -29,7 +29,7 @@ from fedsim.clients.gradients import rule_gradients
 from fedsim.clients.gradients.layers.convolution import ConvolutionUse
 from fedsim.clients.gradients.sequence import ModuleSequence
 from fedsim.clients.mechanisms.dp_sgd import lot_sums
-from fedsim.noise import fused, keystream
+from fedsim.noise import fused, sources
 from fedsim.noise.sources import SeededNoise
 from fedsim.simulation.memory import keep_freed_memory
 
@@ -140,7 +140,7 @@ def measure_noise(*, quick: bool) -> list[Number]:
         source.fill_(values)
 
     def counter_mode() -> None:
-        with patch.object(keystream, "Cipher", _in_counter_mode):
+        with patch.object(sources, "Cipher", _in_counter_mode):
             SeededNoise(bytes(32)).fill_(values)
 
     def by_torch() -> None:

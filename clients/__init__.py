@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fedsim.clients.privacy_engine.engine import PrivacyEngine as PrivacyEngine
-    from fedsim.clients.privacy_engine.opacus.memory import BatchMemoryManager as BatchMemoryManager
-    from fedsim.clients.privacy_engine.opacus.validator import ModuleValidator as ModuleValidator
+    from fedsim.clients.privacy_engine.opacus_style import BatchMemoryManager as BatchMemoryManager
+    from fedsim.clients.privacy_engine.opacus_style import ModuleValidator as ModuleValidator
 
 # Loaded when first used: the settings of a client are read without importing torch.
 _public = {
-    "BatchMemoryManager": "fedsim.clients.privacy_engine.opacus.memory",
-    "ModuleValidator": "fedsim.clients.privacy_engine.opacus.validator",
+    "BatchMemoryManager": "fedsim.clients.privacy_engine.opacus_style",
+    "ModuleValidator": "fedsim.clients.privacy_engine.opacus_style",
     "PrivacyEngine": "fedsim.clients.privacy_engine.engine",
 }
 __all__ = ["BatchMemoryManager", "ModuleValidator", "PrivacyEngine"]

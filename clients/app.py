@@ -16,7 +16,7 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import Mod
 
 from fedsim.clients.client_round import Answer, BlockOf, ClientRequest, alone, answer_rounds
-from fedsim.clients.failure_text import ClientFailureError
+from fedsim.clients.faults import ClientFailureError
 from fedsim.clients.task import ClientTask
 from fedsim.core.plugin_errors import contained_exits
 from fedsim.protocol.errors import ProtocolError

@@ -22,17 +22,16 @@ from fedsim.clients.account import (
     LedgerUnwritableError,
     PrivacyAccount,
 )
-from fedsim.clients.failure_text import ClientFailureError
-from fedsim.clients.faults.injection import Fault
-from fedsim.clients.mechanisms.votes.answer import votes_of
+from fedsim.clients.faults import ClientFailureError, Fault
+from fedsim.clients.mechanisms.votes.mechanism import votes_of
 from fedsim.clients.task import ClientTask
 from fedsim.clients.training.block import BlockMember, train_block
 from fedsim.clients.training.streams import StreamKey
 from fedsim.core.plugin_errors import contained_exits
 from fedsim.protocol.client_spend import ClientSpend
-from fedsim.protocol.clip_bound import LearntBound
 from fedsim.protocol.errors import ENDS_RUN
 from fedsim.protocol.messages import SealedReply, TrainReply, TrainRequest, Withdrawal
+from fedsim.protocol.noisy_sums import LearntBound
 
 if TYPE_CHECKING:
     from fedsim.clients.secure.channel import SecureChannel

@@ -26,9 +26,9 @@ from flwr.app import ConfigRecord, Context, Message, MessageType, MetricRecord, 
 
 from fedsim.accountant import Event, NonPrivate, PrivacyLedger, make_accountant
 from fedsim.accountant.accountants import AccountantName
-from fedsim.accountant.adjacency import Adjacency
+from fedsim.accountant.events import Adjacency
 from fedsim.accountant.ledger.journal import Charge, FileJournal, total_of
-from fedsim.protocol.records import record_of
+from fedsim.protocol.messages import record_of
 from fedsim.protocol.roll_call import PARTITION
 
 logger = logging.getLogger(__name__)

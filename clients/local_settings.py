@@ -1,19 +1,189 @@
-"""Settings of local training: the section `local:` of an experiment file.
+"""Settings of local training: the section `local:`, with its schedules of the rate and its views.
 
 Of these, the sampling rate and the number of steps change ε; `privacy:` sets it.
+
+Names and formulas of `local.lr_schedule` are those of `torch.optim.lr_scheduler`, with rounds in
+place of epochs: public, and free of ε. The first round after the warmup has t = 0, the round
+after it t = 1. A schedule stays at its end.
 """
 
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, GetJsonSchemaHandler, model_serializer, model_validator
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
-from fedsim.clients.augmentation.settings import DEFAULT_VIEWS, MAX_VIEWS, ViewSettings
-from fedsim.clients.lr_schedule import LrSchedule
-from fedsim.core.limits import MAX_CLIENTS, MAX_EXAMPLES, MAX_STEPS
+from fedsim.core.limits import MAX_CLIENTS, MAX_EXAMPLES, MAX_ROUNDS, MAX_STEPS
 from fedsim.core.settings import Settings
 from fedsim.zeroth_order.settings import BackwardPasses, ZerothOrderSettings
+
+_Rounds = Annotated[int, Field(ge=1, le=MAX_ROUNDS)]
+_Factor = Annotated[float, Field(gt=0, le=1)]
+
+
+class _Schedule(Settings):
+    """A learning rate that follows the number of the round."""
+
+    warmup: int = Field(
+        default=0,
+        ge=0,
+        le=MAX_ROUNDS,
+        description="rounds before the schedule begins, in which the learning rate grows linearly: "
+        "lr · r / (warmup + 1) in round r",
+    )
+
+    def rate(self, lr: float, round_number: int) -> float:
+        """Return the learning rate of a round.
+
+        Args:
+            lr: `local.optimizer.lr`.
+            round_number: the round ≥ 1.
+        """
+        if round_number <= self.warmup:
+            return lr * round_number / (self.warmup + 1)
+        return self.after_warmup(lr, round_number - self.warmup - 1)
+
+    @abstractmethod
+    def after_warmup(self, lr: float, t: int) -> float:
+        """Return the learning rate of a round after the warmup.
+
+        Args:
+            lr: `local.optimizer.lr`.
+            t: rounds since the warmup, from 0.
+        """
+
+
+class ConstantLr(_Schedule):
+    """lr · factor for `total_iters` rounds, then lr; as `ConstantLR`."""
+
+    name: Literal["constant"] = Field(description="the schedule")
+    factor: _Factor = Field(default=1.0, description="factor of the first total_iters rounds")
+    total_iters: _Rounds = Field(default=5, description="rounds with the factor")
+
+    def after_warmup(self, lr: float, t: int) -> float:
+        """Return the learning rate of a round after the warmup."""
+        return lr * self.factor if t < self.total_iters else lr
+
+
+class StepLr(_Schedule):
+    """lr · gamma^⌊t / step_size⌋; as `StepLR`."""
+
+    name: Literal["step"] = Field(description="the schedule")
+    step_size: _Rounds = Field(description="rounds between two decays")
+    gamma: _Factor = Field(default=0.1, description="factor of a decay")
+
+    def after_warmup(self, lr: float, t: int) -> float:
+        """Return the learning rate of a round after the warmup."""
+        return lr * self.gamma ** (t // self.step_size)
+
+
+class ExponentialLr(_Schedule):
+    """lr · gamma^t; as `ExponentialLR`."""
+
+    name: Literal["exponential"] = Field(description="the schedule")
+    gamma: _Factor = Field(description="factor of each round")
+
+    def after_warmup(self, lr: float, t: int) -> float:
+        """Return the learning rate of a round after the warmup."""
+        return lr * self.gamma**t
+
+
+class LinearLr(_Schedule):
+    """lr · a factor that goes from start_factor to end_factor in `total_iters`; as `LinearLR`."""
+
+    name: Literal["linear"] = Field(description="the schedule")
+    start_factor: _Factor = Field(default=1.0, description="factor of the first round")
+    end_factor: _Factor = Field(default=0.1, description="factor after total_iters rounds")
+    total_iters: _Rounds = Field(description="rounds from the first factor to the last")
+
+    def after_warmup(self, lr: float, t: int) -> float:
+        """Return the learning rate of a round after the warmup."""
+        share = min(t, self.total_iters) / self.total_iters
+        return lr * (self.start_factor + (self.end_factor - self.start_factor) * share)
+
+
+class CosineLr(_Schedule):
+    """From lr to eta_min by half a cosine in `T_max` rounds; as `CosineAnnealingLR`."""
+
+    name: Literal["cosine"] = Field(description="the schedule")
+    T_max: _Rounds = Field(description="rounds from lr to eta_min; then it stays")
+    eta_min: float = Field(default=0.0, ge=0, description="learning rate after T_max rounds")
+
+    def after_warmup(self, lr: float, t: int) -> float:
+        """Return the learning rate of a round after the warmup."""
+        if t >= self.T_max:
+            return self.eta_min
+        return self.eta_min + (lr - self.eta_min) * (1 + math.cos(math.pi * t / self.T_max)) / 2
+
+
+LrSchedule = ConstantLr | StepLr | ExponentialLr | LinearLr | CosineLr
+"""The schedules; `name` tells them apart."""
+
+
+MAX_VIEWS = 256
+MAX_SHIFT = 1024
+
+
+class ViewSettings(Settings):
+    """One random change of an example: `{shift: 1}`, `flip` or `{noise: 0.1}`."""
+
+    shift: int | None = Field(
+        default=None,
+        ge=1,
+        le=MAX_SHIFT,
+        description="most pixels by which an image moves up or down, and left or right; zeros move "
+        "in",
+    )
+    flip: Literal[True] | None = Field(
+        default=None, description="an image is mirrored left to right, with probability 1/2"
+    )
+    noise: float | None = Field(
+        default=None, gt=0, description="standard deviation of Gaussian noise on every value"
+    )
+
+    @property
+    def name(self) -> str:
+        """The name of the change."""
+        return next(name for name, value in self if value is not None)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_name(cls, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        if value == "flip":
+            return {"flip": True}
+        raise ValueError(f"must be flip, {{shift: 1}} or {{noise: 0.1}}, got {value[:60]!r}")
+
+    @model_validator(mode="after")
+    def _is_one(self) -> Self:
+        found = [name for name, value in self if value is not None]
+        if len(found) != 1:
+            names = " and ".join(found) or "none"
+            raise ValueError(
+                f"an item of the list is one of shift, flip and noise, got {names}; write each as "
+                "its own item"
+            )
+        return self
+
+    @model_serializer
+    def _short(self) -> Any:
+        return "flip" if self.flip else {self.name: getattr(self, self.name)}
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        mapping = {**handler.resolve_ref_schema(handler(schema))}
+        mapping |= {"minProperties": 1, "maxProperties": 1}
+        return {"anyOf": [{"enum": ["flip"]}, mapping]}
+
+
+DEFAULT_VIEWS = (ViewSettings(shift=1),)
+
 
 _ROUNDING = 1e-9  # relative: what rounding may add to a whole number of steps
 

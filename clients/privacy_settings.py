@@ -9,19 +9,17 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from fedsim.clients.client_settings import ClientPrivacySettings, OwnPrivacySettings
-from fedsim.clients.clipping.settings import (
+from fedsim.clients.mechanisms.dp_sgd.settings import (
     ClippingSettings,
     FlatClippingSettings,
+    NoiseCorrelationSettings,
+    SamplingSettings,
+    check_correlation_needs,
     check_groups,
     has_all_noise,
 )
-from fedsim.clients.correlated_noise.settings import (
-    NoiseCorrelationSettings,
-    check_correlation_needs,
-)
 from fedsim.clients.mechanisms.kinds import GRADIENT_PERTURBATION, ReleaseKind, kind_of
 from fedsim.clients.sampling.schemes import POISSON, SAMPLING_SCHEMES
-from fedsim.clients.sampling.settings import SamplingSettings
 from fedsim.core.limits import MAX_CLIENTS, MAX_EXAMPLES, MAX_RENYI_ORDER
 from fedsim.core.settings import Choice, Probability, Settings
 

@@ -11,14 +11,19 @@ from torch import Tensor, nn
 
 from fedsim.accountant.ledger.journal import Journal
 from fedsim.algorithms.algorithm import ClientRule
-from fedsim.clients.failure_text import ClientFailureError, CoupledRowsError, redact_error
-from fedsim.clients.faults.injection import NO_FAULTS, FaultPlan
+from fedsim.clients.account import AnswerInputs, request_digest
+from fedsim.clients.faults import (
+    NO_FAULTS,
+    ClientFailureError,
+    CoupledRowsError,
+    FaultPlan,
+    redact_error,
+)
 from fedsim.clients.gradients.interface import PerExampleGradients, PerExampleLoss
 from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.mechanisms.contract import Mechanism
 from fedsim.clients.mechanisms.plan import PrivacyPlan
 from fedsim.clients.model_checks.safety import UnsafeModelError
-from fedsim.clients.request_digest import AnswerInputs, request_digest
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.core.errors import FedsimError
 from fedsim.core.plugin_errors import describe_error

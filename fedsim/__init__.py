@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from fedsim.runs.saved_model import load_model as load_model
     from fedsim.runs.saved_model import read_model_card as read_model_card
     from fedsim.tracking.observer import RunObserver as RunObserver
-    from fedsim.tracking.protocol import TrackedRun as TrackedRun
-    from fedsim.tracking.protocol import Tracker as Tracker
+    from fedsim.tracking.observer import TrackedRun as TrackedRun
+    from fedsim.tracking.observer import Tracker as Tracker
 
 # Loaded when first used: `fedsim --help` answers without importing torch or Flower.
 _public = {
@@ -59,8 +59,8 @@ _public = {
     "RunObserver": "fedsim.tracking.observer",
     "RunResult": "fedsim.runs.run_result",
     "SearchResult": "fedsim.comparison.search.perform",
-    "TrackedRun": "fedsim.tracking.protocol",
-    "Tracker": "fedsim.tracking.protocol",
+    "TrackedRun": "fedsim.tracking.observer",
+    "Tracker": "fedsim.tracking.observer",
     "compare": "fedsim.comparison.compare",
     "compare_runs": "fedsim.comparison.finished.compare_runs",
     "load_model": "fedsim.runs.saved_model",

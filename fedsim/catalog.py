@@ -8,7 +8,7 @@ from fedsim.models.catalog import LOSSES, MODELS
 from fedsim.models.features.settings import FEATURES
 from fedsim.models.scores.catalog import METRICS
 from fedsim.server.participation.settings import PARTICIPATIONS
-from fedsim.simulation.catalog import ENGINES, TRACKERS
+from fedsim.simulation.settings import ENGINES, TRACKERS
 
 KEYS = {
     "datasets": "data.dataset",

@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from fedsim.core.errors import InputError
-from fedsim.core.file_errors import describe_os_error
+from fedsim.core.errors import InputError, describe_os_error
 
 _SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 

@@ -18,12 +18,11 @@ from flwr.serverapp import Grid, ServerApp
 from fedsim.algorithms.scored import scored_models
 from fedsim.algorithms.state import ServerState
 from fedsim.core.plugin_errors import plugin_calls
-from fedsim.protocol.arrays import digest, to_numpy
+from fedsim.protocol.arrays import COEFFICIENTS, digest, is_coefficients, to_numpy, upload_base
 from fedsim.protocol.channel import client_channel
-from fedsim.protocol.coefficients import COEFFICIENTS, is_coefficients, upload_base
+from fedsim.protocol.errors import FederationError
 from fedsim.protocol.traffic import CountedGrid, Traffic
 from fedsim.server.aggregation.aggregator import AggregationResult
-from fedsim.server.errors import FederationError
 from fedsim.server.round_report import RoundCost, RoundModel, RoundReport, SecureRoundReport
 from fedsim.server.settings import FederationSettings
 from fedsim.server.timeline import Timeline

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from fedsim.accountant import Event, FleetAccountant, PrivacyLedger, UnsupportedEventError
 from fedsim.accountant.accountants import AccountantChoice
-from fedsim.accountant.adjacency import Adjacency
+from fedsim.accountant.events import Adjacency
 from fedsim.accountant.sampler_slack import SHARE, epsilon_with_slack, sampler_slack
 from fedsim.protocol.client_spend import ClientSpend
 from fedsim.protocol.errors import ProtocolError

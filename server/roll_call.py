@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from fedsim.protocol.errors import NODE_RESTARTED, ProtocolError
+from fedsim.protocol.errors import NODE_RESTARTED, FederationError, ProtocolError
 from fedsim.protocol.exchange import NO_REPLY, ClientError, exchange
 from fedsim.protocol.roll_call import NodeIdentity, NumberedGrid, identity_of, roll_call_message
-from fedsim.server.errors import FederationError
 
 # Flower's error codes for a message or a node that is no longer there, and that of a restart.
 _GONE = {3, 4, 5, NODE_RESTARTED}

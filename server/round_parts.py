@@ -15,14 +15,13 @@ from flwr.app import ArrayRecord
 from fedsim.algorithms.state import ServerState
 from fedsim.protocol.arrays import digest, to_numpy
 from fedsim.protocol.client_spend import ClientSpend
-from fedsim.protocol.clip_bound import BoundRule, LearntBound, whole_bound
-from fedsim.protocol.errors import ProtocolError
+from fedsim.protocol.errors import FederationError, ProtocolError
 from fedsim.protocol.messages import TrainReply
+from fedsim.protocol.noisy_sums import BoundRule, LearntBound, whole_bound
 from fedsim.protocol.upload_tags import UploadTags
 from fedsim.server.aggregation.aggregator import Aggregator, ClientAnswer
 from fedsim.server.client_ledgers import ClientLedgers
 from fedsim.server.early_stopping import EarlyStoppingSettings
-from fedsim.server.errors import FederationError
 from fedsim.server.round_report import RoundReport
 
 Metrics = Mapping[str, float | list[float]]

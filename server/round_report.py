@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self, TypedDict
 
-from fedsim.core.json_numbers import finite_or_none
-from fedsim.protocol.clip_bound import LearntBound, whole_bound
+from fedsim.core.text_formats import finite_or_none
 from fedsim.protocol.messages import Withdrawal
+from fedsim.protocol.noisy_sums import LearntBound, whole_bound
 from fedsim.protocol.traffic import Traffic
 from fedsim.server.evaluation import EvaluationResult
 

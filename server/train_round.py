@@ -17,21 +17,19 @@ from flwr.serverapp import Grid
 from fedsim.algorithms.algorithm import Algorithm, Contribution, Update
 from fedsim.algorithms.state import ServerState
 from fedsim.core.plugin_errors import plugin_calls
-from fedsim.protocol.arrays import to_arrays
+from fedsim.protocol.arrays import to_arrays, upload_base, with_round, without_update
 from fedsim.protocol.channel import TrainAnswer
-from fedsim.protocol.coefficients import upload_base, with_round, without_update
-from fedsim.protocol.errors import ENDS_RUN, ProtocolError
+from fedsim.protocol.errors import ENDS_RUN, FederationError, ProtocolError
 from fedsim.protocol.exchange import NO_REPLY, ClientError
 from fedsim.protocol.messages import SealedReply, TrainReply, TrainRequest, Withdrawal
 from fedsim.server.aggregation.aggregator import (
     AggregationResult,
     Aggregator,
     ClientAnswer,
+    InvalidUpdateError,
     RoundAbortedError,
 )
-from fedsim.server.aggregation.mean import InvalidUpdateError
 from fedsim.server.aggregation.weights import ClientWeights
-from fedsim.server.errors import FederationError
 from fedsim.server.evaluation import ClientEvaluation
 from fedsim.server.participation.participation import Participation
 from fedsim.server.round_parts import Aggregate, Metrics, RoundPart

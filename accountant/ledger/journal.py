@@ -27,8 +27,7 @@ from typing import Any, BinaryIO, Protocol, Self
 
 from fedsim.accountant.events import Event
 from fedsim.accountant.ledger.privacy_ledger import PrivacyLedger, records_of
-from fedsim.core.errors import FedsimError
-from fedsim.core.file_errors import os_error_text
+from fedsim.core.errors import FedsimError, os_error_text
 
 GENESIS = "0" * 64
 

@@ -8,8 +8,14 @@ from typing import Any, Self
 
 from fedsim.accountant import checks
 from fedsim.accountant.accountants import Accountant, AccountantChoice, make_accountant
-from fedsim.accountant.adjacency import Adjacency
-from fedsim.accountant.events import SCHEMA_VERSION, Event, append_event, event_from_dict, to_dict
+from fedsim.accountant.events import (
+    SCHEMA_VERSION,
+    Adjacency,
+    Event,
+    append_event,
+    event_from_dict,
+    to_dict,
+)
 from fedsim.accountant.sampler_slack import epsilon_with_slack
 
 

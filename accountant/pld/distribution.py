@@ -15,7 +15,7 @@ is a bound too. So epsilon does not fall when a step is added, up to rounding (1
 of them uses RDP.
 
 Where delta is near or below what the FFT resolves (about 1e-13 for hundreds of steps), the losses
-are tilted (`tilted`). Limits: below about 1e-16 for thousands of steps, where the infinite losses
+are tilted (`fourier`). Limits: below about 1e-16 for thousands of steps, where the infinite losses
 count, or if the grid would have to be coarser than 1/8, the result is that of Rényi DP, which is
 also an upper bound.
 """
@@ -29,8 +29,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.accountant.arrays import Floats
-from fedsim.accountant.cache import cached_by_bytes
+from fedsim.accountant.arrays import Floats, cached_by_bytes
 from fedsim.accountant.composition import (
     AllocatedGaussian,
     Approximate,
@@ -45,7 +44,7 @@ from fedsim.accountant.composition import (
 )
 from fedsim.accountant.gaussian import gaussian_epsilon, gaussian_log_delta
 from fedsim.accountant.pld.few_guarantees import composed_delta, composed_epsilon, few_guarantees
-from fedsim.accountant.pld.fourier import circular, power
+from fedsim.accountant.pld.fourier import circular, log_mgf, power, tilted_profile
 from fedsim.accountant.pld.loss_pmf import MAX_CELLS, LossPmf
 from fedsim.accountant.pld.mechanisms import (
     Dominated,
@@ -54,7 +53,6 @@ from fedsim.accountant.pld.mechanisms import (
     mechanism_variance,
 )
 from fedsim.accountant.pld.privacy_profile import DeltaCurve, PrivacyProfile
-from fedsim.accountant.pld.tilted import log_mgf, tilted_profile
 from fedsim.accountant.rdp.conversion import delta_from_rdp, epsilon_from_rdp
 from fedsim.accountant.rdp.curves import leak, total_rdp
 from fedsim.accountant.rdp.poisson import DEFAULT_ORDERS

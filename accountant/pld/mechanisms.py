@@ -1,5 +1,34 @@
-"""The mechanisms that have a dominating pair, and their losses on a grid."""
+"""The mechanisms that have a dominating pair, and their losses on a grid.
 
+One of them is computed here: one pass of random allocation (balls and bins).
+
+The dominating pair of a pass is P, the mean over i of N(e_i, z^2 I), against Q = N(0, z^2 I), both
+in b dimensions (Chua et al. 2024, arXiv:2412.16802; why adaptive steps reduce to it stands in
+`rdp/random_allocation.py`). Under Q its likelihood ratio r is the mean of b independent ratios w_i
+of one Gaussian. Efficient losses for it: Feldman, Shenfeld 2026, arXiv:2602.17284; what follows is
+another way, by the convex order.
+
+Both hockey-stick divergences, E_Q[(r - t)_+] of "remove" and E_Q[(1 - t r)_+] of "add", are
+expectations of convex functions of r. So a mean-preserving spread of r gives a pair that dominates
+(P, Q), in both directions at once. The convex order is kept by sums of independent variables. Hence
+every rounding here is such a spread: a value between two grid points moves to both of them, in the
+proportion that keeps its mean (connect the dots). Mass above the grid moves to its last point and
+to infinity, where it keeps its mean as mass of P alone; mass below moves to the first point and to
+0, where P has nothing.
+
+The sum of b ratios is built from sums of 1, 2, 4, ... of them. A sum's values lie on a grid of
+their own: even in log scale about the mean of the sum, and wider far from it. A spread between
+points that are h apart in log scale adds at most h^2/4 to the relative variance of a value, which
+is small beside that of r.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from fedsim.accountant.arrays import Floats, cached_by_bytes
 from fedsim.accountant.composition import (
     AllocatedGaussian,
     Approximate,
@@ -15,11 +44,156 @@ from fedsim.accountant.pld.loss_pmf import (
     mirrored_range,
     step_pmfs,
 )
-from fedsim.accountant.pld.random_allocation import (
-    allocation_pmfs,
-    allocation_range,
-    allocation_variance,
-)
+
+_POINTS = 640  # of a grid
+_BINS = 512  # to find a grid's ends
+_NOTHING = 1e-22  # mass beyond each end of a grid
+_CACHE_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, eq=False)
+class _Ratios:
+    """A sum of likelihood ratios under Q.
+
+    Attributes:
+        values: its finite values, rising from 0.
+        masses: their probabilities.
+        mean: its mean, with the part at infinity.
+        infinite: the part of the mean that lies at infinity.
+    """
+
+    values: Floats
+    masses: Floats
+    mean: float
+    infinite: float
+
+
+def allocation_range(batches: int, z: float) -> tuple[float, float]:
+    """Return the least and largest finite loss of "remove".
+
+    Args:
+        batches: b >= 2.
+        z: noise multiplier > 0.
+    """
+    values = _mean_ratio(batches, z).values
+    return math.log(values[1]), math.log(values[-1])
+
+
+def allocation_variance(batches: int, z: float) -> float:
+    """Return the variance of the "remove" loss, up to the grid.
+
+    Args:
+        batches: b >= 2.
+        z: noise multiplier > 0.
+    """
+    ratios = _mean_ratio(batches, z)
+    weight, loss = (ratios.masses * ratios.values)[1:], np.log(ratios.values[1:])
+    weight /= weight.sum()
+    mean = float((weight * loss).sum())
+    return float((weight * (loss - mean) ** 2).sum())
+
+
+def _pmf_bytes(pmfs: tuple[LossPmf, LossPmf]) -> int:
+    return sum(pmf.mass.nbytes + pmf.log_mass.nbytes for pmf in pmfs)
+
+
+@cached_by_bytes(_CACHE_BYTES, _pmf_bytes)
+def allocation_pmfs(batches: int, z: float, spacing: float) -> tuple[LossPmf, LossPmf]:
+    """Return the ("remove", "add") loss of one pass on a grid.
+
+    Guarantee: each pmf, taken as a privacy loss distribution, dominates its direction of the pass:
+    delta(epsilon) is nowhere below the true one, except by rounding (1e-15).
+
+    Args:
+        batches: b >= 2.
+        z: noise multiplier > 0.
+        spacing: distance of grid points, > 0.
+    """
+    low, high = allocation_range(batches, z)
+    first, last = math.floor(low / spacing), math.ceil(high / spacing)
+    grid = np.exp(spacing * np.arange(first, last + 1, dtype=np.float64))
+    ratios = _mean_ratio(batches, z)
+    spread = _spread(ratios.values, ratios.masses, grid, ratios.infinite, ratios.mean)
+    zero, masses = float(spread.masses[0]), spread.masses[1:]
+    return (
+        LossPmf.of(first, masses * grid, spread.infinite),
+        LossPmf.of(-last, masses[::-1].copy(), zero),
+    )
+
+
+@lru_cache(maxsize=256)
+def _mean_ratio(batches: int, z: float) -> _Ratios:
+    """Return the mean of b independent ratios."""
+    total = single = _one_ratio(z)
+    for bit in bin(batches)[3:]:
+        total = _sum(total, total)
+        if bit == "1":
+            total = _sum(total, single)
+    values = total.values / batches
+    return _Ratios(values, total.masses, 1.0, total.infinite / batches)
+
+
+def _one_ratio(z: float) -> _Ratios:
+    """Return the ratio N(1, z^2) / N(0, z^2) under N(0, z^2)."""
+    low, high = loss_range(1.0, z)
+    spacing = (high - low) / _POINTS
+    pmf, _ = step_pmfs(1.0, z, spacing)
+    loss = spacing * np.arange(pmf.first, pmf.first + pmf.mass.size)
+    masses = np.exp(pmf.log_mass - loss)
+    zero = max(0.0, 1.0 - float(masses.sum()))
+    return _Ratios(np.exp(np.append(-np.inf, loss)), np.append(zero, masses), 1.0, pmf.infinite)
+
+
+def _sum(one: _Ratios, other: _Ratios) -> _Ratios:
+    """Return the sum of two independent sums, on a grid of its own."""
+    values = np.add.outer(one.values, other.values).ravel()
+    masses = np.multiply.outer(one.masses, other.masses).ravel()
+    mean, infinite = one.mean + other.mean, one.infinite + other.infinite
+    return _spread(values, masses, _grid(values, masses, mean), infinite, mean)
+
+
+def _grid(values: Floats, masses: Floats, mean: float) -> Floats:
+    """Return the values of a grid for a sum: even about its mean in log scale, wider far from it.
+
+    Args:
+        values: values of the sum, float64 (n,).
+        masses: their probabilities, float64 (n,).
+        mean: the sum's mean.
+    """
+    positive = values[values > 0.0]
+    bins = np.linspace(math.log(positive.min()), math.log(positive.max()), _BINS + 1)
+    place = np.searchsorted(np.exp(bins[1:-1]), values)
+    mass = np.bincount(place, masses, _BINS)
+    either = mass + np.bincount(place, masses * values, _BINS) / mean  # under Q or under P
+    low = bins[np.searchsorted(np.cumsum(either), _NOTHING)]
+    high = bins[_BINS - np.searchsorted(np.cumsum(either[::-1]), _NOTHING)]
+    centre = math.log(mean)
+    distance = 0.5 * (bins[1:] + bins[:-1]) - centre
+    width = math.sqrt(float((mass * distance**2).sum()))
+    ends = np.arcsinh(np.array([low - centre, high - centre]) / width)
+    return np.exp(centre + width * np.sinh(np.linspace(ends[0], ends[1], _POINTS)))
+
+
+def _spread(values: Floats, masses: Floats, grid: Floats, infinite: float, mean: float) -> _Ratios:
+    """Return a mean-preserving spread of a variable to 0, grid points and infinity.
+
+    Args:
+        values: its values >= 0, float64 (n,).
+        masses: their probabilities, float64 (n,).
+        grid: the new values > 0, rising, float64 (m,).
+        infinite: the part of the mean that lies at infinity.
+        mean: the mean.
+    """
+    points = np.concatenate(([0.0], grid))
+    inside = np.minimum(values, points[-1])
+    infinite += float((masses * (values - inside)).sum())
+    cell = np.minimum(np.searchsorted(points, inside, side="right"), grid.size) - 1
+    share = (inside - points[cell]) / np.diff(points)[cell]
+    found = np.bincount(cell, masses * (1.0 - share), points.size)
+    found += np.bincount(cell + 1, masses * share, points.size)
+    found /= found.sum()  # doubling would double the error of the total
+    return _Ratios(points, found, mean, infinite)
+
 
 Dominated = SampledGaussian | ReplacedGaussian | FixedSizeGaussian | AllocatedGaussian | Approximate
 

@@ -26,8 +26,8 @@ from fedsim.accountant import checks
 from fedsim.accountant.arrays import Complexes, Floats
 from fedsim.accountant.composition import SampledGaussian
 from fedsim.accountant.rdp.conversion import epsilon_from_rdp
+from fedsim.accountant.rdp.curves import rdp_table
 from fedsim.accountant.rdp.poisson import DEFAULT_ORDERS
-from fedsim.accountant.rdp.table import rdp_table
 from fedsim.core.errors import FedsimError
 
 _Steps = Mapping[SampledGaussian, int]

@@ -1,4 +1,4 @@
-"""From Rényi differential privacy to (epsilon, delta).
+"""From Rényi differential privacy to (epsilon, delta), and log moments between whole orders.
 
 "tight", the default, is Canonne, Kamath, Steinke 2020 (arXiv:2004.00010, Proposition 12), the
 tightest known one per order that has a closed form; the same bound is Theorem 21 of Balle et al.
@@ -122,3 +122,21 @@ def _aligned(orders: Sequence[float], rdp: Floats) -> tuple[Floats, Floats]:
 def _total_variation(rdp: float) -> float:
     # Rényi divergence grows with its order, so any order > 1 bounds Kullback-Leibler (order 1).
     return math.sqrt(-math.expm1(-rdp))
+
+
+def interpolate_log_moments(whole_orders: Floats, moments: Floats, orders: Floats) -> Floats:
+    """Return the chord between the log moments at the whole orders around each order.
+
+    Args:
+        whole_orders: increasing whole numbers >= 2; must contain floor and ceil of every order
+            above 1 (order 1 itself is known: its moment is 0).
+        moments: the log moment at each of them; infinity is allowed.
+        orders: > 1, any shape.
+    """
+    low, high = np.floor(orders), np.ceil(orders)
+    table = dict(zip((1.0, *whole_orders.tolist()), (0.0, *moments.tolist()), strict=True))
+    at_low, at_high = (np.array([table[k] for k in side.tolist()]) for side in (low, high))
+    part = orders - low
+    with np.errstate(invalid="ignore"):  # 0 times infinity where the order is whole
+        chord = (1.0 - part) * at_low + part * at_high
+    return np.where(part == 0.0, at_low, chord)

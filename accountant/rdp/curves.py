@@ -1,7 +1,7 @@
-"""The RDP curve of every mechanism, and of any number of them together."""
+"""The RDP curve of every mechanism, of any number of them together, and of many clients at once."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -18,6 +18,7 @@ from fedsim.accountant.composition import (
     Selection,
 )
 from fedsim.accountant.rdp.poisson import rdp_replaced_gaussian, rdp_sampled_gaussian
+from fedsim.accountant.rdp.poisson_batch import is_supported, rdp_curves
 from fedsim.accountant.rdp.random_allocation import rdp_random_allocation
 from fedsim.accountant.rdp.selection import rdp_repeat_and_select
 from fedsim.accountant.rdp.without_replacement import rdp_without_replacement
@@ -106,3 +107,45 @@ def _pure_rdp(epsilon: float, alphas: Floats) -> Floats:
     log_sum = np.logaddexp(alphas * epsilon, (1.0 - alphas) * epsilon)
     exact = (log_sum - np.logaddexp(0.0, epsilon)) / (alphas - 1.0)
     return np.minimum(exact, simple)
+
+
+def rdp_table(mechanisms: Sequence[Mechanism], orders: tuple[float, ...]) -> Floats:
+    """Return the RDP of each mechanism, float64 (mechanisms, orders).
+
+    Guarantee and values are those of `curves.mechanism_rdp`, to 1e-12 relative.
+
+    Args:
+        mechanisms: one run of each.
+        orders: Rényi orders, each in (1, 65536].
+    """
+    table = np.empty((len(mechanisms), len(orders)))
+    sampled = [i for i, kind in enumerate(mechanisms) if isinstance(kind, SampledGaussian)]
+    pairs = np.array([mechanisms[i] for i in sampled], dtype=np.float64).reshape(-1, 2)
+    rates, noises = pairs.T
+    covered = is_supported(rates, noises, orders)
+    batched = np.array(sampled, dtype=np.intp)[covered]
+    table[batched] = rdp_curves(rates[covered], noises[covered], orders)
+    for row in np.setdiff1d(np.arange(len(mechanisms)), batched):
+        table[row] = mechanism_rdp(mechanisms[row], orders)
+    return table
+
+
+def epsilons_from_rdp(
+    orders: Sequence[float], rdp: Floats, delta: float, leaks: Floats | None = None
+) -> Floats:
+    """Return the epsilon of every row of `rdp`: `conversion.epsilon_from_rdp`, "tight", for many.
+
+    Args:
+        orders: Rényi orders, each > 1.
+        rdp: RDP at each order, a row per client, >= 0; infinity is allowed.
+        delta: in (0, 1).
+        leaks: the part of delta that each client has spent already, in [0, 1]; by default none.
+    """
+    alphas = np.asarray(orders, dtype=np.float64)
+    spent = np.zeros(rdp.shape[0]) if leaks is None else leaks
+    left = (delta - spent) / np.maximum(1.0 - spent, 1e-300)
+    with np.errstate(divide="ignore"):  # nothing left: epsilon is infinite
+        cost = -np.log(np.maximum(left, 0.0))[:, None] - np.log(alphas)
+    epsilons = (rdp + np.log1p(-1.0 / alphas) + cost / (alphas - 1.0)).min(axis=1)
+    total_variation = np.sqrt(-np.expm1(-rdp.min(axis=1)))
+    return np.where((left > 0.0) & (left >= total_variation), 0.0, np.maximum(0.0, epsilons))

@@ -27,7 +27,7 @@ from scipy.special import gammaln, logsumexp
 
 from fedsim.accountant import checks
 from fedsim.accountant.arrays import Floats
-from fedsim.accountant.rdp.log_moments import interpolate_log_moments
+from fedsim.accountant.rdp.conversion import interpolate_log_moments
 from fedsim.accountant.rdp.poisson import DEFAULT_ORDERS, check_orders
 
 _LARGEST_ORDER = 256.0  # beyond it no amplification is claimed: the sums have order^2 terms

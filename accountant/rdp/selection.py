@@ -1,6 +1,15 @@
-"""RDP of choosing the best of several runs (Papernot, Steinke 2022, arXiv:2110.03620)."""
+"""The best of several runs: its RDP, and the laws of their number, with one exact draw.
+
+Papernot, Steinke 2022 (arXiv:2110.03620): the truncated negative binomial law (Definition 1; the
+geometric law is shape 1, the logarithmic one shape 0) and the Poisson law. A selection is accounted
+for by a stated law, so the number must be drawn from that law, and from nothing close to it.
+"""
 
 import math
+import secrets
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from decimal import Context, Decimal, localcontext
 
 import numpy as np
 
@@ -78,3 +87,104 @@ def log_inverse_gamma(mean: float, shape: float) -> float:
         lambda y: log_mean(y) - target, 1e-300, high, absolute=1e-300, relative=2.0**-50
     )
     return root * (1.0 + 1e-12)
+
+
+DRAW_BITS = 256
+TAIL = 1e-50  # probability of more than `most_runs` runs
+
+_CONTEXT = Context(prec=100, Emin=-(10**9), Emax=10**9)
+_NEVER = Decimal("1e-90")  # probabilities below it are no longer added up
+_BELOW = 1.0 - 1e-11  # log_inverse_gamma is rounded up by 1e-12; the drawn law has at most its mean
+
+DrawBits = Callable[[int], int]
+
+
+@dataclass(frozen=True)
+class RunLaw:
+    """The law of the number of runs.
+
+    Guarantee: `rdp_repeat_and_select` with the same mean and shape bounds a selection over a number
+    of runs drawn by `draw`: its mean and log(1/gamma) are at most those of the bound, by 1e-11.
+
+    Attributes:
+        mean: expected number of runs, >= 1.
+        shape: eta >= 0 of the truncated negative binomial law; None for the Poisson law.
+
+    Raises:
+        ValueError: a value is outside its range.
+    """
+
+    mean: float
+    shape: float | None
+
+    def __post_init__(self) -> None:
+        checks.at_least_one("mean", self.mean)
+        if self.shape is not None:
+            checks.non_negative("shape", self.shape)
+
+    def probabilities(self) -> Iterator[Decimal]:
+        """Yield the probability of 0, 1, 2, ... runs, to 80 digits or more."""
+        return self._poisson() if self.shape is None else self._negative_binomial(self.shape)
+
+    def draw(self, bits: DrawBits = secrets.randbits) -> int:
+        """Return a number of runs, drawn by inversion from one uniform number of 256 bits.
+
+        Guarantee: the total variation distance to the law is below 1e-70.
+
+        Args:
+            bits: returns uniform random bits as a number; the operating system's by default.
+        """
+        with localcontext(_CONTEXT):
+            uniform = Decimal(bits(DRAW_BITS)) / Decimal(2**DRAW_BITS)
+            return self._quantile(uniform)
+
+    @property
+    def most_runs(self) -> int:
+        """Number of runs that is exceeded with a probability of at most `TAIL`."""
+        with localcontext(_CONTEXT):
+            return self._quantile(1 - Decimal(TAIL))
+
+    def _quantile(self, level: Decimal) -> int:
+        total = Decimal(0)
+        for runs, probability in enumerate(self.probabilities()):
+            total += probability
+            if total > level or (runs > self.mean and probability < _NEVER):
+                return runs
+        raise ArithmeticError("probabilities end")  # pragma: no cover  there is always another
+
+    def _poisson(self) -> Iterator[Decimal]:
+        mean = Decimal(self.mean)
+        term, runs = (-mean).exp(), 0
+        while True:
+            yield term
+            runs += 1
+            term = term * mean / runs
+
+    def _negative_binomial(self, shape: float) -> Iterator[Decimal]:
+        yield Decimal(0)
+        if self.mean == 1.0:
+            yield Decimal(1)
+            while True:
+                yield Decimal(0)
+        y = Decimal(log_inverse_gamma(self.mean, shape) * _BELOW)
+        eta, gamma = Decimal(shape), (-y).exp()
+        # P[K = 1] = (1 - gamma) eta / (gamma^-eta - 1), and (1 - gamma) / log(1/gamma) for eta = 0.
+        term = (1 - gamma) * (eta / ((eta * y).exp() - 1) if eta else 1 / y)
+        runs = 1
+        while True:
+            yield term
+            term = term * (1 - gamma) * (runs + eta) / (runs + 1)
+            runs += 1
+
+
+def law_text(mean: float, shape: float | None) -> str:
+    """Return a law in words.
+
+    Args:
+        mean: expected number of runs.
+        shape: eta, or None for the Poisson law.
+    """
+    names = {None: "Poisson", 0.0: "logarithmic", 1.0: "geometric"}
+    if shape in names:
+        return f"the {names[shape]} law of mean {mean:g}"
+    return f"the truncated negative binomial law of mean {mean:g} and shape {shape:g}"

@@ -35,7 +35,7 @@ from scipy.special import gammaln, logsumexp
 
 from fedsim.accountant import checks
 from fedsim.accountant.arrays import Floats
-from fedsim.accountant.rdp.log_moments import interpolate_log_moments
+from fedsim.accountant.rdp.conversion import interpolate_log_moments
 from fedsim.accountant.rdp.poisson import check_orders, rdp_sampled_gaussian
 
 # At these orders the published sums are practical; `rdp_without_replacement` takes any order.

@@ -20,14 +20,13 @@ import numpy as np
 
 from fedsim.accountant import checks
 from fedsim.accountant.accountants import AccountantChoice, choose_accountant, make_accountant
-from fedsim.accountant.adjacency import Adjacency
 from fedsim.accountant.composition import (
     FixedSizeGaussian,
     SampledGaussian,
     UnsupportedEventError,
     break_down,
 )
-from fedsim.accountant.events import Event
+from fedsim.accountant.events import Adjacency, Event
 from fedsim.accountant.gaussian import gaussian_epsilon
 from fedsim.accountant.textbook.classical import (
     advanced_composition,

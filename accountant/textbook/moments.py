@@ -16,7 +16,7 @@ import numpy as np
 
 from fedsim.accountant import checks
 from fedsim.accountant.arrays import Floats
-from fedsim.accountant.rdp.log_moments import interpolate_log_moments
+from fedsim.accountant.rdp.conversion import interpolate_log_moments
 from fedsim.accountant.rdp.poisson import check_orders, rdp_sampled_gaussian
 
 # lambda = 1 ... 31. "range(2, 32)", often copied, stops at 31.

@@ -11,7 +11,7 @@ from fedsim.accountant.groups import (
 )
 from fedsim.clients.clipping.clipping import Clipping, Groups
 from fedsim.clients.gradients.parameters import FlatParameters
-from fedsim.protocol.clip_bound import BoundRule, LearntBound, check_bound
+from fedsim.protocol.noisy_sums import BoundRule, LearntBound, check_bound
 
 ALL_OTHERS = "*"
 

@@ -7,12 +7,12 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from fedsim.clients.gradients.fallback import OneAtATime
 from fedsim.clients.gradients.interface import (
     PerExampleGradients,
     PerExampleLoss,
     UncoveredParameterError,
 )
-from fedsim.clients.gradients.one_at_a_time import OneAtATime
 from fedsim.clients.gradients.rule_gradients import RuleGradients
 from fedsim.clients.model_checks.isolation import check_isolation
 from fedsim.clients.model_checks.safety import UnsafeModelError, preserve_state

@@ -1,10 +1,12 @@
-"""Modules that no rule covers, run row by row through `torch.func`.
+"""Gradients without a rule: row by row through `torch.func`, or one example at a time.
 
 A unit is a module as a function of its parameters and of one example. `vmap` runs it on all rows
 of a tile, each with its client's parameters. One backward pass gives the gradients of all rows.
+
+One example at a time by plain autograd is the reference, for any model.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -13,7 +15,7 @@ from torch.autograd.function import once_differentiable
 from torch.func import functional_call, vjp, vmap
 from torch.utils import _pytree as pytree
 
-from fedsim.clients.gradients.interface import UncoveredParameterError
+from fedsim.clients.gradients.interface import PerExampleGradients, Tile, UncoveredParameterError
 from fedsim.clients.gradients.layers.base import ExampleUse
 from fedsim.clients.gradients.parameters import FlatParameters
 
@@ -179,3 +181,27 @@ _TENSOR = object()  # stands for a tensor in a unit's output
 
 def _has_rows(leaf: Tensor, rows: int) -> bool:
     return leaf.ndim > 0 and len(leaf) == rows
+
+
+class OneAtATime(PerExampleGradients):
+    """Each example is alone in its batch, so no gradient can depend on another example."""
+
+    def row_gradients(self, values: Tensor, tile: Tile) -> Mapping[int, ExampleUse]:
+        """Return the gradients of a tile's rows, of one client whose values the model holds."""
+        found = list[Sequence[Tensor]]()
+        pairs = zip(tile.features.split(1), tile.targets.split(1), strict=True)
+        for row, (x, y) in enumerate(pairs):
+            if tile.randomness is not None:
+                tile.randomness.only(row)
+            with tile.keyed:
+                found.append(self._of_example(x, y))
+        held = {i: torch.stack(parts) for i, parts in enumerate(zip(*found, strict=True))}
+        return dict.fromkeys(held, ExampleUse(held))
+
+    def _of_example(self, x: Tensor, y: Tensor) -> Sequence[Tensor]:
+        with torch.enable_grad():
+            value = self.loss(self.model(x), y).sum()
+        tensors = self.parameters.tensors
+        if not value.requires_grad:  # a branch without parameters
+            return [torch.zeros_like(p) for p in tensors]
+        return torch.autograd.grad(value, tensors, materialize_grads=True)

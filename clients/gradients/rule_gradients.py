@@ -1,7 +1,11 @@
-"""Per-example gradients by layer rules, for any number of clients at once."""
+"""Per-example gradients by layer rules, for any number of clients at once.
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+Losses that know their gradient at the outputs save a backward pass of torch.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -9,10 +13,62 @@ from torch import Tensor, nn
 from fedsim.clients.gradients.interface import PerExampleGradients, PerExampleLoss, Tile
 from fedsim.clients.gradients.layers.base import ExampleUse, LayerUse
 from fedsim.clients.gradients.layers.linear import LinearUse
-from fedsim.clients.gradients.loss_gradient import known_gradient
 from fedsim.clients.gradients.parameters import FlatParameters
 from fedsim.clients.gradients.recording import RuledModel
 from fedsim.clients.gradients.sequence import ModuleSequence
+
+_Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+class KnownGradient(Protocol):
+    """A loss that knows its gradient without a backward pass of torch."""
+
+    def output_gradient(
+        self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None
+    ) -> Tensor:
+        """Return the gradient at the outputs (n, ...) of the sum of weighted losses."""
+        ...
+
+
+def known_gradient(loss: Any) -> KnownGradient | None:
+    """Return the loss if it knows its gradient."""
+    # To ask for an instance of a protocol takes as long as the gradient.
+    return loss if hasattr(loss, "output_gradient") else None
+
+
+@dataclass(frozen=True)
+class _ScaledLoss:
+    """A loss times a constant."""
+
+    loss: _Loss
+    factor: float
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return self.factor * self.loss(outputs, targets)
+
+
+@dataclass(frozen=True)
+class _ScaledKnownLoss(_ScaledLoss):
+    """The same for a loss that knows its gradient."""
+
+    known: KnownGradient
+
+    def output_gradient(
+        self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None
+    ) -> Tensor:
+        """Return the gradient at the outputs (n, ...) of the sum of weighted losses."""
+        return self.factor * self.known.output_gradient(outputs, targets, weights)
+
+
+def scaled_loss(loss: _Loss, factor: float) -> _Loss:
+    """Return a loss times a constant; its gradients are computed in the same way.
+
+    Args:
+        loss: one value per example.
+        factor: the constant.
+    """
+    known = known_gradient(loss)
+    return _ScaledLoss(loss, factor) if known is None else _ScaledKnownLoss(loss, factor, known)
 
 
 class RuleGradients(PerExampleGradients):

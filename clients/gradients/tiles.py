@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim.clients.augmentation.views import Views
+from fedsim.clients.augmentation import Views
 from fedsim.clients.gradients.interface import Tile
 from fedsim.clients.gradients.model_randomness import ModelRandomness
 

@@ -14,14 +14,13 @@ import numpy as np
 from torch import Tensor
 
 from fedsim.accountant import Event, Gaussian, JointGaussian
-from fedsim.clients.correlated_noise.correlation import NoiseCorrelation
+from fedsim.clients.correlated_noise import NoiseCorrelation
 from fedsim.clients.gradients.parameters import FlatParameters
 from fedsim.clients.sampling.independent_lots import PoissonSampling
 from fedsim.clients.sampling.sampling import Charges, Sampling
 from fedsim.noise.grid import nominal_multiplier
 from fedsim.noise.sources import NoiseSource
-from fedsim.protocol.clip_bound import LearntBound
-from fedsim.protocol.noisy_sums import SumPlan
+from fedsim.protocol.noisy_sums import LearntBound, SumPlan
 
 
 class Mechanism(ABC):

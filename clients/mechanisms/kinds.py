@@ -25,7 +25,8 @@ class ReleaseKind:
     """Public facts of a kind of private release.
 
     Attributes:
-        name: of its folder, whose `draft.py` plans it.
+        name: of its module or folder under `clients/mechanisms`.
+        drafts_in: module there whose `draft` plans it; "": the one of its name.
         unit: example or client: what one ε protects.
         mechanism: its name under `privacy.mechanism`; "" where a task asks for it.
         releases: what a client releases, for one line of text.
@@ -52,6 +53,7 @@ class ReleaseKind:
     """
 
     name: str
+    drafts_in: str = ""
     unit: str = "example"
     mechanism: str = GRADIENT_PERTURBATION
     releases: str
@@ -79,6 +81,7 @@ class ReleaseKind:
 
 _DP_SGD = ReleaseKind(
     name="dp_sgd",
+    drafts_in="dp_sgd.draft",
     releases="DP-SGD in every client",
     bound="max_grad_norm",
     draws_lots=True,
@@ -100,6 +103,7 @@ _CLIENT_UPDATE = ReleaseKind(
 )
 _VOTES = ReleaseKind(
     name="votes",
+    drafts_in="votes.mechanism",
     unit="client",
     mechanism="",
     releases="votes of clients",

@@ -5,9 +5,8 @@ from importlib import import_module
 from typing import Any, cast
 
 from fedsim.accountant.search import MOST_NOISE
-from fedsim.clients.mechanisms.affordable_steps import affordable_steps
+from fedsim.clients.mechanisms.budget import affordable_steps, noise_of_release
 from fedsim.clients.mechanisms.kinds import ReleaseKind
-from fedsim.clients.mechanisms.noise_search import noise_of_release
 from fedsim.clients.mechanisms.plan import (
     Draft,
     PlanRequest,
@@ -59,8 +58,9 @@ def plan_privacy(request: PlanRequest) -> PrivacyPlan:
 
 
 def _draft_of(kind: ReleaseKind, request: PlanRequest) -> Draft:
-    """Return the draft of a client by the module `draft` in the folder of the kind."""
-    return import_module(f"fedsim.clients.mechanisms.{kind.name}.draft").draft(request)
+    """Return the draft of a client by the function `draft` of its kind."""
+    module = kind.drafts_in or kind.name
+    return import_module(f"fedsim.clients.mechanisms.{module}").draft(request)
 
 
 def _calibrated(privacy: PrivacySettings, draft: Draft, delta: float) -> float:

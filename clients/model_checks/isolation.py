@@ -1,17 +1,246 @@
 """Check on data that no example's gradient depends on another example.
 
+Gradients and outputs of a few examples are compared between two batches.
+
 Book-keeping, and every loop that calls `loss.backward()` on a batch, passes examples through the
 model together. Clipping bounds an example's influence only if it reaches no gradient but its own.
 """
 
+import random
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
-from fedsim.clients.model_checks.isolation_probe import Probe, ProbeLot, lots_to_compare, rows
 from fedsim.clients.model_checks.safety import UnsafeModelError, find_batch_norm, preserve_state
+
+_SEED = 20240229
+
+
+@dataclass(frozen=True)
+class ProbeLot:
+    """Examples (n, ...) and their targets."""
+
+    features: Tensor
+    targets: Tensor
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+    def only(self, i: int) -> "ProbeLot":
+        """Return example i alone."""
+        return ProbeLot(self.features[i : i + 1], self.targets[i : i + 1])
+
+    def replaced(self, j: int, features: Tensor, targets: Tensor) -> "ProbeLot":
+        """Return the lot with other values for example j."""
+        x, y = self.features.clone(), self.targets.clone()
+        x[j], y[j] = features, targets
+        return ProbeLot(x, y)
+
+
+def _seed_torch(seed: int, device: torch.device) -> None:
+    """Seed torch; torch.manual_seed records its caller, which takes longer than small passes."""
+    if device.type == "cpu":
+        torch.default_generator.manual_seed(seed)
+    else:
+        torch.manual_seed(seed)
+
+
+def lots_to_compare(lot: ProbeLot) -> Iterator[tuple[int, ProbeLot]]:
+    """Yield (j, the lot with other values for example j): another example's, then large ones."""
+    generator = torch.Generator().manual_seed(_SEED)
+    x, y = lot.features, lot.targets
+    for j in range(len(lot)):
+        k = (j + 1) % len(lot)
+        yield j, lot.replaced(j, x[k], y[k])
+        if x.is_floating_point():
+            noise = torch.randn(x[j].shape, generator=generator).to(x)
+            yield j, lot.replaced(j, (noise - 3.0) * x.abs().mean().clamp(min=1e-3), y[j])
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What a lot gave: outputs with one row per example, and its gradients."""
+
+    lot: ProbeLot
+    outputs: list[Tensor]
+    gradients: list[Tensor]
+
+
+class Probe:
+    """Runs a model on lots, with the same random numbers each time.
+
+    Passes are few: a loop over examples has a backward pass for each, and a check runs it on every
+    model before training. So one pass gives outputs and gradients, and the passes of the unchanged
+    lot are kept until the mode or the parameters change.
+
+    Args:
+        model: the model.
+        loss: one value per example, or one in all.
+    """
+
+    def __init__(self, model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
+        self.model, self.loss = model, loss
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        eps = max(torch.finfo(p.dtype).eps for p in self.parameters)
+        # Lots of one shape run the same kernels, so rows that are not coupled hardly change (7e-5
+        # in float32). Lots of other sizes round differently, more so in deep models (2e-3).
+        self._tolerance_same_shape, self.tolerance_other_shape = eps**0.6, 30 * eps**0.6
+        self._seen: _Seen | None = None
+
+    def use_eval_mode(self) -> None:
+        """Put the model in eval mode."""
+        self.model.eval()
+        self._seen = None
+
+    def use_train_mode(self) -> None:
+        """Put the model in train mode."""
+        self.model.train()
+        self._seen = None
+
+    def outputs(self, lot: ProbeLot, seed: int = _SEED) -> Any:
+        """Return the model's outputs."""
+        _seed_torch(seed, lot.features.device)
+        random.seed(seed)
+        return self.model(lot.features)
+
+    def losses(self, lot: ProbeLot, seed: int = _SEED) -> Tensor:
+        """Return one loss per example (n,), or one in all ()."""
+        return self._losses_of(self.outputs(lot, seed), lot)
+
+    def _losses_of(self, outputs: Any, lot: ProbeLot) -> Tensor:
+        values = self.loss(outputs, lot.targets)
+        if not isinstance(values, Tensor):
+            kind = type(values).__name__
+            raise UnsafeModelError(f"the loss must return a tensor at every call, got {kind}")
+        if values.ndim == 0:
+            return values
+        if len(values) != len(lot):
+            raise UnsafeModelError(
+                f"the loss returned shape {tuple(values.shape)} for {len(lot)} examples, so its "
+                "values cannot be told apart by example; return one value per example, as with "
+                "reduction='none'"
+            )
+        return values.flatten(1).sum(1) if values.ndim > 1 else values
+
+    def gradients(self, lot: ProbeLot, seed: int = _SEED) -> list[Tensor]:
+        """Return the flat gradient of each loss: one per example, or one in all."""
+        losses = self.losses(lot, seed)
+        return [self._gradient(value) for value in (losses if losses.ndim else [losses])]
+
+    def is_repeatable(self, lot: ProbeLot) -> bool:
+        """Whether the same lot and seed give the same gradients twice."""
+        self._seen = None
+        first, second = self._see(lot).gradients, self.gradients(lot)
+        if not any(bool(g.isfinite().all()) for g in first):
+            raise UnsafeModelError(
+                "the gradients of the examples are not finite, so it cannot be checked that "
+                "examples are kept apart; scale the features or check the model"
+            )
+        return not any(map(self._is_far, first, second))
+
+    def is_random(self, lot: ProbeLot) -> bool:
+        """Whether the gradients depend on random numbers."""
+        return any(map(self._is_far, self._see(lot).gradients, self.gradients(lot, _SEED + 1)))
+
+    def first_moved_example(self, lot: ProbeLot, other: ProbeLot, j: int) -> int | None:
+        """Return the first example but j whose outputs or gradient differ between two lots."""
+        seen, outputs = self._see(lot), self.outputs(other)
+        others = [i for i in range(len(lot)) if i != j]
+        pairs = list(zip(seen.outputs, rows(outputs, len(lot)), strict=False))
+        for i in others:
+            if any(self._is_far(one[i], two.detach()[i]) for one, two in pairs):
+                return i
+        losses = self._losses_of(outputs, other)
+        if losses.ndim:
+            gradients = ((i, self._gradient(losses[i])) for i in others)
+            return next(
+                (i for i, found in gradients if self._is_far(seen.gradients[i], found)), None
+            )
+        before, after = seen.gradients[0], self._gradient(losses)
+        changed = (i for i in others if self._not_additive(lot, other, i, before, after))
+        return next(changed, None)
+
+    def _not_additive(
+        self, lot: ProbeLot, other: ProbeLot, i: int, before: Tensor, after: Tensor
+    ) -> bool:
+        """Whether replacing example i changes the total gradients of two lots differently."""
+        k = (i + 1) % len(lot)
+        x, y = lot.features[k], lot.targets[k]
+        one, two = (self.gradients(given.replaced(i, x, y))[0] for given in (lot, other))
+        scale = torch.stack([before, after, one, two]).norm(dim=1).max()
+        return bool(
+            ((before - one) - (after - two)).norm() > 10 * self._tolerance_same_shape * scale
+        )
+
+    def first_different_alone(self, lot: ProbeLot) -> int | None:
+        """Return the first example whose gradient alone differs from that in the lot."""
+        together = self._see(lot).gradients
+        alone = [self._gradient_alone(lot, i) for i in range(len(lot))]
+        if len(together) > 1 or len(lot) == 1:
+            most = max(float(g.norm()) for g in together)
+            for i, (one, two) in enumerate(zip(together, alone, strict=True)):
+                if bool(one.isfinite().all()) and not bool(
+                    (one - two).norm() <= self.tolerance_other_shape * (one.norm() + 1e-3 * most)
+                ):
+                    return i
+            return None
+        total = torch.stack(alone).sum(0)
+        bound = self.tolerance_other_shape * torch.stack(alone).norm(dim=1).sum()
+        as_sum = (together[0] - total).norm() <= bound
+        as_mean = (together[0] * len(lot) - total).norm() <= bound
+        return None if bool(as_sum | as_mean) or not bool(total.isfinite().all()) else 0
+
+    def _gradient_alone(self, lot: ProbeLot, i: int) -> Tensor:
+        try:
+            return self.gradients(lot.only(i))[0]
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            raise UnsafeModelError(
+                f"the model or the loss fails on one example alone ({error}), and lots may be of "
+                "any size; keep the first dimension for the examples, whatever their number"
+            ) from error
+
+    def _see(self, lot: ProbeLot) -> _Seen:
+        """Return what a lot gives in the present mode, with the parameters of the last check."""
+        if self._seen is None or self._seen.lot is not lot:
+            outputs = self.outputs(lot)
+            kept = [value.detach().clone() for value in rows(outputs, len(lot))]
+            losses = self._losses_of(outputs, lot)
+            gradients = [self._gradient(value) for value in (losses if losses.ndim else [losses])]
+            self._seen = _Seen(lot, kept, gradients)
+        return self._seen
+
+    def _gradient(self, value: Tensor) -> Tensor:
+        if not value.requires_grad:
+            return torch.cat([torch.zeros_like(p).flatten() for p in self.parameters])
+        found = torch.autograd.grad(
+            value, self.parameters, retain_graph=True, materialize_grads=True
+        )
+        return torch.cat([gradient.flatten() for gradient in found])
+
+    def _is_far(self, one: Tensor, two: Tensor) -> bool:
+        """Whether two gradients (or outputs) of an example differ by more than rounding."""
+        if not bool(one.isfinite().all()):
+            return False
+        if one.shape != two.shape:
+            return True
+        return not bool((one - two).norm() <= self._tolerance_same_shape * one.norm())
+
+
+def rows(outputs: Any, n: int) -> list[Tensor]:
+    """Return the tensors among outputs that have one row per example."""
+    return [
+        value
+        for value in pytree.tree_leaves(outputs)
+        if isinstance(value, Tensor)
+        and value.is_floating_point()
+        and value.ndim
+        and len(value) == n
+    ]
+
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 

@@ -23,9 +23,14 @@ from fedsim.clients.gradients.recording import RuledModel
 from fedsim.clients.gradients.rule_gradients import by_parameter
 from fedsim.clients.gradients.sequence import ModuleSequence
 from fedsim.clients.model_checks.safety import UnsafeModelError, check_parameter_types
-from fedsim.clients.privacy_engine.forward_checks import check_forward, leading_tensor
-from fedsim.clients.privacy_engine.forward_tiles import Layout, call_in_tiles, join_outputs
-from fedsim.clients.privacy_engine.opacus.names import NoGradSample
+from fedsim.clients.privacy_engine.forward_checks import (
+    Layout,
+    call_in_tiles,
+    check_forward,
+    join_outputs,
+    leading_tensor,
+)
+from fedsim.clients.privacy_engine.opacus_names import NoGradSample
 from fedsim.clients.privacy_engine.recorded_pass import (
     BackwardError,
     PassContext,

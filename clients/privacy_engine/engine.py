@@ -20,17 +20,16 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from fedsim.accountant import Event, PrivacyLedger
-from fedsim.accountant.adjacency import Adjacency
+from fedsim.accountant.events import Adjacency
 from fedsim.clients.clipping.clipping import Clipping
 from fedsim.clients.gradients.clip_factors import LotStatistics
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.mechanisms.dp_sgd.noise_allocation import NoiseAllocation
 from fedsim.clients.model_checks.isolation import check_isolation
-from fedsim.clients.model_checks.loss_reduction import find_reduction
 from fedsim.clients.privacy_engine.attachment import AttachedModel
 from fedsim.clients.privacy_engine.loaders import PrivateLoader, loader_sizes, tensor_batches
 from fedsim.clients.privacy_engine.lot_schedule import EngineStreams
-from fedsim.clients.privacy_engine.opacus.names import (
+from fedsim.clients.privacy_engine.opacus_names import (
     accountant_name,
     attribute_hint,
     lot_and_population,
@@ -38,8 +37,13 @@ from fedsim.clients.privacy_engine.opacus.names import (
 )
 from fedsim.clients.privacy_engine.opacus_style import OpacusStyle
 from fedsim.clients.privacy_engine.optimizer_patch import OptimizerPatch, check_optimizer
-from fedsim.clients.privacy_engine.spend import affordable_events, ledger_spent
-from fedsim.clients.privacy_engine.state import engine_state, restore_state
+from fedsim.clients.privacy_engine.row_losses import find_reduction
+from fedsim.clients.privacy_engine.state import (
+    affordable_events,
+    engine_state,
+    ledger_spent,
+    restore_state,
+)
 from fedsim.clients.privacy_engine.steps import PrivateSteps
 from fedsim.clients.privacy_engine.terms import (
     EngineSamplingName,

@@ -12,10 +12,10 @@ from typing import Literal, get_args
 
 from fedsim.accountant import RdpAccountant, make_accountant
 from fedsim.accountant.accountants import AccountantName
-from fedsim.accountant.adjacency import Adjacency
+from fedsim.accountant.events import Adjacency
 from fedsim.clients.clipping.clipping import Clipping, FlatClipping, GroupClipping
 from fedsim.clients.gradients.parameters import FlatParameters
-from fedsim.clients.mechanisms.noise_search import calibrate_noise
+from fedsim.clients.mechanisms.budget import calibrate_noise
 from fedsim.clients.sampling.catalog import SAMPLINGS
 from fedsim.clients.sampling.sampling import Sampling
 

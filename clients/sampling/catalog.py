@@ -2,8 +2,12 @@
 
 from collections.abc import Mapping
 
-from fedsim.clients.sampling.cyclic import CyclicLots, CyclicPoisson
-from fedsim.clients.sampling.epochs import BallsAndBins, ShuffledEpochs
+from fedsim.clients.sampling.divided_lots import (
+    BallsAndBins,
+    CyclicLots,
+    CyclicPoisson,
+    ShuffledEpochs,
+)
 from fedsim.clients.sampling.independent_lots import FixedSizeSampling, PoissonSampling
 from fedsim.clients.sampling.sampling import Sampling
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from fedsim.accountant.adjacency import Adjacency
+    from fedsim.accountant.events import Adjacency
 
 SamplingName = Literal[
     "poisson", "fixed_size", "shuffle", "balls_and_bins", "cyclic", "cyclic_poisson"

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedsim.secagg.additive import AdditiveSharing
-from fedsim.secagg.additive_info import leader_share_info, seed_info
+from fedsim.secagg.additive import AdditiveSharing, leader_share_info, seed_info
 from fedsim.secagg.context import NONCE_BYTES
 from fedsim.secagg.digests import vector_tag
 from fedsim.secagg.encoding import Ring
@@ -17,10 +16,9 @@ from fedsim.secagg.errors import ContextMismatchError
 from fedsim.secagg.fields import check_fields
 from fedsim.secagg.hpke import check_distinct, load_public_key, seal
 from fedsim.secagg.identity import IdentityKey, verify_helper_key
-from fedsim.secagg.layout import NamedArrays
+from fedsim.secagg.masks import SeedExpander
 from fedsim.secagg.messages import RoundOffer, Upload
-from fedsim.secagg.payload import PayloadCodec
-from fedsim.secagg.prg import SeedExpander
+from fedsim.secagg.payload import NamedArrays, PayloadCodec
 from fedsim.secagg.settings import SecureAggregationSettings
 
 

@@ -10,13 +10,11 @@ from typing import Any
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
-from fedsim.clients.failure_text import ClientFailureError
+from fedsim.clients.faults import ClientFailureError
 from fedsim.clients.secure.additive_upload import SecureUploader
 from fedsim.clients.secure.masked_upload import MaskedUpload, MaskingState
 from fedsim.core.streams import Purpose, stream
-from fedsim.protocol.arrays import to_numpy
-from fedsim.protocol.coefficients import upload_base
-from fedsim.protocol.live_arrays import is_live
+from fedsim.protocol.arrays import is_live, to_numpy, upload_base
 from fedsim.protocol.messages import (
     MASKED,
     SECAGG,

@@ -20,6 +20,14 @@ from fedsim.secagg.errors import (
 from fedsim.secagg.fields import check_fields
 from fedsim.secagg.graph import complete_threshold
 from fedsim.secagg.hpke import SealingKey, check_distinct, load_public_key, seal
+from fedsim.secagg.masks import (
+    PairwiseMasks,
+    SeedExpander,
+    commitment,
+    masked_info,
+    new_seed,
+    secret_share_info,
+)
 from fedsim.secagg.messages import (
     KeysReply,
     MaskedReply,
@@ -30,8 +38,6 @@ from fedsim.secagg.messages import (
     UnmaskReply,
     UnmaskRequest,
 )
-from fedsim.secagg.pairwise import PairwiseMasks, commitment, masked_info, secret_share_info
-from fedsim.secagg.prg import SeedExpander, new_seed
 from fedsim.secagg.settings import SecureAggregationSettings
 from fedsim.secagg.shamir import SHARE_BYTES, ShamirSharing
 

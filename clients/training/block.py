@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedsim.algorithms.algorithm import ClientRule
-from fedsim.clients.correlated_noise.noise import CorrelatedNoise
+from fedsim.clients.correlated_noise import CorrelatedNoise
 from fedsim.clients.gradients.clip_factors import LotStatistics
 from fedsim.clients.gradients.interface import PerExampleGradients, PerExampleLoss, Tile
 from fedsim.clients.gradients.model_randomness import ModelRandomness
@@ -29,7 +29,7 @@ from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.training.streams import StreamKey, generator_state, seeded_torch
 from fedsim.core.streams import Purpose
 from fedsim.noise.sources import NoiseSource, NoNoise
-from fedsim.protocol.clip_bound import LearntBound
+from fedsim.protocol.noisy_sums import LearntBound
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,9 @@ import torch
 from flwr.app import ArrayRecord
 from torch import Tensor, nn
 
-from fedsim.clients.correlated_noise.noise import NoiseStates
+from fedsim.clients.correlated_noise import NoiseStates
 from fedsim.clients.gradients.parameters import FlatParameters
-from fedsim.protocol.arrays import digest, to_arrays
-from fedsim.protocol.live_arrays import is_live, live_record
+from fedsim.protocol.arrays import digest, is_live, live_record, to_arrays
 from fedsim.protocol.noisy_sums import CLIP_COUNT
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from fedsim.clients.augmentation.views import Views
+from fedsim.clients.augmentation import Views
 from fedsim.clients.gradients.model_randomness import KEY_BYTES
 from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.sampling.sampling import Sampling

@@ -6,9 +6,7 @@ from flwr.app import ArrayRecord
 
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.zeroth_order.slopes import Slopes, coefficients_of
-from fedsim.protocol.arrays import digest, to_arrays
-from fedsim.protocol.coefficients import COEFFICIENTS
-from fedsim.protocol.live_arrays import is_live, live_record
+from fedsim.protocol.arrays import COEFFICIENTS, digest, is_live, live_record, to_arrays
 
 
 class SharedCoefficients(SharedModel):

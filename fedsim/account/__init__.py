@@ -3,10 +3,9 @@
 | module | what it does |
 |---|---|
 | `sources.py` | reads run directories, ledgers and entries of the registry |
-| `foreign.py` | events in the notation of other tools |
+| `foreign.py` | events in the notation of other tools and of the public registry |
 | `totals.py` | composes the ledgers of each client |
-| `registry.py` | reads entries of the public registry of deployments |
-| `facts.py`, `registry_entry.py` | a draft of such an entry, from runs |
+| `registry_entry.py` | a draft of an entry of the public registry of deployments, from runs |
 | `terminal.py` | prints the totals |
 """
 

@@ -1,9 +1,11 @@
-"""Events in the notation of other tools, as fedsim's events.
+"""Events in the notation of other tools, and of the registry of deployments, as fedsim's events.
 
 - fedsim: `{"type": "PoissonSampled", "sampling_rate": q, "event": {...}}`.
 - dp-accounting: `{"type": "PoissonSampledDpEvent", "sampling_probability": q, "event": {...}}`,
   with the names and fields of its event classes.
 - Opacus: the `history` of an accountant's state: a list of `[noise_multiplier, sample_rate, n]`.
+- registry.opendp.org: an entry is a YAML file, read as one release with the guarantee that it
+  declares.
 """
 
 from collections.abc import Callable, Mapping
@@ -115,3 +117,31 @@ _DP_ACCOUNTING: Mapping[str, Callable[[Mapping[str, Any]], Event]] = {
     "SelfComposed": lambda record: SelfComposed(event_of(record["event"]), record["count"]),
     "Composed": lambda record: Composed(tuple(map(event_of, record["events"]))),
 }
+
+
+def registry_ledger(entry: Mapping[str, Any]) -> PrivacyLedger:
+    """Return the ledger of an entry: one release with the declared guarantee.
+
+    `rho` is a zCDP guarantee; `epsilon` with `delta` (0 if absent) an approximate one. Of an entry
+    with both, `rho` counts, from which the other follows. An entry without either is of tier 1 and
+    declares nothing: its ε is infinite.
+
+    Raises:
+        EventError: a parameter is not a number, or out of its range.
+    """
+    loss = entry["deployment"].get("privacy_loss") or {}
+    parameters = loss.get("privacy_parameters") or {}
+    units = loss.get("number_of_privacy_units", 1)
+    if units != 1:
+        raise EventError(
+            f"the entry is for {units} privacy units at once; give the guarantee of one"
+        )
+    try:
+        if "rho" in parameters:
+            return PrivacyLedger().record(ZCDP(parameters["rho"]))
+        if "epsilon" in parameters:
+            delta = parameters.get("delta", 0.0)
+            return PrivacyLedger().record(EpsilonDelta(parameters["epsilon"], delta))
+    except (TypeError, ValueError) as error:
+        raise EventError(f"deployment.privacy_loss.privacy_parameters: {error}") from error
+    return PrivacyLedger().record(NonPrivate())

@@ -6,18 +6,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fedsim.account.foreign import EventError, ledger_of, opacus_ledger
-from fedsim.account.registry import registry_ledger
+from fedsim.account.foreign import EventError, ledger_of, opacus_ledger, registry_ledger
 from fedsim.accountant import NonPrivate, PrivacyLedger
 from fedsim.accountant.accountants import AccountantChoice
-from fedsim.accountant.adjacency import Adjacency
+from fedsim.accountant.events import Adjacency
 from fedsim.accountant.ledger.journal import FileJournal, total_against_server, total_of
-from fedsim.accountant.trust.certificates import OBSERVERS, Observer
+from fedsim.accountant.trust import OBSERVERS, Observer
 from fedsim.core.errors import InputError
 from fedsim.core.text_formats import parse_json, parse_plain_yaml
 from fedsim.experiment import Experiment, read_settings
 from fedsim.runs.directory import RunDirectory
-from fedsim.runs.releases_file import read_releases
+from fedsim.runs.rounds_file import read_releases
 
 
 class SourceError(InputError):

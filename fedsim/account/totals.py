@@ -18,9 +18,9 @@ from fedsim.account.sources import (
 )
 from fedsim.accountant import PrivacyLedger, UnsupportedEventError, make_accountant
 from fedsim.accountant.accountants import AccountantChoice, accountant_name
-from fedsim.accountant.adjacency import Adjacency
+from fedsim.accountant.events import Adjacency
 from fedsim.accountant.sampler_slack import epsilon_with_slack
-from fedsim.accountant.trust.certificates import Observer
+from fedsim.accountant.trust import Observer
 
 
 @dataclass(frozen=True)

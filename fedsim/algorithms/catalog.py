@@ -7,7 +7,7 @@ from importlib import import_module
 
 from fedsim.algorithms import built_in
 from fedsim.algorithms.algorithm import Algorithm
-from fedsim.core.by_name import ByName
+from fedsim.core.imports import ByName
 
 
 class _Algorithms(ByName[type[Algorithm]]):

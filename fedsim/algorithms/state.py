@@ -9,7 +9,7 @@ import numpy as np
 from flwr.app import ArrayRecord
 
 from fedsim.protocol.arrays import to_arrays, to_numpy
-from fedsim.protocol.clip_bound import LearntBound
+from fedsim.protocol.noisy_sums import LearntBound
 
 Arrays = Mapping[str, np.ndarray]
 

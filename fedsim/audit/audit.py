@@ -17,12 +17,18 @@ import torch
 from numpy.typing import NDArray
 
 from fedsim.audit.canaries import CanaryModel, add_canary_loss, num_groups, with_canaries
-from fedsim.audit.client_views import views_of
-from fedsim.audit.findings import NUM_INTERVAL_ENDS, Claim, measure_leakage, noise_correlation
+from fedsim.audit.findings import (
+    NUM_INTERVAL_ENDS,
+    Audit,
+    Claim,
+    ClientAudit,
+    measure_leakage,
+    noise_correlation,
+)
 from fedsim.audit.observation import charged_noise, num_spares, observe
 from fedsim.audit.observers import Observer, OtherNoise, observers_of
-from fedsim.audit.results import Audit, ClientAudit
 from fedsim.audit.updates import UpdateRounds
+from fedsim.audit.views import views_of
 from fedsim.clients.app import one_thread
 from fedsim.clients.gradients.choice import gradients_for
 from fedsim.clients.gradients.interface import PerExampleGradients
@@ -31,13 +37,13 @@ from fedsim.clients.mechanisms.plan import PrivacyPlanError
 from fedsim.clients.model_checks.safety import preserve_state
 from fedsim.clients.sampling.independent_lots import PoissonSampling
 from fedsim.clients.training.shared_model import SharedModel
-from fedsim.core.phases import Phases
+from fedsim.core.commands import Phases
 from fedsim.core.plugin_errors import plugin_calls
 from fedsim.core.streams import Purpose, stream
 from fedsim.experiment import LoadedExperiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.federation import Federation
-from fedsim.federation.initial_model import NUM_CHECK_EXAMPLES, public_examples, to_tensors
+from fedsim.federation.trained_model import NUM_CHECK_EXAMPLES, public_examples, to_tensors
 
 
 def audit_experiment(

@@ -17,13 +17,13 @@ from fedsim.accountant.arrays import Floats
 from fedsim.audit.canaries import CanaryView
 from fedsim.audit.observers import OtherNoise
 from fedsim.clients.gradients.interface import PerExampleGradients
-from fedsim.clients.gradients.loss_gradient import scaled_loss
+from fedsim.clients.gradients.rule_gradients import scaled_loss
 from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.training.block import BlockMember, train_block
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.training.streams import StreamKey
-from fedsim.protocol.clip_bound import LearntBound
+from fedsim.protocol.noisy_sums import LearntBound
 
 Bools = NDArray[np.bool_]
 

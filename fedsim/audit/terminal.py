@@ -6,10 +6,9 @@ from rich.console import Console
 from rich.table import Table
 
 from fedsim.audit.evidence import Interval
-from fedsim.audit.results import Audit, ClientAudit
+from fedsim.audit.findings import Audit, ClientAudit
 from fedsim.core.formatting import count_text, epsilon_text, least_epsilon_text
-from fedsim.report.lines import print_sentence
-from fedsim.report.tables import figure_table, print_table
+from fedsim.report.terminal_text import figure_table, print_sentence, print_table
 
 
 def print_audit(audit: Audit, console: Console | None = None) -> None:

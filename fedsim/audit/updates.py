@@ -15,13 +15,13 @@ from fedsim.accountant.arrays import Floats
 from fedsim.audit.canaries import add_canary_loss
 from fedsim.audit.observation import MAX_COORDINATES, Observations
 from fedsim.audit.observers import OtherNoise, SumView
-from fedsim.clients.mechanisms.client_update.mechanism import UpdateMechanism
+from fedsim.clients.mechanisms.client_update import UpdateMechanism
 from fedsim.clients.model_checks.safety import preserve_state
 from fedsim.clients.training.block import BlockMember, train_block
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.training.streams import StreamKey
 from fedsim.federation.federation import Federation
-from fedsim.federation.initial_model import to_tensors
+from fedsim.federation.trained_model import to_tensors
 
 _STEEPNESS = 1e4  # of a canary's loss, in bounds over the learning rate
 _PAIRED_ROUNDS = 30  # run a second time without data

@@ -1,19 +1,108 @@
-"""Estimates of ε from what three attackers see of a whole run.
+"""Estimates of ε from what three attackers see of a whole run, for each audited client.
 
 Each attacker adds up a canary's coordinate over the run: of the client's uploads (the server), of
 the sums of all clients' updates (the server under secure aggregation), or in the final model. The
 result is nearly Gaussian, with or without the canary, and ε is that of the two Gaussians. A better
 attack may see more: an estimate is no bound.
+
+Estimates by Gaussian fits are those of Andrew et al. 2023 (arXiv:2302.03098). They are no bounds.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
+from scipy.special import log_ndtr
 
-from fedsim.audit.gaussian_pair import gaussian_pair_epsilon
 from fedsim.audit.observation import Observations
+from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
+from fedsim.clients.mechanisms.plan import PrivacyPlan
+from fedsim.federation.federation import Federation
+
+_STEPS = 100  # of bisection
+_MOST_EPSILON = 1e6
+
+
+def gaussian_pair_epsilon(shift: float, outside: float, inside: float, *, delta: float) -> float:
+    """Return ε at δ of the pair N(0, outside²) and N(shift, inside²), in the worse direction.
+
+    Args:
+        shift: distance of the means.
+        outside: standard deviation without the example, > 0.
+        inside: standard deviation with it, > 0.
+        delta: δ in (0, 1).
+    """
+    return max(
+        _epsilon(shift, inside, outside, delta),
+        _epsilon(shift, outside, inside, delta),
+    )
+
+
+def _epsilon(shift: float, p: float, q: float, delta: float) -> float:
+    """Return ε of P = N(0, p²) over Q = N(shift, q²): the least with P(A) ≤ e^ε Q(A) + δ."""
+    low, high = 0.0, 1.0
+    if _delta(shift, p, q, low) <= delta:
+        return 0.0
+    while _delta(shift, p, q, high) > delta:
+        high *= 2.0
+        if high > _MOST_EPSILON:
+            return math.inf
+    for _ in range(_STEPS):
+        middle = (low + high) / 2.0
+        low, high = (middle, high) if _delta(shift, p, q, middle) > delta else (low, middle)
+    return high
+
+
+def _delta(shift: float, p: float, q: float, epsilon: float) -> float:
+    """Return P(A) − e^ε Q(A) of the set A where log P(x) / Q(x) > ε, in closed form.
+
+    The log ratio is a x² + b x + c, so A is a half-line, an interval or its complement.
+    """
+    a = 0.5 / q**2 - 0.5 / p**2
+    b = -shift / q**2
+    c = 0.5 * (shift / q) ** 2 + math.log(q / p) - epsilon
+    edges = _roots(a, b, c)
+    ends = [-math.inf, *edges, math.inf]
+    total = 0.0
+    for low, high in pairwise(ends):
+        inner = _between(low, high)
+        if (a * inner + b) * inner + c > 0.0:
+            total += _mass(low, high, shift, p, q, epsilon)
+    return total
+
+
+def _roots(a: float, b: float, c: float) -> list[float]:
+    """Return the real roots of a x² + b x + c, ascending, without cancellation."""
+    square = b * b - 4.0 * a * c
+    if square <= 0.0:
+        return []
+    stable = -0.5 * (b + math.copysign(math.sqrt(square), b))
+    found = [c / stable] if stable else []
+    return sorted([*found, stable / a] if a else found)
+
+
+def _between(low: float, high: float) -> float:
+    """Return a point inside an interval, of which one or both ends may be infinite."""
+    if math.isinf(low):
+        return 0.0 if math.isinf(high) else high - abs(high) - 1.0
+    return low + abs(low) + 1.0 if math.isinf(high) else 0.5 * (low + high)
+
+
+def _mass(low: float, high: float, shift: float, p: float, q: float, epsilon: float) -> float:
+    """Return P − e^ε Q of an interval."""
+    return math.exp(_log_interval(low / p, high / p)) - math.exp(
+        epsilon + _log_interval((low - shift) / q, (high - shift) / q)
+    )
+
+
+def _log_interval(low: float, high: float) -> float:
+    """Return log(Φ(high) − Φ(low)), precise in both tails."""
+    if low > 0.0:
+        low, high = -high, -low
+    upper, lower = float(log_ndtr(high)), float(log_ndtr(low))
+    return upper + math.log1p(-math.exp(lower - upper)) if upper > lower else -math.inf
 
 
 @dataclass(frozen=True)
@@ -130,3 +219,77 @@ def estimate_views(
         sums=law.epsilon(ones, scaled, delta=delta),
         final_model=law.epsilon(shares, sum(one.variance for one in rounds), delta=delta),
     )
+
+
+def views_of(federation: Federation, laws: Mapping[int, UploadLaw | None]) -> dict[int, Views]:
+    """Return the estimates of every audited client with a measured law.
+
+    Noise of a client that was not audited is scaled from its charged noise, by the mean ratio of
+    the audited ones: all clients have the same optimizer.
+
+    There is no estimate for the final model of a server optimizer or an average: it is NaN.
+
+    Args:
+        federation: with plans.
+        laws: law of the uploads, by client.
+    """
+    known = {client: law for client, law in laws.items() if law is not None}
+    plans = federation.plans
+    if plans is None or not known:
+        return {}
+    weights = [float(weight) for weight in federation.weights.values]
+    own_rounds = [_rounds(federation, client, plan) for client, plan in enumerate(plans)]
+    rounds = noise_of_rounds(
+        _participants(own_rounds, federation.participation.rounds),
+        _noise(federation, plans, known),
+        weights,
+    )
+    views = {
+        client: estimate_views(
+            law,
+            [number - 1 for number in own_rounds[client]],
+            weights[client],
+            rounds,
+            delta=plans[client].delta,
+        )
+        for client, law in known.items()
+    }
+    if _is_sum_of_rounds(federation):
+        return views
+    return {client: replace(one, final_model=math.nan) for client, one in views.items()}
+
+
+def _is_sum_of_rounds(federation: Federation) -> bool:
+    """Whether the final model is the sum of all rounds' mean updates, as its estimate takes it."""
+    settings = federation.experiment.federation
+    return settings.algorithm.name == "fedavg" and settings.server_averaging is None
+
+
+def _rounds(federation: Federation, client: int, plan: PrivacyPlan) -> tuple[int, ...]:
+    """Return the rounds that a client's budget affords."""
+    count = federation.steps.rounds_in(client, plan.steps_to_take)
+    return federation.participation.rounds_of(client)[:count]
+
+
+def _participants(own_rounds: Sequence[Sequence[int]], rounds: int) -> Iterator[list[int]]:
+    """Yield the participants of each round."""
+    found: list[list[int]] = [[] for _ in range(rounds)]
+    for client, numbers in enumerate(own_rounds):
+        for number in numbers:
+            found[number - 1].append(client)
+    yield from found
+
+
+def _noise(
+    federation: Federation, plans: Sequence[PrivacyPlan], known: Mapping[int, UploadLaw]
+) -> dict[int, float]:
+    """Return the variance of the noise of every client's upload."""
+    terms = federation.client_privacy or ()
+    charged = [
+        (release.noise_multiplier * own.privacy.clip_norm / release.expected_lot) ** 2
+        for plan, own in zip(plans, terms, strict=True)
+        for release in (plan.release_as(DpSgdMechanism),)
+    ]
+    ratio = float(np.mean([law.noise / charged[client] for client, law in known.items()]))
+    measured = {client: law.noise for client, law in known.items()}
+    return {client: ratio * variance for client, variance in enumerate(charged)} | measured

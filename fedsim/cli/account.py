@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedsim.cli.options import json_option
-from fedsim.cli.output import print_json
+from fedsim.cli.options import json_option, print_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -83,8 +82,7 @@ def account_command(
         independent_noise=independent_noise,
     )
     if registry is not None:
-        from fedsim.account.facts import facts_of
-        from fedsim.account.registry_entry import registry_entry
+        from fedsim.account.registry_entry import facts_of, registry_entry
 
         Path(registry).write_text(registry_entry(facts_of(account, read)))
     if as_json:

@@ -5,8 +5,7 @@ from contextlib import nullcontext
 
 import click
 
-from fedsim.cli.options import json_option, overrides_argument, verbose_option
-from fedsim.cli.output import print_json
+from fedsim.cli.options import json_option, overrides_argument, print_json, verbose_option
 from fedsim.core.errors import ExitCode
 from fedsim.core.limits import MAX_AUDITED_STEPS, MAX_CLIENTS
 
@@ -55,7 +54,7 @@ def audit_command(
     from fedsim.audit.audit import audit_experiment
     from fedsim.audit.terminal import print_audit
     from fedsim.experiment import load_experiment
-    from fedsim.report.phase_display import shown_phases
+    from fedsim.report.progress import shown_phases
 
     def print_progress(done: int, of: int) -> None:
         if not quiet:

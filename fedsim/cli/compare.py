@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedsim.cli.options import json_option
-from fedsim.cli.output import fail, print_json
+from fedsim.cli.options import fail, json_option, print_json
 from fedsim.core.errors import ExitCode
 
 if TYPE_CHECKING:

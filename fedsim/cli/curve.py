@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedsim.cli.options import bounds_option, json_option, overrides_argument
-from fedsim.cli.output import print_json
+from fedsim.cli.options import bounds_option, json_option, overrides_argument, print_json
 from fedsim.core.errors import FedsimError
-from fedsim.core.quick_imports import quick_imports
+from fedsim.core.imports import quick_imports
 
 if TYPE_CHECKING:
     from fedsim.planning.bounds import BoundCurve
@@ -108,7 +107,7 @@ def curve_command(
     z. With FILE, q, z, T and δ are those of each kind of clients of the experiment.
     """  # noqa: D301  click keeps the lines after \b
     with quick_imports():
-        from fedsim.report.bounds_table import print_bound_curve, print_client_kinds
+        from fedsim.report.plan_terminal import print_bound_curve, print_client_kinds
         from fedsim.report.svg import check_figure_path
 
     path = None if plot is None else check_figure_path(Path(plot))
@@ -124,7 +123,7 @@ def curve_command(
     if csv_path is not None:
         _write_csv(curves, Path(csv_path))
     if path is not None and drawn is not None:
-        from fedsim.report.bounds_plot import write_bounds_plot
+        from fedsim.report.line_plot import write_bounds_plot
 
         write_bounds_plot(drawn, path, marks=marks, whose=whose)
     if as_json:
@@ -185,7 +184,7 @@ def _of_experiment(
     with quick_imports():
         from fedsim.experiment import load_experiment
         from fedsim.planning.client_bounds import experiment_curves
-        from fedsim.report.phase_display import shown_phases
+        from fedsim.report.progress import shown_phases
 
     loaded = load_experiment(file, overrides)
     with shown_phases() as phases, _usage_errors():
@@ -216,6 +215,6 @@ def _clients(curve: "BoundCurve", kinds: int) -> str:
 
 
 def _write_csv(curves: "Sequence[BoundCurve]", path: Path) -> None:
-    from fedsim.report.bounds_table import bounds_csv
+    from fedsim.report.plan_terminal import bounds_csv
 
     path.write_text(bounds_csv(curves), encoding="utf-8")

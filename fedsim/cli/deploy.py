@@ -4,8 +4,7 @@ from pathlib import Path
 
 import click
 
-from fedsim.cli.options import json_option, overrides_argument
-from fedsim.cli.output import print_json
+from fedsim.cli.options import json_option, overrides_argument, print_json
 
 
 @click.command("deploy", short_help="Write FILE as a Flower app for SuperNodes.")

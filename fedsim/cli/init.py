@@ -5,8 +5,7 @@ from pathlib import Path
 
 import click
 
-from fedsim.cli.options import json_option
-from fedsim.cli.output import print_json
+from fedsim.cli.options import json_option, print_json
 
 
 @click.command("init", short_help="Write an experiment to start from into a new directory DIR.")

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import click
 
-from fedsim.cli.options import json_option
-from fedsim.cli.output import fail, print_json
+from fedsim.cli.options import fail, json_option, print_json
 from fedsim.core.errors import ExitCode
 
 

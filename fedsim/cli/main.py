@@ -9,11 +9,10 @@ from typing import TextIO
 import click
 
 import fedsim
-from fedsim.cli.output import say
-from fedsim.core.by_name import ByName
-from fedsim.core.errors import ExitCode, FedsimError
-from fedsim.core.file_errors import describe_os_error
-from fedsim.core.interruption import Interruption
+from fedsim.cli.options import say
+from fedsim.core.commands import Interruption
+from fedsim.core.errors import ExitCode, FedsimError, describe_os_error
+from fedsim.core.imports import ByName
 from fedsim.core.plugin_errors import contained_os_exit
 
 SECTIONS = {

@@ -4,8 +4,7 @@ import sys
 
 import click
 
-from fedsim.cli.options import json_option
-from fedsim.cli.output import fail, print_json
+from fedsim.cli.options import fail, json_option, print_json
 from fedsim.core.errors import ExitCode
 
 _PIPED_WIDTH = 1000  # one line for each name, for grep
@@ -28,7 +27,7 @@ def list_command(kinds: tuple[str, ...], as_json: bool) -> None:
     A KIND, such as datasets, metrics or samplings, lists the names of that kind alone.
     """
     from fedsim.catalog import KEYS, catalog
-    from fedsim.experiment.text import any_of, did_you_mean
+    from fedsim.experiment.errors import any_of, did_you_mean
 
     entries = catalog()
     for kind in kinds:

@@ -6,10 +6,16 @@ from typing import Any
 
 import click
 
-from fedsim.cli.options import bounds_option, json_option, overrides_argument, verbose_option
-from fedsim.cli.output import fail, print_json
+from fedsim.cli.options import (
+    bounds_option,
+    fail,
+    json_option,
+    overrides_argument,
+    print_json,
+    verbose_option,
+)
 from fedsim.core.errors import ExitCode
-from fedsim.core.quick_imports import quick_imports
+from fedsim.core.imports import quick_imports
 
 
 @click.command("plan", short_help="Show the privacy spend and noise of FILE, without training.")
@@ -51,8 +57,8 @@ def plan_command(
         return
     with quick_imports():
         from fedsim.planning.projection import plan_experiment
-        from fedsim.report.phase_display import shown_phases
         from fedsim.report.plan_terminal import print_plan
+        from fedsim.report.progress import shown_phases
 
     path = None
     if plot is not None:
@@ -63,7 +69,7 @@ def plan_command(
     with shown_phases() as phases:
         planned = plan_experiment(loaded, curves=curves, bounds=bounds, phases=phases)
     if path is not None:
-        from fedsim.report.plan_plot import write_plan_plot
+        from fedsim.report.line_plot import write_plan_plot
 
         write_plan_plot(planned, path)
     _show(planned, print_plan, as_json=as_json)
@@ -73,8 +79,8 @@ def _advise(file: str, overrides: tuple[str, ...], *, as_json: bool) -> None:
     with quick_imports():
         from fedsim.experiment import load_experiment
         from fedsim.planning.advice.advice import advise_experiment
-        from fedsim.report.advice_table import print_advice
-        from fedsim.report.phase_display import shown_phases
+        from fedsim.report.plan_terminal import print_advice
+        from fedsim.report.progress import shown_phases
 
     loaded = load_experiment(file, overrides)
     with shown_phases() as phases:

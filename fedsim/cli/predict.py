@@ -5,11 +5,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fedsim.cli.options import json_option
-from fedsim.cli.output import fail, print_json
-from fedsim.core.csv_text import csv_text
+from fedsim.cli.options import fail, json_option, print_json
 from fedsim.core.errors import ExitCode
-from fedsim.core.json_numbers import finite_or_none
+from fedsim.core.text_formats import csv_text, finite_or_none
 
 if TYPE_CHECKING:
     from fedsim.runs.prediction import Predictions

@@ -4,11 +4,10 @@ from pathlib import Path
 
 import click
 
-from fedsim.cli.options import json_option, overrides_argument, verbose_option
-from fedsim.cli.output import fail, print_json
+from fedsim.cli.options import fail, json_option, overrides_argument, print_json, verbose_option
+from fedsim.core.commands import Interruption
 from fedsim.core.errors import ExitCode
-from fedsim.core.interruption import Interruption
-from fedsim.core.quick_imports import quick_imports
+from fedsim.core.imports import quick_imports
 
 
 @click.command("run")

@@ -4,8 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedsim.cli.options import json_option, overrides_argument, verbose_option
-from fedsim.cli.output import print_json
+from fedsim.cli.options import json_option, overrides_argument, print_json, verbose_option
 
 if TYPE_CHECKING:
     from fedsim.experiment import Experiment, LoadedExperiment
@@ -29,7 +28,7 @@ def validate_command(file: str, overrides: tuple[str, ...], with_data: bool, as_
     Lists the code that a run would execute and the files that it would read. With --data this code
     is executed and these files are read, and the last lines describe the data.
     """
-    from fedsim.deployment.plugin_digest import plugin_digest
+    from fedsim.deployment.policy import plugin_digest
     from fedsim.experiment import load_experiment
     from fedsim.planning.footprint import find_footprint
 
@@ -51,7 +50,7 @@ def validate_command(file: str, overrides: tuple[str, ...], with_data: bool, as_
 
 def _find(loaded: "LoadedExperiment") -> "DataFindings":
     from fedsim.planning.data_check import check_data
-    from fedsim.report.phase_display import shown_phases
+    from fedsim.report.progress import shown_phases
 
     with shown_phases() as phases:
         return check_data(loaded, phases=phases)

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fedsim.cli.options import json_option
-from fedsim.cli.output import print_json
+from fedsim.cli.options import json_option, print_json
 from fedsim.core.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -49,7 +48,7 @@ def verify_command(
     recomputed from its ledger, and --root is the hash of the last record there.
     """
     from fedsim.comparison.search.verify import is_search
-    from fedsim.report.phase_display import shown_phases
+    from fedsim.report.progress import shown_phases
     from fedsim.runs.directory import RunDirectory
     from fedsim.runs.run_lock import refuse_in_use
     from fedsim.runs.verification import verify_run

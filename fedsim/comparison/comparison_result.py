@@ -5,11 +5,17 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from fedsim.comparison.notes import notes_of, seeds_text
 from fedsim.comparison.outcomes import RunOutcome
 from fedsim.comparison.results import Results, VariantResult
 from fedsim.comparison.scores import scores_json
-from fedsim.comparison.text import difference_text, guarantee_text, interval_text, metric_words
+from fedsim.comparison.text import (
+    difference_text,
+    guarantee_text,
+    interval_text,
+    metric_words,
+    notes_of,
+    seeds_text,
+)
 from fedsim.comparison.tuning import Tuning
 
 

@@ -13,7 +13,7 @@ from fedsim.experiment import Experiment
 from fedsim.models.scores.catalog import computed_metrics
 from fedsim.report.scores import Scores, read_scores
 from fedsim.runs.directory import RunDirectory, RunDirectoryError
-from fedsim.runs.personal_scores import personal_metrics
+from fedsim.runs.scores import personal_metrics
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from fedsim.comparison.statistics import (
 )
 from fedsim.comparison.units import OBSERVER_OF, Baseline, UnitGroup, group_by_unit
 from fedsim.core.errors import FedsimError, InputError
-from fedsim.runs.schema import SCHEMAS
+from fedsim.runs.files import SCHEMAS
 
 _MAX_REASONS = 10
 _PREFERRED = ("test_accuracy", "test_r2", "test_loss")

@@ -16,7 +16,7 @@ from fedsim.comparison.results import Results, VariantResult
 from fedsim.comparison.text import common_words
 from fedsim.core.formatting import metric_text
 from fedsim.report.scores import Scores, quoted, recall_text
-from fedsim.report.tables import figure_table
+from fedsim.report.terminal_text import figure_table
 
 _MAX_ROWS = 10  # classes in a terminal: those with the largest losses
 _MAX_COLUMNS = 4  # variants in a terminal

@@ -19,7 +19,6 @@ from fedsim.comparison.comparison_result import ComparisonResult
 from fedsim.comparison.differences import SettingsTable
 from fedsim.comparison.execution.jobs import Job
 from fedsim.comparison.file.load import LoadedComparison
-from fedsim.comparison.notes import notes_of, seeds_text
 from fedsim.comparison.results import Results, VariantResult
 from fedsim.comparison.scores import baseline_note, score_warnings, scores_table
 from fedsim.comparison.text import (
@@ -28,12 +27,13 @@ from fedsim.comparison.text import (
     guarantee_text,
     interval_text,
     metric_words,
+    notes_of,
     p_text,
     seconds_text,
+    seeds_text,
 )
-from fedsim.report.lines import print_sentence
 from fedsim.report.notebook import notebook_console
-from fedsim.report.tables import print_table
+from fedsim.report.terminal_text import print_sentence, print_table
 
 _MAX_COLUMNS = 4
 

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from fedsim.accountant.accountants import RdpAccountant
-from fedsim.accountant.adjacency import Adjacency, check_adjacency
 from fedsim.accountant.arrays import Floats
+from fedsim.accountant.events import Adjacency, check_adjacency
 from fedsim.accountant.ledger.journal import FileJournal, total_of
 from fedsim.accountant.rdp.conversion import epsilon_from_rdp
 from fedsim.accountant.rdp.curves import total_rdp

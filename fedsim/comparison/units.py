@@ -7,8 +7,8 @@ promises. No ranking and no difference may have both.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from fedsim.experiment.errors import KeyPath
 from fedsim.experiment.messages import PathMessage
-from fedsim.experiment.text import KeyPath
 
 Baseline = str | Mapping[str, str]
 """The baseline of all variants, or the baseline of each unit."""

@@ -1,6 +1,9 @@
-"""The base of all errors that fedsim raises, and the exit codes of the command line."""
+"""The base of all errors that fedsim raises, exit codes, and errors of files with their name."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import IntEnum
+from pathlib import Path
 
 
 class ExitCode(IntEnum):
@@ -27,3 +30,35 @@ class InputError(FedsimError, ValueError):
     """A mistake in a command, an input file, or a plug-in; the message says how to fix it."""
 
     exit_code = ExitCode.WRONG_INPUT
+
+
+class StorageError(FedsimError, OSError):
+    """An error of the operating system at a file; the message says what is kept."""
+
+
+@contextmanager
+def name_file(path: Path) -> Iterator[None]:
+    """Give an OSError of the block the name of its file; a failed write carries none.
+
+    Raises:
+        OSError: as in the block, with `filename`.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None or error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def os_error_text(error: OSError) -> str:
+    """Return what the operating system says, without its number and the name of the file."""
+    return error.strerror or str(error) or type(error).__name__
+
+
+def describe_os_error(error: OSError) -> str:
+    """Return an error of the operating system as one line with the name of its file."""
+    if isinstance(error, StorageError):
+        return str(error)
+    names = " -> ".join(str(name) for name in (error.filename, error.filename2) if name is not None)
+    return f"{names}: {os_error_text(error)}" if names else os_error_text(error)

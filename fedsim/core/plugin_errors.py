@@ -1,4 +1,4 @@
-"""Errors of plug-ins: one short line with the place, and no way to end the program in silence.
+"""What a plug-in cannot do: fail without a line and a place, end the program, or replace torch.
 
 A plug-in may raise anything: `SystemExit`, `GeneratorExit`, an exception of its own whose text
 raises or has a million characters. Every call of a plug-in is inside `plugin_calls`, which raises
@@ -7,18 +7,61 @@ one error with a message for people, or inside `contained_exits`, for code that 
 
 `os._exit` is no exception: inside `contained_os_exit` a call of it raises one. A plug-in that ends
 the process in another way (a signal, `os.exec`, C) cannot be caught there.
+
+A plug-in that replaces a function of torch that noise and clipping are computed with, such as
+`torch.linalg.vector_norm`, changes the mechanism of every client: its norms need not be norms.
 """
 
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
-from types import TracebackType
+from types import (
+    BuiltinFunctionType,
+    FunctionType,
+    MethodDescriptorType,
+    TracebackType,
+    WrapperDescriptorType,
+)
 from typing import Any, NoReturn
 
 from fedsim.core.errors import FedsimError, InputError
-from fedsim.core.torch_functions import replaced_functions
+
+_IN_C = (BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType)
+_IN_PYTHON = ("torch._tensor", "torch.functional")
+
+
+@cache
+def original_functions() -> dict[str, object]:
+    """Return torch's functions by name, as they were at the first call: before any plug-in."""
+    return dict(_functions())
+
+
+def replaced_functions() -> list[str]:
+    """Return the names of functions that are no longer the original ones."""
+    if "torch" not in sys.modules:
+        return []
+    now = dict(_all())
+    return [name for name, value in original_functions().items() if now.get(name) != value]
+
+
+def _functions() -> Iterator[tuple[str, object]]:
+    for name, value in _all():
+        is_python = isinstance(value, FunctionType) and value.__module__ in _IN_PYTHON
+        if is_python or isinstance(value, _IN_C):
+            yield name, value
+
+
+def _all() -> Iterator[tuple[str, object]]:
+    import torch
+
+    for owner in (torch, torch.linalg, torch.Tensor):
+        prefix = "torch" if owner is torch else f"torch.{owner.__name__.rpartition('.')[2]}"
+        own = dict.fromkeys([*vars(owner), *(dir(owner) if isinstance(owner, type) else ())])
+        yield from ((f"{prefix}.{name}", getattr(owner, name)) for name in own)
+
 
 MAX_ERROR_CHARS = 500
 """Most characters of a foreign error's text in a message."""

@@ -1,24 +1,191 @@
 """Plug-ins of an experiment file: `package.module:callable` or `./file.py:callable`.
 
-Modules of the experiment's directory are loaded by `plugin_package`, once for each content: an
-edited file, and all modules beside it, are loaded anew. Other modules are imported as usual, and
-one that is edited after its import is refused.
+Modules of the experiment's directory are loaded into a package of their own, once for each content:
+an edited file, and all modules beside it, are loaded anew, together; objects of an older version
+keep their modules. Other modules are imported as usual, and one that is edited after its import is
+refused.
+
+A plug-in's imports from its directory are served here and not by `sys.path`: from source files as
+`plugin_sources` read them, under module names of their own. So the code that runs is the code that
+the digest is of. The standard library and fedsim take precedence over files of the directory;
+installed packages do not.
 """
 
+import builtins
+import hashlib
 import importlib
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from importlib.util import spec_from_file_location
+from itertools import count, takewhile
 from pathlib import Path
+from threading import RLock
 from types import ModuleType
-from typing import Any
+from typing import Any, Self
 
 from fedsim.core.plugin_errors import PluginError as PluginError
 from fedsim.core.plugin_errors import describe_error as describe_error
+from fedsim.core.plugin_errors import original_functions
 from fedsim.core.plugin_errors import plugin_calls as plugin_calls
-from fedsim.core.plugin_package import PluginPackage
-from fedsim.core.plugin_sources import SourceFile, plugin_directory, trace_plugin
-from fedsim.core.torch_functions import original_functions
+from fedsim.core.plugin_sources import (
+    SourceFile,
+    find_file,
+    is_foreign,
+    plugin_directory,
+    trace_plugin,
+)
+
+_import = builtins.__import__
+
+
+class PluginPackage(ModuleType):
+    """Root of the modules of one directory. `sys.modules` is the only registry.
+
+    Args:
+        name: its name in `sys.modules`.
+        directory: the directory.
+    """
+
+    def __init__(self, name: str, directory: Path) -> None:
+        super().__init__(name, doc=f"Plug-in modules of {directory}.")
+        self.__path__ = []  # no other import may find files there
+        self._directory = directory
+        self._files: dict[str, SourceFile] = {}
+        self._read: dict[str, frozenset[str]] = {}
+        self._lock = RLock()
+
+    @classmethod
+    def of(cls, directory: Path, plugin: str, files: Iterable[SourceFile]) -> Self:
+        """Return the current package of a directory, with the files of one more plug-in.
+
+        Args:
+            directory: the directory, resolved.
+            plugin: name of the plug-in's module.
+            files: files of the directory that the plug-in leads to, as they are now.
+        """
+        new = {file.name: file for file in files}
+        prefix = f"fedsim_plugin_{hashlib.sha256(str(directory).encode()).hexdigest()[:16]}_"
+        names = takewhile(sys.modules.__contains__, (f"{prefix}{n}" for n in count()))
+        loaded = list(names)
+        package = sys.modules[loaded[-1]] if loaded else None
+        if not isinstance(package, cls) or package._is_outdated(plugin, new):
+            package = cls(f"{prefix}{len(loaded)}", directory)
+            sys.modules[package.__name__] = package
+        package._files.update(new)
+        package._read[plugin] = frozenset(new)
+        return package
+
+    def load(self, name: str) -> ModuleType:
+        """Return a module of the directory, executed at its first use.
+
+        Args:
+            name: dotted name below the directory.
+
+        Raises:
+            ModuleNotFoundError: no file of the directory has this name.
+            BaseException: whatever the module raises.
+        """
+        with self._lock:
+            above, _, last = name.rpartition(".")
+            parent = self.load(above) if above else self
+            full = f"{self.__name__}.{name}"
+            if full not in sys.modules:
+                self._execute(name, full)
+                setattr(parent, last, sys.modules[full])
+            return sys.modules[full]
+
+    def _execute(self, name: str, full: str) -> None:
+        file = self._files.get(name)
+        if file is None and not self._has(name):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        module = ModuleType(full)
+        is_package = file is None or file.is_package
+        module.__package__ = full if is_package else full.rpartition(".")[0]
+        if is_package:
+            module.__path__ = []
+        sys.modules[full] = module
+        if file is None:  # a directory without __init__.py
+            return
+        module.__file__ = str(file.path)
+        inside = [] if is_package else None
+        module.__spec__ = spec_from_file_location(
+            full, file.path, submodule_search_locations=inside
+        )
+        module.__dict__["__builtins__"] = {**vars(builtins), "__import__": self._import_module}
+        try:
+            exec(compile(file.content, str(file.path), "exec"), module.__dict__)
+        except BaseException:
+            del sys.modules[full]
+            raise
+
+    def _import_module(
+        self,
+        name: str,
+        globals: Mapping[str, Any] | None = None,
+        locals: Mapping[str, Any] | None = None,
+        fromlist: Sequence[str] | None = (),
+        level: int = 0,
+    ) -> ModuleType:
+        """Serve an import statement of a plug-in; arguments as of `__import__`."""
+        top = name.partition(".")[0]
+        if level == 0 and not self._is_local(top):
+            return _import(name, globals, locals, fromlist or (), level)
+        above = self._above(globals or {}, level) if level else ""
+        absolute = ".".join(part for part in (above, name) if part)
+        module = self.load(absolute) if absolute else self
+        if not fromlist:
+            return self.load(absolute.partition(".")[0])
+        wanted = getattr(module, "__all__", ()) if "*" in fromlist else fromlist
+        for item in wanted:
+            inner = f"{absolute}.{item}" if absolute else item
+            if not hasattr(module, item) and self._has(inner):
+                self.load(inner)
+        return module
+
+    def _above(self, globals: Mapping[str, Any], level: int) -> str:
+        package = str(globals.get("__package__", "")).removeprefix(self.__name__)
+        parts = [part for part in package.split(".") if part]
+        if level - 1 > len(parts):
+            raise ImportError("attempted relative import beyond the plug-in's directory")
+        return ".".join(parts[: len(parts) + 1 - level])
+
+    def _is_local(self, top: str) -> bool:
+        """Whether a top-level module is one of the directory.
+
+        Raises:
+            ImportError: it is, but no import statement names it, so that its digest is not known.
+        """
+        if is_foreign(top) or self._has(top):
+            return not is_foreign(top)
+        if find_file(self._directory, top) is not None:
+            raise ImportError(
+                f"{top} is in {self._directory}, but no import statement of the plug-in names it: "
+                "write `import`, so that fedsim knows the plug-in's sources",
+                name=top,
+            )
+        return False
+
+    def _has(self, name: str) -> bool:
+        return name in self._files or any(each.startswith(f"{name}.") for each in self._files)
+
+    def _is_outdated(self, plugin: str, new: Mapping[str, SourceFile]) -> bool:
+        """Whether a file changed since it was read, or the plug-in now leads to other files."""
+        if self._read.get(plugin, frozenset(new)) != frozenset(new):
+            return True
+        return any(
+            file.content != (new[name].content if name in new else _content(file.path))
+            or file.path != (new[name].path if name in new else file.path)
+            for name, file in self._files.items()
+        )
+
+
+def _content(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return None
+
 
 _FORMS = "package.module:callable or ./file.py:callable"
 

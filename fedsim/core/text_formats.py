@@ -1,7 +1,13 @@
-"""JSON and YAML of files that anyone may have written: every mistake is one error with one line."""
+"""JSON, YAML and CSV: one error with one line for each mistake, no NaN, no cell that is a formula.
 
+JSON has no infinity and no NaN. Files that anyone may have written are read strictly; a
+spreadsheet shows the CSV as it is.
+"""
+
+import csv
 import json
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import yaml
@@ -39,3 +45,49 @@ def _parse(parse: Callable[[_Text], Any], text: _Text) -> Any:
     except (yaml.YAMLError, ValueError, OverflowError) as error:  # ValueError: a date, a number
         message = next(iter(str(error).splitlines()), type(error).__name__)
         raise FormatError(message) from error
+
+
+def finite_or_none(value: float) -> float | None:
+    """Return the value, or None (JSON's null) where it is infinite or NaN."""
+    return value if math.isfinite(value) else None
+
+
+_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
+
+
+def csv_text(columns: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
+    """Return a table as CSV.
+
+    A spreadsheet runs text that begins with = + - @, a tab or a carriage return. Such text gets an
+    apostrophe in front, and numbers stay numbers, also as text.
+
+    Args:
+        columns: names of the columns.
+        rows: their cells; None is an empty cell.
+    """
+    lines = _Lines()
+    writer = csv.writer(lines)
+    writer.writerow(map(_plain, columns))
+    writer.writerows(map(_plain, row) for row in rows)
+    return "".join(lines)
+
+
+class _Lines(list[str]):
+    """Lines with a line feed alone; `csv` itself would leave a carriage return without quotes."""
+
+    def write(self, line: str) -> None:
+        self.append(f"{line[:-2]}\n")
+
+
+def _plain(cell: object) -> object:
+    if isinstance(cell, str) and cell.startswith(_FORMULA_STARTS) and not _is_number(cell):
+        return f"'{cell}"
+    return cell
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return not text[0].isspace()

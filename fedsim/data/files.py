@@ -1,13 +1,231 @@
-"""Datasets from files: .npz archives, .csv and .parquet tables."""
+"""Datasets from files: .npz archives of `numpy.savez`, .csv and .parquet tables."""
 
-from collections.abc import Mapping
+import lzma
+import math
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import IO
 
-from fedsim.data.arrays.npz_file import read_npz
-from fedsim.data.conversion import Dataset
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from fedsim.core.limits import machine_bytes
+from fedsim.data.conversion import Dataset, to_dataset
 from fedsim.data.examples import DataError
+from fedsim.data.names import quoted, unknown_name
 from fedsim.data.settings import FileDataset, ImageSettings
 from fedsim.data.tables.dataset import read_tables
+from fedsim.data.tables.settings import as_text
+
+_FEATURE_NAMES = ("x", "features")
+_SPLIT_FEATURE_NAMES = ("x", "X", "features", "images", "data")
+_SPLIT_FORMS = ("{name}_{split}", "{split}_{name}")
+
+
+def read_npz(
+    path: Path,
+    target: str,
+    *,
+    tokens: bool = False,
+    images: ImageSettings | None = None,
+    group: str | None = None,
+) -> Dataset:
+    """Return the dataset in an archive of `numpy.savez`.
+
+    The features are the only array beside the target, or the array `x` or `features`. Arrays
+    `x_test` and `<target>_test` are the dataset's own test set. Names of the two parts as Keras
+    and MedMNIST have them work likewise: with the target `y` the arrays `x_train`, `y_train`,
+    `x_test`, `y_test`, and with `labels` the arrays `train_images`, `train_labels` and so on.
+    Pickled objects are never loaded.
+
+    Guarantee: only these arrays are read. Memory is taken for them only if the archive holds as
+    many bytes as their headers say and this machine has room for all of them.
+
+    Args:
+        path: the file.
+        target: name of the array of targets, without the name of the part.
+        tokens: whether features are tokens (see `to_dataset`).
+        images: `data.images` of the experiment.
+        group: the array (n,) that names the client of each training example, or None.
+
+    Raises:
+        DataError: the archive is damaged, a name is missing or ambiguous, or an array cannot be
+            used.
+    """
+
+    def choose(names: list[str]) -> list[str | None]:
+        if group is not None and group not in names:
+            raise DataError(unknown_name(path, "array", group, names))
+        return [*_choose_arrays(path, target, [one for one in names if one != group]), group]
+
+    *arrays, clients = _read_arrays(path, choose)
+    try:
+        data = to_dataset(*arrays, tokens=tokens, images=images)
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from error
+    if group is None or clients is None:
+        return data
+    if clients.shape != (len(data.train),) or clients.dtype.kind not in "iubUS":
+        raise DataError(
+            f"{path}: array {group!r} names the client of each of {len(data.train)} training "
+            f"examples as whole numbers or text, got {clients.dtype} of shape {clients.shape}"
+        )
+    return data._replace(groups={group: tuple(as_text(one) for one in clients.tolist())})
+
+
+def read_npz_features(
+    path: Path, *, tokens: bool = False, images: ImageSettings | None = None
+) -> NDArray[np.float32] | NDArray[np.int64]:
+    """Return the features in an archive without targets, as `read_npz` does.
+
+    Args:
+        path: the file.
+        tokens: whether features are tokens (see `to_dataset`).
+        images: `data.images` of the experiment.
+
+    Raises:
+        DataError: as `read_npz`.
+    """
+    (features,) = _read_arrays(path, lambda names: [_feature_array(path, names)])
+    blank = np.zeros(0 if features is None else len(features), np.int64)
+    try:
+        return to_dataset(features, blank, tokens=tokens, images=images).train.features
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from error
+
+
+def array_names(path: Path) -> list[str]:
+    """Return the names of the arrays in an archive.
+
+    Raises:
+        DataError: the file is no archive.
+    """
+    found: list[str] = []
+    _read_arrays(path, lambda names: found.extend(names) or [])
+    return found
+
+
+def _read_arrays(
+    path: Path, choose: Callable[[list[str]], list[str | None]]
+) -> list[NDArray[np.generic] | None]:
+    """Return the arrays that `choose` names, given the names in the archive."""
+    if not zipfile.is_zipfile(path):  # np.load also accepts a single array
+        raise DataError(f"{path}: is not an .npz archive; write one with numpy.savez")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = [n.removesuffix(".npy") for n in archive.namelist() if n.endswith(".npy")]
+            chosen = choose(names)
+            _check_sizes(path, archive, chosen)
+            return [None if name is None else _read(archive, name) for name in chosen]
+    except (ValueError, OSError, EOFError, MemoryError, NotImplementedError) as error:
+        raise _unreadable(path, error) from error
+    except (RuntimeError, zipfile.BadZipFile, zlib.error, lzma.LZMAError) as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: Exception) -> DataError:
+    if isinstance(error, DataError):
+        return error
+    reason = " ".join(str(error).split()) or type(error).__name__
+    return DataError(f"{path}: cannot be read as .npz without pickle: {reason}")
+
+
+def _choose_arrays(path: Path, target: str, names: list[str]) -> list[str | None]:
+    """Return the names of features, targets, test features and test targets."""
+    for form in _SPLIT_FORMS:
+        target_of = _strip_split(form, target)
+        if form.format(name=target_of, split="train") in names:
+            return _choose_splits(path, form, target_of, names)
+    tests = ("x_test", f"{target}_test")
+    if len(set(tests) & set(names)) == 1:
+        raise DataError(f"{path}: a test set needs both of {quoted(set(tests))}; add the other")
+    left = [name for name in names if name not in tests]
+    if target not in left:
+        raise DataError(unknown_name(path, "array", target, left))
+    left = [name for name in left if name != target]
+    test = [name if name in names else None for name in tests]
+    return [_feature_array(path, left), target, *test]
+
+
+def _strip_split(form: str, name: str) -> str:
+    """Return `y` for `y_train` or `train_y`; other names as they are."""
+    before, after = form.format(name="|", split="train").split("|")
+    if len(name) > len(before) + len(after) and name.startswith(before) and name.endswith(after):
+        return name[len(before) : len(name) - len(after)]
+    return name
+
+
+def _choose_splits(path: Path, form: str, target: str, names: list[str]) -> list[str | None]:
+    """Return the names of the arrays of an archive whose names say training or test."""
+    features = [
+        name for name in _SPLIT_FEATURE_NAMES if form.format(name=name, split="train") in names
+    ]
+    if len(features) != 1:
+        wanted = quoted(form.format(name=name, split="train") for name in _SPLIT_FEATURE_NAMES)
+        raise DataError(f"{path}: the features must be one of {wanted}; got {quoted(names[:10])}")
+    tests = [form.format(name=name, split="test") for name in (features[0], target)]
+    if len(set(tests) & set(names)) == 1:
+        raise DataError(f"{path}: a test set needs both of {quoted(tests)}; add the other")
+    train = [form.format(name=name, split="train") for name in (features[0], target)]
+    return [*train, *(name if name in names else None for name in tests)]
+
+
+def _feature_array(path: Path, names: list[str]) -> str:
+    if len(names) == 1:
+        return names[0]
+    named = [name for name in _FEATURE_NAMES if name in names]
+    if len(named) == 1:
+        return named[0]
+    raise DataError(
+        f"{path}: the features must be the only array beside the target, or be named x or "
+        f"features; got {quoted(names[:10]) or 'no other array'}"
+    )
+
+
+def _check_sizes(path: Path, archive: zipfile.ZipFile, names: list[str | None]) -> None:
+    """Check, from the headers alone, that the arrays are as large as they say and fit."""
+    total = 0
+    for name in names:
+        if name is None:
+            continue
+        with _open(archive, name) as member:
+            shape, dtype = _header(member)
+            declared = math.prod(shape) * dtype.itemsize
+            start = member.tell()
+        held = archive.getinfo(f"{name}.npy").file_size - start
+        if declared != held:
+            raise DataError(
+                f"{path}: array {name!r} has shape {shape} of {dtype}, which are {declared:,} "
+                f"bytes, but the archive holds {held:,}; write it anew with numpy.savez"
+            )
+        total += declared
+    if total > machine_bytes():
+        raise DataError(
+            f"{path}: the arrays need {total / 2**30:,.0f} GiB, and this machine has "
+            f"{machine_bytes() / 2**30:,.0f} GiB of memory"
+        )
+
+
+def _header(member: IO[bytes]) -> tuple[tuple[int, ...], np.dtype]:
+    version = npy.read_magic(member)
+    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+    shape, _, dtype = read(member)
+    if dtype.hasobject:
+        raise ValueError("it holds Python objects")
+    return shape, dtype
+
+
+def _read(archive: zipfile.ZipFile, name: str) -> NDArray[np.generic]:
+    with _open(archive, name) as member:
+        return npy.read_array(member, allow_pickle=False)
+
+
+def _open(archive: zipfile.ZipFile, name: str) -> IO[bytes]:
+    return archive.open(f"{name}.npy")
+
 
 TABLE_SUFFIXES = (".csv", ".parquet")
 SUFFIXES = (".npz", *TABLE_SUFFIXES)

@@ -7,10 +7,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.data.arrays.npz_file import array_names, read_npz, read_npz_features
 from fedsim.data.conversion import to_dataset
 from fedsim.data.examples import DataError
-from fedsim.data.files import TABLE_SUFFIXES, check_file
+from fedsim.data.files import TABLE_SUFFIXES, array_names, check_file, read_npz, read_npz_features
 from fedsim.data.names import quoted
 from fedsim.data.settings import DataSettings, FileDataset
 from fedsim.data.sources import data_paths

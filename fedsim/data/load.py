@@ -1,17 +1,214 @@
-"""Every client's examples and the server's test set, loaded from `data:` of an experiment."""
+"""Every client's examples and the server's test set, loaded and split by `data:`.
 
-from collections.abc import Sequence
+Memory holds one dataset and the row numbers of each client, for any number of clients: a client's
+examples are gathered when it trains. A dataset on disk (`numpy.load(..., mmap_mode="r")`) stays
+there until then.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
+from typing import Self, overload
+
+import numpy as np
+from numpy.typing import NDArray
 
 from fedsim.core.limits import MAX_CLASSES
-from fedsim.data.client_examples import ClientExamples
+from fedsim.core.streams import Purpose, stream
+from fedsim.data.conversion import Dataset
 from fedsim.data.examples import DataError, Examples, ExampleTransform
 from fedsim.data.partitions.division import divide
 from fedsim.data.settings import DataSettings
 from fedsim.data.sources import load_dataset
-from fedsim.data.splits import hold_out, split_client
+
+DEFAULT_TEST_FRACTION = 0.2
+
+
+def hold_out(
+    dataset: Dataset, test_fraction: float | None, *, seed: int
+) -> tuple[NDArray[np.int64], Examples]:
+    """Return (row numbers of the training examples in `dataset.train`, test examples).
+
+    The training examples are not copied. Test examples are, unless the dataset brings a test set
+    with memory of its own.
+
+    Args:
+        dataset: the data, with or without a test set.
+        test_fraction: fraction of the examples to hold out, in (0, 1); None: the dataset's own test
+            set, or 0.2 without one.
+        seed: the experiment's seed.
+
+    Raises:
+        DataError: `test_fraction` is given for a dataset with a test set, or there are too few
+            examples for a test set.
+    """
+    for what, examples in (("training", dataset.train), ("test", dataset.test)):
+        if examples is not None and len(examples) == 0:
+            raise DataError(f"there must be at least one {what} example, got none")
+    if dataset.test is not None:
+        if test_fraction is not None:
+            raise DataError(
+                "data.test_fraction must be left out for a dataset that brings its own test set, "
+                f"got {test_fraction}"
+            )
+        return np.arange(len(dataset.train)), _on_its_own(dataset.test)
+    fraction = DEFAULT_TEST_FRACTION if test_fraction is None else test_fraction
+    train, test = split_indices(len(dataset.train), fraction, seed=seed)
+    return train, dataset.train.rows(test)
+
+
+def split_client(
+    rows: NDArray[np.int64], fraction: float, *, seed: int, client: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return (training rows, holdout rows) of a client, both sorted.
+
+    Args:
+        rows: row numbers of the client's examples, int64 (n,).
+        fraction: fraction to hold out, in (0, 1); n * fraction is rounded, and at least one row
+            remains for training.
+        seed: the experiment's seed.
+        client: number of the client.
+    """
+    num_held_out = min(round(len(rows) * fraction), max(len(rows) - 1, 0))
+    order = stream(seed, Purpose.HELD_OUT, client=client).permutation(len(rows))
+    return rows[np.sort(order[num_held_out:])], rows[np.sort(order[:num_held_out])]
+
+
+def split_indices(
+    num_examples: int, test_fraction: float, *, seed: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return sorted (training, test) indices of a random split, int64.
+
+    Args:
+        num_examples: number of examples n, at least 2.
+        test_fraction: fraction of test examples, in (0, 1); n * test_fraction is rounded, and each
+            part has at least one example.
+        seed: the experiment's seed.
+
+    Raises:
+        DataError: for fewer than two examples or a fraction outside (0, 1).
+    """
+    if not 0 < test_fraction < 1:
+        raise DataError(f"data.test_fraction must be between 0 and 1, got {test_fraction}")
+    if num_examples < 2:
+        raise DataError(
+            f"a test set needs at least 2 examples in all, got {num_examples}; "
+            "add examples or bring a test set of your own"
+        )
+    num_test = min(max(round(num_examples * test_fraction), 1), num_examples - 1)
+    order = stream(seed, Purpose.SPLIT).permutation(num_examples)
+    return np.sort(order[num_test:]), np.sort(order[:num_test])
+
+
+def _on_its_own(test: Examples) -> Examples:
+    """Return a copy of a test set that is a part of a larger array, which it would keep alive."""
+    base = test.features.base
+    is_part = type(base) is np.ndarray and base.nbytes > test.features.nbytes
+    return Examples(test.features.copy(), test.targets.copy()) if is_part else test
+
+
+Rows = NDArray[np.int64] | slice
+
+
+class ClientExamples(Sequence[Examples]):
+    """Every client's examples by client number, gathered on each access.
+
+    Args:
+        source: a dataset that contains the examples of all clients in `rows`.
+        rows: rows of `source` that belong to each client of this process.
+        num_clients: number of clients of the federation; None: `rows` has all of them.
+        transform: applied to the features of a dataset on disk on each access.
+    """
+
+    def __init__(
+        self,
+        source: Examples,
+        rows: Mapping[int, Rows],
+        *,
+        num_clients: int | None = None,
+        transform: ExampleTransform | None = None,
+    ) -> None:
+        self._source = source
+        self._rows = dict(rows)
+        self._transform = transform
+        self._num_clients = len(rows) if num_clients is None else num_clients
+
+    @property
+    def is_in_memory(self) -> bool:
+        """Whether the examples are in memory, not in a memory-mapped file."""
+        return self._source.is_in_memory
+
+    @property
+    def is_transformed_on_access(self) -> bool:
+        """Whether each access to a client's examples transforms them anew."""
+        return self._transform is not None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the features and targets of this process's clients."""
+        row_bytes = [array[:1].nbytes for array in (self._source.features, self._source.targets)]
+        return sum(self.sizes) * sum(row_bytes)
+
+    @property
+    def sizes(self) -> list[int]:
+        """Number of examples of each client of this process, by client number."""
+        return [self.size(client) for client in sorted(self._rows)]
+
+    def size(self, client: int) -> int:
+        """Return the number of examples of a client of this process."""
+        rows = self._rows[client]
+        return rows.stop - rows.start if isinstance(rows, slice) else len(rows)
+
+    def targets(self, client: int) -> NDArray[np.generic]:
+        """Return the targets of a client of this process, without its features."""
+        return self._source.targets[self._rows[client]]
+
+    def __len__(self) -> int:
+        return self._num_clients
+
+    @overload
+    def __getitem__(self, index: int) -> Examples: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Examples]: ...
+    def __getitem__(self, index: int | slice) -> Examples | Sequence[Examples]:
+        """Return a client's examples.
+
+        Raises:
+            IndexError: no client has this number.
+            KeyError: the client is in another process.
+        """
+        if isinstance(index, slice):
+            return [self[client] for client in range(self._num_clients)[index]]
+        client = range(self._num_clients)[index]
+        if client not in self._rows:
+            raise KeyError(f"the examples of client {client} are in another process")
+        return self._source.rows(self._rows[client]).transformed(self._transform)
+
+    def __iter__(self) -> Iterator[Examples]:
+        """Yield the examples of each client of this process."""
+        return (self[client] for client in sorted(self._rows))
+
+    def select(self, clients: Iterable[int]) -> Self:
+        """Return the examples of some clients as a copy, without those of the others."""
+        chosen = list(clients)
+        indices = [_indices(self._rows[client]) for client in chosen]
+        ends = np.cumsum([len(own) for own in indices]).tolist()
+        starts = [0, *ends[:-1]]
+        packed = self._source.rows(np.concatenate([*indices, np.empty(0, np.int64)]))
+        packed = packed.transformed(self._transform)
+        rows = {c: slice(a, b) for c, a, b in zip(chosen, starts, ends, strict=False)}
+        return type(self)(packed, rows, num_clients=self._num_clients)
+
+    def copy(self) -> Self:
+        """Return the same clients with a copy of the dataset."""
+        source = Examples(self._source.features.copy(), self._source.targets.copy())
+        return type(self)(
+            source, self._rows, num_clients=self._num_clients, transform=self._transform
+        )
+
+
+def _indices(rows: Rows) -> NDArray[np.int64]:
+    return np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,20 +1,41 @@
 """Datasets by name: a built-in dataset, a file, or the user's function."""
 
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
+from fedsim.core.imports import ByName
 from fedsim.core.plugins import PluginError, plugin_calls, resolve
 from fedsim.data.builtin.context import LoadContext
-from fedsim.data.builtin.loaders import LOADERS
 from fedsim.data.catalog import DATASETS
 from fedsim.data.conversion import Dataset, to_dataset
 from fedsim.data.examples import DataError
 from fedsim.data.file_names import matching_files
 from fedsim.data.partitions.settings import FilesPartition, group_column
 from fedsim.data.settings import DataSettings, FileDataset
+
+LOADERS: Mapping[str, Callable[[Any, LoadContext], Dataset]] = ByName(
+    {
+        "digits": "fedsim.data.builtin.scikit:load_digits",
+        "iris": "fedsim.data.builtin.scikit:load_iris",
+        "wine": "fedsim.data.builtin.scikit:load_wine",
+        "breast_cancer": "fedsim.data.builtin.scikit:load_breast_cancer",
+        "diabetes": "fedsim.data.builtin.scikit:load_diabetes",
+        "linnerud": "fedsim.data.builtin.scikit:load_linnerud",
+        "mnist": "fedsim.data.builtin.mnist:load_mnist",
+        "fashion_mnist": "fedsim.data.builtin.mnist:load_fashion_mnist",
+        "emnist": "fedsim.data.builtin.mnist:load_emnist",
+        "cifar10": "fedsim.data.builtin.cifar:load_cifar10",
+        "huggingface": "fedsim.data.builtin.hugging_face:load_hugging_face",
+        "synthetic_fedprox": "fedsim.data.builtin.synthetic:load_synthetic_fedprox",
+        "synthetic_logistic": "fedsim.data.builtin.synthetic:load_synthetic_logistic",
+        "blobs": "fedsim.data.builtin.synthetic:load_blobs",
+    }
+)
+
 
 _RETURNS = "(x, y) or (x_train, y_train, x_test, y_test)"
 

@@ -10,16 +10,15 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from fedsim.clients.app import BatchClientApp
-from fedsim.clients.failure_text import PUBLIC_ERRORS
+from fedsim.clients.faults import PUBLIC_ERRORS
 from fedsim.clients.task import ClientTask
 from fedsim.core.errors import FedsimError
 from fedsim.core.plugin_errors import contained_exits, describe_error
 from fedsim.deployment.data_ledger import data_directory
 from fedsim.deployment.errors import DeploymentError
-from fedsim.deployment.helper_releases import record_release
 from fedsim.deployment.ledgers import LEDGER_TYPE, empty_ledger_reply, ledger_reply
 from fedsim.deployment.node_journal import NodeJournal, record_without_privacy
-from fedsim.deployment.node_state import claim_seed, client_ledger, state_directory
+from fedsim.deployment.node_state import claim_seed, client_ledger, record_release, state_directory
 from fedsim.deployment.policy import NodePolicy, policy_of_node
 from fedsim.deployment.policy_rules import (
     PolicyRefusalError,

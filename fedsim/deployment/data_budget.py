@@ -1,4 +1,4 @@
-"""Budget of a node's data: which releases it affords to a server that chooses as it goes.
+"""Budget of a node's data: whom the node trusts, and which releases it affords.
 
 A server may choose each experiment after it saw the answers to the ones before. The ε of an
 accountant does not hold for such choices. A release is granted if one of these rules grants it:
@@ -14,12 +14,16 @@ since the event is chosen before any answer and only the number of releases is n
 by Feldman, Zrnic 2021 (arXiv:2008.11193). What a rule grants, it granted at every step before. So
 the privacy loss at the last release is the loss where one of the rules stops, and the sum of their
 δ bounds that of all.
+
+A budget holds against everybody whom the node does not trust. A node that trusts less than an
+experiment's claim needs counts what holds without that trust: the client's own noise.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
 
-from fedsim.accountant import Event, PrivacyFilter
-from fedsim.accountant.adjacency import Adjacency
+from fedsim.accountant import Event, NonPrivate, PrivacyFilter
+from fedsim.accountant.events import Adjacency
 from fedsim.accountant.sampler_slack import target_without_slack
 
 Releases = Sequence[tuple[Event, int]]
@@ -96,3 +100,34 @@ def _count_granted(budget: PrivacyFilter, spent: Mapping[Event, int], wanted: Re
         if granted < count:
             break
     return total
+
+
+Trust = Literal["local", "distributed", "central"]
+_ORDER: tuple[Trust, ...] = ("local", "distributed", "central")
+
+
+def suffices(given: Trust, needed: Trust) -> bool:
+    """Whether a node's trust covers what the claim of an experiment needs.
+
+    Args:
+        given: `trust` of the node's policy.
+        needed: `privacy.trust` of the experiment.
+    """
+    return _ORDER.index(given) >= _ORDER.index(needed)
+
+
+def counted_releases(
+    claimed: Releases, against_server: Releases | None, *, given: Trust, needed: Trust
+) -> Releases:
+    """Return the releases that count for a node.
+
+    Args:
+        claimed: (event, number of releases) in the view of the experiment's claim.
+        against_server: the same against whoever sees the client's own upload; None where that is
+            `claimed`, or no noise protects from it.
+        given: `trust` of the node's policy.
+        needed: `privacy.trust` of the experiment.
+    """
+    if suffices(given, needed):
+        return claimed
+    return [(NonPrivate(), 1)] if against_server is None else against_server

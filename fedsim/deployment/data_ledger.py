@@ -28,12 +28,11 @@ from pathlib import Path
 from typing import Any, Self, get_args
 
 from fedsim.accountant import PrivacyLedger
-from fedsim.accountant.adjacency import Adjacency, check_adjacency
+from fedsim.accountant.events import Adjacency, check_adjacency
 from fedsim.accountant.ledger.journal import GENESIS, JournalError
 from fedsim.data.settings import FileDataset
-from fedsim.deployment.data_budget import Releases
+from fedsim.deployment.data_budget import Releases, Trust, counted_releases
 from fedsim.deployment.errors import DeploymentError
-from fedsim.deployment.node_trust import Trust, counted_releases
 from fedsim.deployment.policy import NodePolicy
 from fedsim.deployment.private_files import (
     exclusive,

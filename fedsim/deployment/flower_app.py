@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from fedsim.core.plugin_sources import plugin_directory, trace_plugin
 from fedsim.data.partitions.settings import FilesPartition
 from fedsim.deployment.errors import DeploymentError
-from fedsim.deployment.plugin_digest import plugin_digest
+from fedsim.deployment.policy import plugin_digest
 from fedsim.experiment import Experiment, LoadedExperiment, dump_experiment
 from fedsim.federation.nodes import num_helpers
 

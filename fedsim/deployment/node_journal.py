@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedsim.accountant import Event, NonPrivate, PrivacyLedger, UnsupportedEventError
-from fedsim.accountant.adjacency import Adjacency
+from fedsim.accountant.events import Adjacency
 from fedsim.accountant.ledger.journal import Charge, Journal
 from fedsim.clients.account import ChargeRefusedError, NoiseReuseError
 from fedsim.clients.mechanisms.plan import PrivacyPlan
-from fedsim.deployment.data_budget import Releases, count_affordable
+from fedsim.deployment.data_budget import Releases, Trust, count_affordable, counted_releases
 from fedsim.deployment.data_ledger import DataCharge, DataLedger, open_data_ledger
 from fedsim.deployment.errors import DeploymentError
-from fedsim.deployment.node_trust import Trust, counted_releases
 from fedsim.deployment.policy import NodePolicy
 from fedsim.deployment.policy_rules import PolicyRefusalError
 

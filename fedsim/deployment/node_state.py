@@ -1,13 +1,21 @@
-"""State of a node on disk: its client's ledger, readable by its user alone.
+"""State of a node on disk, readable by its user alone: a client's ledger, or a helper's sums.
 
 A client's directory is `STATE/seed-SEED/client-NUMBER`. Noise is keyed by seed, client and round:
 another experiment with the same seed would draw the same noise again. The difference of the two
 answers would then contain no noise, so such an experiment is refused.
+
+A helper releases one sum of a round, ever. Its state in Flower's context can be lost, or be older
+than its last answer. Two processes can start from the same state. The record is none of these: it
+is one file for each run, `STATE/helper-NUMBER/SHA-256-OF-THE-RUN.json`, changed by one process at a
+time and on disk before the sum leaves. It holds no key: a helper that was restarted has a new
+sealing key and opens no earlier envelope.
 """
 
+import hashlib
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 
 import fedsim
@@ -20,8 +28,10 @@ from fedsim.deployment.private_files import (
     write_whole,
 )
 from fedsim.experiment import Experiment
+from fedsim.runs.files import SCHEMAS, check_schema, check_version
 from fedsim.runs.resume import differences
-from fedsim.runs.schema import SCHEMAS, check_schema, check_version
+from fedsim.secagg.errors import AlreadyAnsweredError, ReplayError, SecureAggregationError
+from fedsim.server.secure.helper import Release
 
 STATE_KEY = "state"  # key of a SuperNode's --node-config
 STATE_VARIABLE = "FEDSIM_STATE"
@@ -169,3 +179,64 @@ def _may_grow(key: str, before: Experiment) -> bool:
     """Whether a key may change: rounds may, if the noise was not calibrated to their number."""
     calibrated = before.privacy is not None and before.privacy.target_epsilon is not None
     return key == "federation.rounds" and not calibrated
+
+
+def record_release(state: Path, helper: int, release: Release) -> None:
+    """Write a release to the disk of a helper's node, unless it contradicts an earlier one.
+
+    Guarantee: of all releases of one run for which this returns, those of one round have the same
+    question, and rounds never go back, also across processes, crashes and restarts.
+
+    Args:
+        state: the node's state directory.
+        helper: number of the helper, ≥ 1.
+        release: the sum that the helper is about to release.
+
+    Raises:
+        AlreadyAnsweredError: another sum of the round was released.
+        ReplayError: a sum of a later round was released.
+        SecureAggregationError: the record cannot be read or written; no sum may leave then.
+    """
+    directory = state / f"helper-{helper}"
+    path = directory / f"{hashlib.sha256(release.run_id.encode()).hexdigest()}.json"
+    try:
+        private_directory(state)
+        private_directory(directory)
+        with exclusive(directory):
+            if path.exists():
+                refuse_open(path, "600")
+                _check(release, _read_release(path), path)
+            write_whole(path, json.dumps(asdict(release)))
+    except (DeploymentError, OSError) as error:
+        raise SecureAggregationError(
+            f"helper {helper} cannot record the release, so it sends no sum: {error}",
+            round_number=release.server_round,
+        ) from error
+
+
+def _read_release(path: Path) -> Release:
+    try:
+        content = json.loads(path.read_bytes())
+        return Release(
+            str(content["run_id"]), int(content["server_round"]), str(content["question"])
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise DeploymentError(
+            f"{path} is damaged, so a second sum of a round could not be noticed: start a new run, "
+            "and keep the file"
+        ) from error
+
+
+def _check(release: Release, last: Release, path: Path) -> None:
+    if release.server_round < last.server_round:
+        raise ReplayError(
+            f"{path} records a released sum of round {last.server_round}, and earlier rounds are "
+            "refused; continue with a later round",
+            round_number=release.server_round,
+        )
+    if release.server_round == last.server_round and release.question != last.question:
+        raise AlreadyAnsweredError(
+            f"{path} records another released sum of this round; a second one would reveal single "
+            "updates. Continue with a later round",
+            round_number=release.server_round,
+        )

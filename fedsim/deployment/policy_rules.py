@@ -16,9 +16,8 @@ from fedsim.data.files import TABLE_SUFFIXES, check_file
 from fedsim.data.partitions.settings import FilesPartition, group_column
 from fedsim.data.settings import FileDataset
 from fedsim.data.tables.dataset import open_table
-from fedsim.deployment.node_trust import Trust, suffices
-from fedsim.deployment.plugin_digest import plugin_digest
-from fedsim.deployment.policy import NodePolicy
+from fedsim.deployment.data_budget import Trust, suffices
+from fedsim.deployment.policy import NodePolicy, plugin_digest
 from fedsim.experiment import Experiment, LoadedExperiment
 from fedsim.planning.footprint import find_footprint
 from fedsim.protocol.messages import TrainRequest

@@ -8,12 +8,12 @@ from typing import TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from fedsim.clients.faults.settings import FaultSettings
+from fedsim.clients.client_settings import FaultSettings
 from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.core.limits import MAX_FILE_BYTES
 from fedsim.data.settings import DataSettings
-from fedsim.experiment.errors import ExperimentError, Problem
+from fedsim.experiment.errors import ExperimentError, Problem, value_text
 from fedsim.experiment.messages import PathMessage, validation_messages
 from fedsim.experiment.overrides import Overrides, apply_overrides, parse_overrides
 from fedsim.experiment.public_tables import read_public_tables
@@ -21,7 +21,6 @@ from fedsim.experiment.rules.check import check_rules
 from fedsim.experiment.rules.sections import Sections
 from fedsim.experiment.schema import Experiment
 from fedsim.experiment.shapes import field_purpose
-from fedsim.experiment.text import value_text
 from fedsim.experiment.tree import Location, Node, from_python, is_broken, locate, to_python
 from fedsim.experiment.yaml_loader import parse_yaml
 from fedsim.models.settings import ModelSettings

@@ -1,4 +1,4 @@
-"""Pydantic's errors as one clear line for each mistake."""
+"""Pydantic's errors as one clear line for each mistake, with the new place of a key that moved."""
 
 import re
 from collections.abc import Iterator
@@ -8,7 +8,15 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from fedsim.core.limits import MAX_REPORTED
-from fedsim.experiment.moved_keys import MOVED_KEYS
+from fedsim.experiment.errors import (
+    KeyPath,
+    any_of,
+    closest,
+    did_you_mean,
+    is_synonym,
+    path_text,
+    value_text,
+)
 from fedsim.experiment.schema import NAME_PATTERN, Experiment
 from fedsim.experiment.shapes import (
     ErrorPlace,
@@ -24,15 +32,45 @@ from fedsim.experiment.shapes import (
     locate_error,
     sections_with_key,
 )
-from fedsim.experiment.text import (
-    KeyPath,
-    any_of,
-    closest,
-    did_you_mean,
-    is_synonym,
-    path_text,
-    value_text,
-)
+
+MOVED_KEYS = {
+    "federation.strategy.lr": "federation.strategy.server_lr",
+    "privacy.perturbation": "privacy.mechanism",
+    "privacy.max_feature_norm": "privacy.mechanism.max_feature_norm",
+    "privacy.max_target_norm": "privacy.mechanism.max_target_norm",
+    "secure_aggregation.ring_bits": "secure_aggregation.encoding.ring_bits",
+    "secure_aggregation.frac_bits": "secure_aggregation.encoding.frac_bits",
+    "secure_aggregation.value_bound": "secure_aggregation.encoding.value_bound",
+    "secure_aggregation.range_policy": "secure_aggregation.encoding.range_policy",
+    "secure_aggregation.payload": "secure_aggregation.encoding.payload",
+    "secure_aggregation.max_weight": "secure_aggregation.encoding.max_weight",
+    "secure_aggregation.max_clients": "secure_aggregation.encoding.max_clients",
+    "secure_aggregation.rounding": "secure_aggregation.encoding.rounding",
+    "secure_aggregation.guard_bits": "secure_aggregation.encoding.guard_bits",
+    "secure_aggregation.combine_timeout_s": "secure_aggregation.protocol.combine_timeout_s",
+    "secure_aggregation.combine_retries": "secure_aggregation.protocol.combine_retries",
+    "secure_aggregation.threshold": "secure_aggregation.protocol.threshold",
+    "secure_aggregation.corrupt_fraction": "secure_aggregation.protocol.corrupt_fraction",
+    "secure_aggregation.dropout_fraction": "secure_aggregation.protocol.dropout_fraction",
+    "secure_aggregation.security_bits": "secure_aggregation.protocol.security_bits",
+    "secure_aggregation.helper_key_fingerprints": "secure_aggregation.keys.helper_fingerprints",
+    "secure_aggregation.helper_key_files": "secure_aggregation.keys.helper_files",
+    "secure_aggregation.client_key_fingerprints": "secure_aggregation.keys.client_fingerprints",
+    "secure_aggregation.client_key_files": "secure_aggregation.keys.client_files",
+    "privacy.colluding_clients": "privacy.trust.colluding_clients",
+    "privacy.fallback_epsilon": "privacy.trust.fallback_epsilon",
+    "privacy.groups": "privacy.clipping.groups",
+    "privacy.clip_rule": "privacy.clipping.rule",
+    "privacy.noise_allocation": "privacy.clipping.noise_allocation",
+    "privacy.clip_quantile": "privacy.clipping.quantile",
+    "privacy.clip_learning_rate": "privacy.clipping.learning_rate",
+    "privacy.clip_count_noise": "privacy.clipping.count_noise",
+    "privacy.sampling_rate": "privacy.sampling.rate",
+    "privacy.declared_examples": "privacy.adjacency.declared_examples",
+    "privacy.orders": "privacy.accountant.orders",
+}
+"""The new dotted key of each old one; a key that fell away has no place here."""
+
 
 PathMessage = tuple[KeyPath, str]
 

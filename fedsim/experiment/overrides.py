@@ -3,9 +3,15 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from fedsim.experiment.errors import ExperimentError, Problem
+from fedsim.experiment.errors import (
+    ExperimentError,
+    KeyPath,
+    Problem,
+    path_text,
+    shorten,
+    value_text,
+)
 from fedsim.experiment.shapes import Shape, TaggedUnion, child_shape
-from fedsim.experiment.text import KeyPath, path_text, shorten, value_text
 from fedsim.experiment.tree import MAX_DEPTH, Entry, Location, Node, from_python, is_utf8_text
 from fedsim.experiment.yaml_loader import parse_yaml
 

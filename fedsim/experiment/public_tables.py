@@ -12,16 +12,18 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from fedsim.core.limits import MAX_CLIENTS, MAX_ROUNDS
+from fedsim.experiment.errors import KeyPath
 from fedsim.experiment.messages import PathMessage
 from fedsim.experiment.references import check_table
-from fedsim.experiment.text import KeyPath
-from fedsim.server.participation.ranges import join_ranges, ranges_of, ranges_text
 from fedsim.server.participation.settings import (
     MAX_AVAILABILITY_CHARACTERS,
     BufferedParticipation,
     DurationTable,
     ParticipationSettings,
     TraceParticipation,
+    join_ranges,
+    ranges_of,
+    ranges_text,
 )
 from fedsim.server.settings import FederationSettings
 

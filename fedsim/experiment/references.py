@@ -4,7 +4,7 @@ import os
 from collections.abc import Collection
 from pathlib import Path
 
-from fedsim.experiment.text import any_of, did_you_mean, shorten
+from fedsim.experiment.errors import any_of, did_you_mean, shorten
 
 DATA_SUFFIXES = (".npz", ".csv", ".parquet")
 

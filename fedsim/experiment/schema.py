@@ -5,7 +5,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError, field_validator
 from pydantic.json_schema import GenerateJsonSchema
 
-from fedsim.clients.faults.settings import FaultSettings
+from fedsim.clients.client_settings import FaultSettings
 from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.mechanisms.kinds import KINDS, NO_RELEASE, ReleaseKind
 from fedsim.clients.mechanisms.votes.ballots import Ballots

@@ -15,7 +15,7 @@ from pydantic import BaseModel, Discriminator, Tag
 from pydantic.fields import FieldInfo
 
 from fedsim.core.settings import Branch, Choice
-from fedsim.experiment.text import KeyPath, any_of
+from fedsim.experiment.errors import KeyPath, any_of
 
 Model = type[BaseModel]
 

@@ -9,8 +9,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from fedsim.experiment.errors import ExperimentError, Problem
-from fedsim.experiment.text import KeyPath, value_text
+from fedsim.experiment.errors import ExperimentError, KeyPath, Problem, value_text
 
 MAX_DEPTH = 64
 MAX_SIZE = 100_000

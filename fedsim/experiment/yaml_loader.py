@@ -11,8 +11,7 @@ import re
 import yaml
 from yaml import events
 
-from fedsim.experiment.errors import ExperimentError, Problem
-from fedsim.experiment.text import KeyPath, shorten, value_text
+from fedsim.experiment.errors import ExperimentError, KeyPath, Problem, shorten, value_text
 from fedsim.experiment.tree import (
     MAX_DEPTH,
     MAX_DIGITS,

@@ -9,40 +9,43 @@ from torch import nn
 from fedsim.accountant.ledger.journal import FileJournal
 from fedsim.algorithms.algorithm import Algorithm
 from fedsim.clients.app import one_thread
-from fedsim.clients.augmentation.views import check_views
+from fedsim.clients.augmentation import check_views
 from fedsim.clients.gradients.interface import PerExampleLoss
 from fedsim.clients.mechanisms.client_privacy import ClientPrivacy, resolve_client_privacy
 from fedsim.clients.mechanisms.dp_sgd.draft import whole_round_steps
 from fedsim.clients.mechanisms.plan import PrivacyPlan
 from fedsim.clients.model_checks.safety import check_private_model
-from fedsim.core.device import choose_device
-from fedsim.core.phases import Phases
+from fedsim.core.commands import Phases
 from fedsim.core.plugin_errors import plugin_calls
 from fedsim.data import DataError, FederatedData, load_federated_data
 from fedsim.experiment import Experiment, LoadedExperiment
 from fedsim.experiment.load import with_num_clients
+from fedsim.federation.aggregate_noise import share_noise
 from fedsim.federation.algorithm import checked_algorithm
-from fedsim.federation.batch_sizes import check_batch_size
-from fedsim.federation.client_plans import client_plans
-from fedsim.federation.client_tables import read_client_tables
+from fedsim.federation.client_plans import (
+    client_plans,
+    client_weights,
+    plan_digest,
+    read_client_tables,
+)
 from fedsim.federation.client_tensors import order_by_client
-from fedsim.federation.client_weights import client_weights
-from fedsim.federation.conditions import plugin_sources, refuse_edited_plugins
+from fedsim.federation.conditions import choose_device, plugin_sources, refuse_edited_plugins
 from fedsim.federation.federation import Federation
-from fedsim.federation.initial_model import (
+from fedsim.federation.movement import StillParameter
+from fedsim.federation.plan_checks import check_batch_size
+from fedsim.federation.release_problem import problem_of
+from fedsim.federation.schedule import StepSchedule, participation_of
+from fedsim.federation.trained_model import (
     NUM_CHECK_EXAMPLES,
     NUM_PROBE_EXAMPLES,
+    TrainedParts,
     initial_model,
     model_arrays,
     public_examples,
+    release_parameters,
     to_tensors,
+    trained_parts,
 )
-from fedsim.federation.movement import StillParameter
-from fedsim.federation.noise_shares import share_noise
-from fedsim.federation.plan_digest import plan_digest
-from fedsim.federation.release_problem import problem_of
-from fedsim.federation.schedule import StepSchedule, participation_of
-from fedsim.federation.trained_parts import TrainedParts, release_parameters, trained_parts
 from fedsim.federation.voting import GOALS
 from fedsim.models.errors import ModelError
 from fedsim.models.features.pipeline import FeaturePipeline
@@ -50,7 +53,7 @@ from fedsim.models.local_base import local_base
 from fedsim.models.losses import resolve_loss
 from fedsim.models.metrics import Task, task_for
 from fedsim.models.preflight import preflight
-from fedsim.protocol.coefficients import upload_base
+from fedsim.protocol.arrays import upload_base
 from fedsim.protocol.noisy_sums import SumPlan
 from fedsim.server.aggregation.weights import ClientWeights
 from fedsim.server.participation.participation import Participation

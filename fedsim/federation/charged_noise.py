@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from fedsim.experiment import Experiment
+from fedsim.federation.aggregate_noise import sum_scale
 from fedsim.federation.federation import Federation
-from fedsim.federation.noise_shares import sum_scale
 from fedsim.noise.grid import DEVIATION
 from fedsim.server.aggregation.noisy_sum import ServerNoise, add_noise
 

@@ -1,10 +1,22 @@
-"""Clients' examples as tensors on the training device, built when a client trains."""
+"""Clients' examples as tensors on the training device, and metrics on them by secure aggregation.
+
+Tensors are built when a client trains. Metrics score the model that a round starts from. Their mean
+over clients, weighted by examples, is the objective of the federation.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
-from fedsim.data.client_examples import ClientExamples
+from fedsim.data import Examples
+from fedsim.data.load import ClientExamples
 from fedsim.federation.conditions import digest_examples
+from fedsim.models.losses import PerExampleLoss
+from fedsim.models.metrics import Task, evaluate
 
 _CACHE_BYTES = 4 << 30
 _SMALL_DATA_BYTES = 1 << 30  # a second copy of so many bytes is no burden
@@ -73,3 +85,42 @@ def order_by_client(
     uses_few = sum(clients.sizes) > _MAX_GATHER_FACTOR * examples_per_round * len(clients)
     is_faster = clients.is_in_memory and (uses_few or clients.nbytes <= small_bytes)
     return clients.select(range(len(clients))) if is_faster else clients
+
+
+PREFIX = "train_"
+
+
+@dataclass(frozen=True)
+class TrainMetrics:
+    """The declared metrics of a model on the examples of one client.
+
+    Attributes:
+        names: the declared metrics, such as `train_loss`.
+        loss: one value per example.
+        task: scores outputs.
+        examples: returns the client's examples; called once for each measurement.
+    """
+
+    names: tuple[str, ...]
+    loss: PerExampleLoss
+    task: Task
+    examples: Callable[[], Examples]
+
+    def __call__(self, model: nn.Module) -> Mapping[str, float]:
+        """Return the means over the client's examples; the model's train and eval modes are kept.
+
+        Guarantee: the same bits on every engine.
+        """
+        gathered = self.examples()
+        own = Examples(_aligned_copy(gathered.features), _aligned_copy(gathered.targets))
+        metrics = evaluate(model, self.loss, self.task, own)
+        return {name: metrics[name.removeprefix(PREFIX)] for name in self.names}
+
+
+def _aligned_copy(values: NDArray[Any]) -> NDArray[Any]:
+    """Return a copy with the alignment of torch's own tensors.
+
+    The alignment decides which kernel of a matrix product runs, and so the last bits; it differs
+    between engines.
+    """
+    return torch.from_numpy(values).clone().numpy()

@@ -1,18 +1,20 @@
 """Conditions under which clients train: settings, plug-in sources, versions and device.
 
 They are the same for all clients and rounds of a run. A client's answer in a round is repeated
-under the same conditions or not at all (`clients/request_digest.py`).
+under the same conditions or not at all (`clients/account.py`).
 """
 
 import hashlib
 import json
 import platform
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
 
 import fedsim
+from fedsim.core.errors import InputError
 from fedsim.core.plugin_sources import PluginSources, read_sources
 from fedsim.core.plugins import PluginError
 from fedsim.data import Examples
@@ -89,3 +91,21 @@ def digest_examples(examples: Examples) -> bytes:
         state.update(f"{array.dtype.str}{array.shape}".encode())
         state.update(np.ascontiguousarray(array).data.cast("B") if array.size else b"")
     return state.digest()
+
+
+class DeviceError(InputError):
+    """The requested device does not exist on this machine."""
+
+
+def choose_device(name: Literal["auto", "cpu", "cuda"]) -> torch.device:
+    """Return the device of a setting; `auto` is CUDA if the machine has it, else the CPU.
+
+    Raises:
+        DeviceError: the setting is `cuda` and the machine has no CUDA device.
+    """
+    available = torch.cuda.is_available()
+    if name == "cuda" and not available:
+        raise DeviceError(
+            "runtime.device: cuda, but this machine has no CUDA device; use auto or cpu"
+        )
+    return torch.device("cuda" if available and name != "cpu" else "cpu")

@@ -14,7 +14,7 @@ from torch import nn
 from fedsim.accountant.ledger.journal import FileJournal
 from fedsim.algorithms.algorithm import Algorithm
 from fedsim.algorithms.state import ServerState
-from fedsim.clients.faults.injection import FaultPlan
+from fedsim.clients.faults import FaultPlan
 from fedsim.clients.gradients.interface import PerExampleGradients, PerExampleLoss
 from fedsim.clients.gradients.parameters import FlatParameters
 from fedsim.clients.mechanisms.client_privacy import ClientPrivacy
@@ -33,17 +33,15 @@ from fedsim.data import FederatedData
 from fedsim.experiment import Experiment
 from fedsim.federation.algorithm import algorithm_of
 from fedsim.federation.blocks import Blocks
-from fedsim.federation.client_tensors import ClientTensors
+from fedsim.federation.charges import RecordedSpend
+from fedsim.federation.client_tensors import ClientTensors, TrainMetrics
 from fedsim.federation.conditions import digest_conditions
-from fedsim.federation.initial_model import model_arrays
 from fedsim.federation.movement import StillParameter
 from fedsim.federation.public_scores import Models, PublicScores
-from fedsim.federation.recorded_spend import RecordedSpend
 from fedsim.federation.schedule import StepSchedule
-from fedsim.federation.train_metrics import TrainMetrics
-from fedsim.federation.trained_parts import release_parameters
+from fedsim.federation.trained_model import model_arrays, release_parameters
 from fedsim.federation.voting import Goal, Voting
-from fedsim.models.adapters.attach import merge_adapters
+from fedsim.models.adapters import merge_adapters
 from fedsim.models.local_base import LocalBase, whole_state
 from fedsim.models.metrics import Task, evaluate
 from fedsim.models.scores.metrics import MetricValue, choose_metrics

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedsim.clients.gradients.interface import PerExampleLoss
 from fedsim.clients.model_checks.safety import preserve_state
-from fedsim.models.adapters.layers import AdaptedLayer
+from fedsim.models.adapters import AdaptedLayer
 from fedsim.models.errors import ModelError
 
 _STEPS = 2

@@ -17,10 +17,9 @@ from fedsim.data import Examples
 from fedsim.models.errors import MetricError, ModelError
 from fedsim.models.metrics import Task, evaluate, evaluate_with_outputs
 from fedsim.models.scores.catalog import LOSS
-from fedsim.models.scores.metrics import ChosenMetrics, MetricValue
+from fedsim.models.scores.metrics import ChosenMetrics, MetricValue, summarise_scores
 from fedsim.models.scores.predictions import predictions_of
-from fedsim.models.scores.summary import summarise_scores
-from fedsim.server.errors import FederationError
+from fedsim.protocol.errors import FederationError
 
 _FEW_EXAMPLES = 1024  # one batch of an evaluation
 Scores = TypeVar("Scores")

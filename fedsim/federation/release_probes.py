@@ -16,15 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim.clients.gradients.loss_gradient import scaled_loss
-from fedsim.clients.mechanisms.client_update.mechanism import COUNT_SENSITIVITY
+from fedsim.clients.gradients.rule_gradients import scaled_loss
+from fedsim.clients.mechanisms.client_update import COUNT_SENSITIVITY
 from fedsim.clients.mechanisms.contract import Mechanism, UpdateRelease
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
-from fedsim.clients.mechanisms.input_perturbation.mechanism import InputMechanism
-from fedsim.clients.mechanisms.output_perturbation.mechanism import OutputMechanism
+from fedsim.clients.mechanisms.input_perturbation import InputMechanism
+from fedsim.clients.mechanisms.output_perturbation import OutputMechanism
 from fedsim.clients.mechanisms.plan import PrivacyPlan
-from fedsim.clients.mechanisms.votes.answer import noisy_votes
-from fedsim.clients.mechanisms.votes.mechanism import NO_LABEL, VoteMechanism
+from fedsim.clients.mechanisms.votes.mechanism import NO_LABEL, VoteMechanism, noisy_votes
 from fedsim.clients.sampling.independent_lots import FixedSizeSampling
 from fedsim.clients.training.block import BlockMember, BlockResult, StepCallback, train_block
 from fedsim.clients.training.streams import StreamKey
@@ -37,7 +36,7 @@ from fedsim.federation.charged_noise import (
     step_length_of,
 )
 from fedsim.federation.federation import Federation
-from fedsim.federation.initial_model import public_examples, to_tensors
+from fedsim.federation.trained_model import public_examples, to_tensors
 from fedsim.noise.grid import DEVIATION
 from fedsim.noise.sources import NoNoise, SeededNoise
 

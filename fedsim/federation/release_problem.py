@@ -11,7 +11,7 @@ from fedsim.algorithms.algorithm import Algorithm
 from fedsim.clients.mechanisms.bounded_examples import BoundedExamples
 from fedsim.clients.mechanisms.kinds import GRADIENT_PERTURBATION
 from fedsim.clients.mechanisms.losses import LossName
-from fedsim.clients.mechanisms.output_perturbation.problem import ConvexProblem
+from fedsim.clients.mechanisms.output_perturbation import ConvexProblem
 from fedsim.clients.mechanisms.plan import PrivacyPlanError
 from fedsim.clients.privacy_settings import BoundedExamplesSettings
 from fedsim.data import FederatedData

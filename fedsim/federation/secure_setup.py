@@ -11,9 +11,9 @@ from fedsim.clients.secure.channel import SecureChannel
 from fedsim.core.errors import InputError
 from fedsim.data import Examples
 from fedsim.experiment import Experiment
+from fedsim.federation.client_tensors import PREFIX
 from fedsim.federation.lasting_keys import identity_of_client
 from fedsim.federation.schedule import participation_of
-from fedsim.federation.train_metrics import PREFIX
 from fedsim.models.catalog import TRAIN_METRICS
 from fedsim.models.losses import PerExampleLoss
 from fedsim.models.metrics import Task, evaluate
@@ -23,9 +23,8 @@ from fedsim.secagg.encoding import FixedPointEncoder
 from fedsim.secagg.errors import CapacityError
 from fedsim.secagg.hpke import HpkeMissingError, check_hpke
 from fedsim.secagg.identity import IdentityKey
-from fedsim.secagg.layout import TensorLayout
 from fedsim.secagg.metrics import MetricGrids
-from fedsim.secagg.payload import PayloadCodec
+from fedsim.secagg.payload import PayloadCodec, TensorLayout
 from fedsim.secagg.settings import SecureAggregationSettings
 from fedsim.server.aggregation.weights import ClientWeights
 

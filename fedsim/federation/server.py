@@ -6,14 +6,13 @@ from typing import Any
 from flwr.serverapp import Grid, ServerApp
 
 from fedsim.algorithms.state import ServerState
-from fedsim.federation.expected_noise import ClientNoise, SumNoise
+from fedsim.federation.aggregate_noise import ClientNoise, SumNoise
+from fedsim.federation.charges import ServerCharges
 from fedsim.federation.federation import Federation
-from fedsim.federation.server_charges import ServerCharges
-from fedsim.protocol.clip_bound import BoundRule
+from fedsim.protocol.noisy_sums import BoundRule
 from fedsim.protocol.upload_tags import UploadTags
 from fedsim.server.aggregation.aggregator import Aggregator, PlainAggregator
-from fedsim.server.aggregation.integer_sum import IntegerSum
-from fedsim.server.aggregation.noisy_sum import NoisySum, ServerNoise
+from fedsim.server.aggregation.noisy_sum import IntegerSum, NoisySum, ServerNoise
 from fedsim.server.app import make_server_app
 from fedsim.server.client_ledgers import ClientLedgers
 from fedsim.server.evaluation import ClientEvaluation

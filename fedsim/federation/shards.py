@@ -13,23 +13,22 @@ from fedsim.accountant.ledger.journal import Journal
 from fedsim.clients.app import BatchClientApp, one_thread
 from fedsim.clients.client_round import BlockOf
 from fedsim.clients.task import ClientTask
-from fedsim.core.device import choose_device
 from fedsim.data import Examples, FederatedData
 from fedsim.experiment import Experiment, LoadedExperiment
 from fedsim.federation.assembly import assemble
-from fedsim.federation.block_plan import BlockPlan
-from fedsim.federation.conditions import refuse_edited_plugins
+from fedsim.federation.blocks import BlockPlan
+from fedsim.federation.conditions import choose_device, refuse_edited_plugins
 from fedsim.federation.federation import Federation
-from fedsim.federation.initial_model import (
+from fedsim.federation.mechanism_probe import probe_mechanisms
+from fedsim.federation.nodes import make_node_app, num_helpers
+from fedsim.federation.trained_model import (
     NUM_CHECK_EXAMPLES,
     NUM_PROBE_EXAMPLES,
     initial_model,
     public_examples,
     to_tensors,
+    trained_parts,
 )
-from fedsim.federation.mechanism_probe import probe_mechanisms
-from fedsim.federation.nodes import make_node_app, num_helpers
-from fedsim.federation.trained_parts import trained_parts
 from fedsim.federation.voting import GOALS
 from fedsim.models.losses import resolve_loss
 from fedsim.protocol.messages import TrainRequest

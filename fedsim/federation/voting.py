@@ -18,7 +18,7 @@ from fedsim.data import Examples, FederatedData
 from fedsim.experiment import Experiment
 from fedsim.federation.conditions import digest_examples
 from fedsim.federation.public_scores import Models
-from fedsim.federation.trained_parts import TrainedParts
+from fedsim.federation.trained_model import TrainedParts
 from fedsim.pate.board import NOT_CHECKED, Agenda, Board, labels_of, shares_of
 from fedsim.pate.queries import with_queries
 from fedsim.pate.server import Tally

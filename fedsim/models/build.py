@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 from fedsim.core.plugins import PluginError, plugin_calls, resolve
 from fedsim.core.settings import Settings
 from fedsim.core.streams import Purpose, stream_key, torch_seed
-from fedsim.models.adapters.attach import add_adapters, fix_statistics, train_only
+from fedsim.models.adapters import add_adapters, fix_statistics, train_only
 from fedsim.models.architectures import architecture
 from fedsim.models.catalog import MODELS
 from fedsim.models.errors import ModelError

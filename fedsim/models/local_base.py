@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedsim.protocol.coefficients import BASE_DIGEST
+from fedsim.protocol.arrays import BASE_DIGEST
 from fedsim.protocol.errors import ProtocolError
 
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.models.local_base import LocalBase, OtherBaseError, digest_of, whole_state
-from fedsim.protocol.coefficients import BASE_DIGEST, COEFFICIENTS
+from fedsim.protocol.arrays import BASE_DIGEST, COEFFICIENTS
 from fedsim.zeroth_order.directions import Directions
 from fedsim.zeroth_order.settings import ZerothOrderSettings
 

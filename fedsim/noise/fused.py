@@ -12,9 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from fedsim.noise.alias import WORD_BITS, ZERO_COLUMN, centre_table
 from fedsim.noise.grid import SATURATION
-from fedsim.noise.spline import UNIFORM_BITS, ByteStream, Memory, chunks, extended_below
+from fedsim.noise.spline import (
+    UNIFORM_BITS,
+    WORD_BITS,
+    ZERO_COLUMN,
+    ByteStream,
+    Memory,
+    centre_table,
+    chunks,
+    extended_below,
+)
 
 LEAST_VALUES = 1 << 24
 """Values that a process releases before the start of numba, about a second, is worth its time."""

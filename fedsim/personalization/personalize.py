@@ -14,9 +14,7 @@ from fedsim.clients.gradients.interface import PerExampleLoss
 from fedsim.clients.training.streams import StreamKey
 from fedsim.core.streams import Purpose, stream_key, torch_seed
 from fedsim.models.losses import resolve_loss
-from fedsim.personalization.descent import Ditto, FineTune
-from fedsim.personalization.errors import PersonalizationError
-from fedsim.personalization.label_prior import LabelPrior
+from fedsim.personalization.methods import Ditto, FineTune, LabelPrior, PersonalizationError
 from fedsim.personalization.settings import (
     DittoSettings,
     FineTuneSettings,

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedsim.accountant import Gaussian, PoissonSampled, checks
-from fedsim.accountant.adjacency import Adjacency
+from fedsim.accountant.events import Adjacency
 from fedsim.accountant.textbook.bounds import Bound, Charges
-from fedsim.core.json_numbers import finite_or_none
+from fedsim.core.text_formats import finite_or_none
 
 _TICKS = (1, 2, 5)  # of each decade of a range of steps
 

@@ -14,12 +14,12 @@ from fedsim.clients.mechanisms.plan import PrivacyPlan
 from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.clients.sampling.sampling import Charges
 from fedsim.core.errors import InputError
-from fedsim.core.json_numbers import finite_or_none
+from fedsim.core.text_formats import finite_or_none
 from fedsim.experiment import ExperimentError, LoadedExperiment, load_experiment
-from fedsim.experiment.text import path_text
+from fedsim.experiment.errors import path_text
 from fedsim.federation.assembly import with_plans
-from fedsim.federation.budget_check import refuse_overspending
 from fedsim.federation.federation import Federation
+from fedsim.federation.plan_checks import refuse_overspending
 
 OBSERVERS = ("server", "sums", "models")
 """Observers, those who see more first. A claim against one covers all after it."""

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from fedsim.accountant.textbook.bounds import Charges, choose_bounds
 from fedsim.clients.mechanisms.plan import PrivacyPlan, PrivacyPlanError
-from fedsim.core.phases import Phases
+from fedsim.core.commands import Phases
 from fedsim.experiment import LoadedExperiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.federation import Federation

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from fedsim.core.phases import Phases
+from fedsim.core.commands import Phases
 from fedsim.experiment import LoadedExperiment
 from fedsim.federation.assembly import assemble
-from fedsim.federation.budget_check import refuse_overspending
 from fedsim.federation.federation import Federation
 from fedsim.federation.mechanism_probe import probe_mechanisms
+from fedsim.federation.plan_checks import refuse_overspending
 
 _MAX_CLASSES = 12  # in a line of text
 

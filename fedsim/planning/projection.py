@@ -19,13 +19,12 @@ from fedsim.clients.mechanisms.plan import (
 from fedsim.clients.mechanisms.planner import plan_privacy
 from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.clients.sampling.schemes import SAMPLING_SCHEMES
-from fedsim.core.json_numbers import finite_or_none
-from fedsim.core.phases import Phases
+from fedsim.core.commands import Phases
+from fedsim.core.text_formats import finite_or_none
 from fedsim.experiment import LoadedExperiment
 from fedsim.federation.assembly import assemble
-from fedsim.federation.batch_sizes import full_batch_note
-from fedsim.federation.budget_check import last_round, refuse_overspending
 from fedsim.federation.federation import Federation
+from fedsim.federation.plan_checks import full_batch_note, last_round, refuse_overspending
 from fedsim.planning.bounds import BoundCurve, bound_curve
 from fedsim.planning.cells import PlannedCell, plan_cells, planned_epsilon
 from fedsim.planning.client_bounds import client_kinds

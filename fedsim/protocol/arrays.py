@@ -1,7 +1,18 @@
-"""Arrays of a model as Flower records, and their digest."""
+"""Arrays as Flower records: a model's, coefficients in its place, and arrays without serialization.
+
+Flower's `Array` holds the bytes of a .npy file. Within one process that costs two copies and a
+parser for each array of each client. A `LiveArray` holds the numbers and makes the bytes on demand.
+It is read-only, so that all code in the process can share it.
+
+With zeroth-order steps the global model on the wire is the list of all rounds' coefficients, and an
+upload is those of one round. Elsewhere an upload has the names and shapes of the model.
+"""
 
 import hashlib
 import json
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord
@@ -25,3 +36,121 @@ def to_numpy(arrays: ArrayRecord) -> dict[str, np.ndarray]:
 def to_arrays(values: dict[str, np.ndarray]) -> ArrayRecord:
     """Return the record of named arrays, in the given order."""
     return ArrayRecord({name: Array(value) for name, value in values.items()})
+
+
+class LiveArray(Array):
+    """A read-only `Array` around numbers in memory.
+
+    Pickling makes it an ordinary Flower array, as does a new record of the same arrays.
+
+    Args:
+        values: numbers of any shape; the caller must not change them afterwards.
+    """
+
+    stype = "numpy.ndarray"
+
+    def __init__(self, values: np.ndarray) -> None:
+        if values.flags.writeable:
+            values = values.view()
+            values.flags.writeable = False
+        self.__dict__["_values"] = values
+
+    @property
+    def dtype(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]  rarely needed
+        """The name of the numbers' type."""
+        return _name(self.numpy().dtype)
+
+    @property
+    def shape(self) -> tuple[int, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The shape of the array."""
+        return self.numpy().shape
+
+    @property
+    def data(self) -> bytes:  # pyright: ignore[reportIncompatibleVariableOverride]  made on demand
+        """The bytes of the array as a .npy file."""
+        made = self.__dict__.get("_data")
+        if made is None:
+            made = self.__dict__["_data"] = Array(self.numpy()).data
+        return made
+
+    def numpy(self) -> np.ndarray:
+        """Return the numbers, read-only and without a copy."""
+        return self.__dict__["_values"]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not name.startswith("_") and name != "is_dirty":
+            raise AttributeError(f"a live array is shared and cannot be changed: {name}")
+        super().__setattr__(name, value)
+
+    def __reduce__(self) -> tuple[type[Array], tuple[str, tuple[int, ...], str, bytes]]:
+        return Array, (self.dtype, self.shape, self.stype, self.data)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Array):
+            return NotImplemented
+        ours, theirs = ((a.dtype, a.shape, a.stype, a.data) for a in (self, other))
+        return ours == theirs
+
+    __hash__ = None  # as Array's
+
+
+@lru_cache
+def _name(dtype: np.dtype[Any]) -> str:
+    """Return a type's name; numpy's own conversion is slower than a copy of a small array."""
+    return str(dtype)
+
+
+def live_record(values: Mapping[str, np.ndarray]) -> ArrayRecord:
+    """Return a record of live arrays, in the given order; do not change `values` afterwards."""
+    record = ArrayRecord()
+    for name, value in values.items():  # Flower's constructor checks each array twice
+        record[name] = LiveArray(value)
+    return record
+
+
+def is_live(record: ArrayRecord) -> bool:
+    """Whether all arrays of a record are live."""
+    return all(isinstance(array, LiveArray) for array in record.values())
+
+
+COEFFICIENTS = "coefficients"
+"""Name of the coefficients: (rounds, K, P) in a model, (K, P) in an upload."""
+
+BASE_DIGEST = "base-sha256"
+"""Name of the digest of the values that no message carries, uint8 (32,)."""
+
+
+def is_coefficients(arrays: ArrayRecord) -> bool:
+    """Whether a model is a list of coefficients."""
+    return set(arrays.keys()) == {COEFFICIENTS, BASE_DIGEST}
+
+
+def upload_base(arrays: ArrayRecord) -> ArrayRecord:
+    """Return what an upload is compared with: the model, or coefficients of 0.
+
+    Args:
+        arrays: the model of a request.
+    """
+    if not is_coefficients(arrays):
+        return arrays
+    rounds = arrays[COEFFICIENTS].numpy()
+    return to_arrays({COEFFICIENTS: np.zeros(rounds.shape[1:], rounds.dtype)})
+
+
+def with_round(arrays: ArrayRecord, aggregate: ArrayRecord) -> ArrayRecord:
+    """Return the model after a round.
+
+    Args:
+        arrays: the model before it.
+        aggregate: the next model; where it is a list of coefficients, those of the round.
+    """
+    if not is_coefficients(arrays):
+        return aggregate
+    values = to_numpy(arrays)
+    rows = [values[COEFFICIENTS], aggregate[COEFFICIENTS].numpy()[np.newaxis]]
+    return to_arrays({**values, COEFFICIENTS: np.concatenate(rows)})
+
+
+def without_update(arrays: ArrayRecord) -> ArrayRecord:
+    """Return the model after a round that left it as it was: its coefficients are 0."""
+    return with_round(arrays, upload_base(arrays)) if is_coefficients(arrays) else arrays

@@ -1,4 +1,4 @@
-"""The error of messages between server and clients."""
+"""The errors of messages between server and clients, and the one that ends a federation."""
 
 from fedsim.core.errors import FedsimError
 
@@ -14,3 +14,7 @@ NODE_RESTARTED = 1003  # its node was restarted during the request; said by the 
 COUPLED_ROWS = 1004  # examples of one tile are not kept apart on this machine
 # After these the run ends: it is not the one that began, or no client can be charged or trained.
 ENDS_RUN = frozenset({NOISE_REUSE, LEDGER_UNWRITABLE, COUPLED_ROWS})
+
+
+class FederationError(FedsimError, RuntimeError):
+    """The federation cannot continue; the message says why."""

@@ -8,14 +8,33 @@ among the metrics: strategies average metrics, and an averaged ε means nothing.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 
 from fedsim.protocol.client_spend import ClientSpend
-from fedsim.protocol.clip_bound import LearntBound
 from fedsim.protocol.errors import ProtocolError
-from fedsim.protocol.records import record_of
+from fedsim.protocol.noisy_sums import LearntBound
+
+_Record = TypeVar("_Record", ArrayRecord, ConfigRecord, MetricRecord)
+
+
+def record_of(content: RecordDict, name: str, kind: type[_Record]) -> _Record | None:
+    """Return a record by name; None if there is none of that type.
+
+    Flower's own views copy all records of a type each time. Its `get` raises and catches an error
+    where the name is missing, which is the common case.
+
+    Args:
+        content: of a message, or a client's state.
+        name: of the record.
+        kind: its type.
+    """
+    if name not in content:
+        return None
+    record = content[name]
+    return record if isinstance(record, kind) else None
+
 
 ARRAYS = "arrays"
 CONFIG = "config"

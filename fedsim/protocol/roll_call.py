@@ -7,7 +7,7 @@ from typing import Literal, Protocol, runtime_checkable
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
 from fedsim.protocol.errors import ProtocolError
-from fedsim.protocol.records import record_of
+from fedsim.protocol.messages import record_of
 
 IDENTITY = "identity"
 PARTITION = "partition-id"

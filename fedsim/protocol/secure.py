@@ -9,8 +9,7 @@ from typing import TypeVar
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 
-from fedsim.protocol.arrays import to_arrays
-from fedsim.protocol.live_arrays import live_record
+from fedsim.protocol.arrays import live_record, to_arrays
 from fedsim.protocol.messages import SECAGG
 from fedsim.secagg import wire
 

@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from fedsim.core.formatting import count_text, delta_text, epsilon_text
 from fedsim.statement import ClientFacts, Facts
-from fedsim.statement.certificate_words import SHORT_NAMES
+from fedsim.statement.certificates import SHORT_NAMES
 
 MAX_CLIENTS = 200
 SHOWN_CLIENTS = 100

@@ -11,7 +11,7 @@ from fedsim.report.scores import Scores, read_scores
 from fedsim.runs.answers import FILE as ANSWERS
 from fedsim.runs.client_data import FILE as CLIENT_DATA
 from fedsim.runs.directory import RunDirectory
-from fedsim.runs.personal_scores import FILE as PERSONALIZATION
+from fedsim.runs.scores import PERSONALIZATION
 from fedsim.server.round_report import RoundRow
 from fedsim.statement import Facts, RunFacts, read_facts
 

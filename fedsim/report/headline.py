@@ -7,10 +7,10 @@ from numpy.typing import NDArray
 
 from fedsim.core.formatting import count_text, delta_text, range_text
 from fedsim.data.settings import FileDataset
-from fedsim.federation.batch_sizes import full_batch_note
-from fedsim.federation.client_weights import ignored_weighting
+from fedsim.federation.client_plans import ignored_weighting
 from fedsim.federation.federation import Federation
 from fedsim.federation.movement import still_warnings
+from fedsim.federation.plan_checks import full_batch_note
 
 _MAX_NAMES = 5
 _MAX_NAME_CHARS = 80

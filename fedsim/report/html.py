@@ -8,6 +8,7 @@ hash, so that no other script can run, even if text from a file should slip thro
 import base64
 import hashlib
 import re
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,6 @@ from fedsim.report import overview
 from fedsim.report.client_table import MAX_BARS, ClientTable, client_table, plain_table
 from fedsim.report.contents import RunContents, read_contents
 from fedsim.report.plots import draw_attack, draw_profile, draw_spend, narrow_range
-from fedsim.report.points import guarantees, limits, points, warnings
 from fedsim.report.recompute import recipe
 from fedsim.report.scores import scores_context
 from fedsim.report.sections.answers import answers_context
@@ -29,10 +29,49 @@ from fedsim.report.sections.curves import cost_drawings, round_drawings, spends_
 from fedsim.report.sections.experiment import experiment_rows
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.manifest import list_again
-from fedsim.statement import AttackBoundSentence, Facts, clients_text, statement_of
-from fedsim.statement.certificate_words import is_plain
-from fedsim.statement.certificates import OBSERVER_NAMES, certificates_of
+from fedsim.statement import AttackBoundSentence, Facts, Sentence, clients_text, statement_of
+from fedsim.statement.certificates import OBSERVER_NAMES, certificates_of, is_plain
 from fedsim.statement.views import question_of, view_of
+
+_TITLES = {
+    "threat model": "Threat model",
+    "unit": "Unit of privacy",
+    "adjacency": "Neighbours",
+    "mechanism": "Mechanism",
+    "sampling": "Sampling",
+    "accounting": "Accounting",
+    "delta": "Choice of δ",
+    "result": "Result",
+    "attack": "Meaning",
+    "budget": "Budgets",
+    "data access": "Access to data",
+    "recomputation": "Evidence",
+}
+
+
+def guarantees(sentences: Sequence[Sentence]) -> list[Sentence]:
+    """Return the sentences of the guarantee: claims only, never a warning."""
+    return [s for s in sentences if s.point == "guarantee" and s.kind == "claim"]
+
+
+def warnings(sentences: Sequence[Sentence]) -> list[Sentence]:
+    """Return the warnings."""
+    return [sentence for sentence in sentences if sentence.kind == "warning"]
+
+
+def limits(sentences: Sequence[Sentence]) -> list[Sentence]:
+    """Return the limits of the guarantee."""
+    return [sentence for sentence in sentences if sentence.kind == "limit"]
+
+
+def points(sentences: Sequence[Sentence]) -> list[tuple[str, list[Sentence]]]:
+    """Return the other points of the statement, each with its sentences, in their order."""
+    found: dict[str, list[Sentence]] = {}
+    for sentence in sentences:
+        if sentence.point in _TITLES and sentence.kind in ("claim", "fact"):
+            found.setdefault(sentence.point, []).append(sentence)
+    return [(title, found[point]) for point, title in _TITLES.items() if point in found]
+
 
 _HERE = Path(__file__).parent
 _MAX_SETTINGS_CHARACTERS = 30_000

@@ -1,15 +1,173 @@
-"""Terminal output on stdout: a plan, with the trust models and units that it can run in."""
+"""A plan on stdout: its cells of trust and unit, its advice, and ε by several bounds."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console
 
 from fedsim.core.formatting import clients_text, count_text, delta_text, epsilon_text, range_text
+from fedsim.core.text_formats import csv_text
+from fedsim.planning.advice.advice import Advice
+from fedsim.planning.advice.noise_model import plausible_tasks
+from fedsim.planning.advice.ranking import Ranked
+from fedsim.planning.bounds import BoundCurve
 from fedsim.planning.cells import OBSERVERS, PlannedCell
 from fedsim.planning.projection import Plan, PlannedClient
-from fedsim.report.bounds_table import print_client_kinds
-from fedsim.report.lines import print_sentence
-from fedsim.report.tables import MAX_TABLE_CLIENTS, client_text, figure_table, or_dash, print_table
+from fedsim.report.terminal_text import (
+    MAX_TABLE_CLIENTS,
+    client_text,
+    figure_table,
+    or_dash,
+    print_sentence,
+    print_table,
+)
+
+
+def print_advice(advice: Advice, console: Console | None = None) -> None:
+    """Print the candidates, the lines to change, the predicted gain and the notes.
+
+    Args:
+        advice: to print.
+        console: where; None: stdout.
+    """
+    console = console or Console()
+    table = figure_table(
+        "Candidates at the same ε, by predicted noise-to-signal ratio",
+        ["q", "z", "steps", "lr", "× file", "between"],
+        texts=["candidate", "weights"],
+    )
+    for row in advice.rows:
+        table.add_row(*_cells(row, is_proposed=row is advice.proposal))
+    table.caption = (
+        "q: sampling rate; z: noise multiplier; steps: rounds × local steps\n"
+        "≈: without a search; for correlated noise, independent noise of equal error\n"
+        "× file: predicted noise-to-signal ratio, over that of the file\n"
+        f"between: least and largest on {len(plausible_tasks())} plausible learning tasks"
+    )
+    print_table(console, table)
+    proposal = advice.proposal
+    if proposal is None:
+        print_sentence(
+            console, f"nothing to change: none of {advice.compared:,} candidates is clearly better"
+        )
+    else:
+        low, high = proposal.ratio_range
+        print_sentence(
+            console,
+            f"proposal, the best of {count_text(advice.compared, 'candidate')}: predicted "
+            f"noise-to-signal ratio × {proposal.ratio:.2g}, between × {low:.2g} and × {high:.2g}; "
+            "change these lines:",
+        )
+        console.print(advice.lines.rstrip(), highlight=False, markup=False, soft_wrap=True)
+    for note in advice.notes:
+        print_sentence(console, note)
+    print_sentence(
+        console,
+        "from public figures alone: no example was read, no training was done, no file was changed",
+    )
+
+
+def _cells(row: Ranked, *, is_proposed: bool) -> list[str]:
+    candidate, weighting = row.candidate, row.candidate.weighting
+    low, high = row.ratio_range
+    return [
+        f"→ {row.name}" if is_proposed else row.name,
+        weighting if isinstance(weighting, str) else str(weighting.get("name")),
+        _range(row.rates, 2),
+        ("" if row.exact else "≈") + _range(row.noise, 2),
+        f"{candidate.rounds} × {candidate.steps}",
+        f"{candidate.learning_rate:g}",
+        f"{row.ratio:.2f}",
+        f"{low:.2f}–{high:.2f}",
+    ]
+
+
+def _range(values: tuple[float, float], digits: int) -> str:
+    low, high = (f"{value:.{digits}g}" for value in values)
+    return low if low == high else f"{low}–{high}"
+
+
+_MAX_KINDS = 20
+_MAX_NAMED_CLIENTS = 3
+
+
+def print_bound_curve(curve: BoundCurve, console: Console | None = None) -> None:
+    """Print ε of one schedule, a line for each number of steps."""
+    console = console or Console()
+    labels = [bound.label for bound in curve.bounds]
+    table = figure_table(f"ε of DP-SGD: {curve.schedule.text}", ["steps", *labels])
+    for steps, epsilons in curve.points:
+        table.add_row(f"{steps:,}", *map(_cell, epsilons))
+    print_table(console, table)
+    _print_key(curve, console)
+
+
+def print_client_kinds(curves: Sequence[BoundCurve], console: Console | None = None) -> None:
+    """Print ε of all planned steps, a line for each kind of clients."""
+    console = console or Console()
+    if not curves:
+        print_sentence(console, "no client takes a step, so nothing is charged")
+        return
+    several = len({curve.schedule.delta for curve in curves}) > 1
+    labels = [bound.label for bound in curves[0].bounds]
+    table = figure_table(
+        "ε of all planned steps by different bounds",
+        ["q", "z", "steps", *["δ"] * several, *labels],
+        texts=["clients"],
+    )
+    shown = sorted(curves, key=lambda curve: -curve.smallest)[:_MAX_KINDS]
+    for curve in sorted(shown, key=lambda curve: curve.schedule.clients):
+        schedule = curve.schedule
+        table.add_row(
+            _clients(schedule.clients),
+            f"{schedule.sampling_rate:.4g}",
+            f"{schedule.noise_multiplier:.4g}",
+            f"{schedule.steps:,}",
+            *[f"{schedule.delta:g}"] * several,
+            *map(_cell, curve.last),
+        )
+    notes = []
+    if not several:
+        notes.append(f"δ = {curves[0].schedule.delta:g} for all")
+    if len(curves) > len(shown):
+        notes.append(f"the {len(shown)} largest of {len(curves):,}; --json has all")
+    table.caption = "\n".join(notes)
+    print_table(console, table)
+    _print_key(curves[0], console)
+
+
+def bounds_csv(curves: Sequence[BoundCurve]) -> str:
+    """Return ε as CSV: a line for each schedule and number of steps."""
+    names = [bound.name for bound in curves[0].bounds] if curves else []
+    rows: list[list[object]] = []
+    for curve in curves:
+        schedule = curve.schedule
+        facts = (schedule.sampling_rate, schedule.noise_multiplier, schedule.delta)
+        for steps, epsilons in curve.points:
+            rows.append([" ".join(map(str, schedule.clients)), *facts, steps, *epsilons])
+    columns = ["clients", "sampling_rate", "noise_multiplier", "delta", "steps", *names]
+    return csv_text(columns, rows)
+
+
+def _cell(epsilon: float | None) -> str:
+    return "–" if epsilon is None else epsilon_text(epsilon)
+
+
+def _clients(clients: Sequence[int]) -> str:
+    if len(clients) <= _MAX_NAMED_CLIENTS:
+        return ", ".join(map(str, clients))
+    return f"{clients[0]} and {len(clients) - 1:,} more"
+
+
+def _print_key(curve: BoundCurve, console: Console) -> None:
+    words = "; ".join(f"{bound.label}: {bound.description}" for bound in curve.bounds)
+    print_sentence(console, f"{words}. Each is an upper bound of the same releases")
+    if any(epsilon is None for _, epsilons in curve.points for epsilon in epsilons):
+        print_sentence(
+            console,
+            "–: the theorem does not cover these releases: their sampling has no amplification for "
+            "pairs, or their noise differs",
+        )
+
 
 _NOISE = {"client": "each client", "share": "each a share", "server": "the server"}
 _KEY = (

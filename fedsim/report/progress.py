@@ -1,7 +1,9 @@
-"""Progress of a run on stderr: its phases, its headline and warnings, and its rounds."""
+"""Progress on stderr: the phases of a command, and the headline, warnings and rounds of a run."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Timer
 from time import monotonic
 from typing import Any
 
@@ -10,6 +12,7 @@ from rich.progress import (
     BarColumn,
     Progress,
     ProgressColumn,
+    SpinnerColumn,
     Task,
     TaskID,
     TextColumn,
@@ -17,12 +20,63 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from fedsim.core.commands import Phases
 from fedsim.core.formatting import epsilon_text, metric_text
 from fedsim.federation.federation import Federation
 from fedsim.report.headline import headline, notes, warnings
-from fedsim.report.lines import print_sentence
-from fedsim.report.phase_display import PhaseDisplay
+from fedsim.report.terminal_text import print_sentence
 from fedsim.server.round_report import numbers_of
+
+_PATIENCE_SECONDS = 5.0  # without a terminal, a phase that lasts longer gets a line
+
+
+class PhaseDisplay:
+    """The current phase: a spinner with its time; without a terminal, a line if it lasts.
+
+    Args:
+        console: where to print.
+        patience: seconds before a phase gets a line where there is no terminal.
+    """
+
+    def __init__(self, console: Console, *, patience: float = _PATIENCE_SECONDS) -> None:
+        self._console, self._patience = console, patience
+        self._progress: Progress | None = None
+        self._timer: Timer | None = None
+
+    def show(self, name: str) -> None:
+        """Show a phase in place of the one before; "" shows none."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._progress is not None:
+            self._progress.stop()
+        self._timer = self._progress = None
+        if not name:
+            return
+        if self._console.is_terminal:
+            self._progress = Progress(
+                SpinnerColumn(),
+                TextColumn("{task.description}"),
+                TimeElapsedColumn(),
+                console=self._console,
+                transient=True,
+            )
+            self._progress.add_task(name, total=None)
+            self._progress.start()
+        else:
+            self._timer = Timer(self._patience, print_sentence, (self._console, f"{name} ..."))
+            self._timer.daemon = True
+            self._timer.start()
+
+
+@contextmanager
+def shown_phases(console: Console | None = None) -> Iterator[Phases]:
+    """Yield phases that are shown on stderr while they last."""
+    phases = Phases(PhaseDisplay(console or Console(stderr=True)).show)
+    try:
+        yield phases
+    finally:
+        phases.end()
+
 
 _MAX_METRICS = 3  # in the line of a round
 _MAX_NAMES = 5  # of parameters in a warning

@@ -7,13 +7,24 @@ from rich.table import Table
 
 from fedsim.core.formatting import count_text, delta_text, duration_text, epsilon_text, metric_text
 from fedsim.report.contents import RunContents, read_contents
-from fedsim.report.lines import print_sentence
 from fedsim.report.scores import advice_of, baseline_text, recall_line, warnings_of
-from fedsim.report.tables import MAX_TABLE_CLIENTS, client_text, figure_table, or_dash, print_table
+from fedsim.report.terminal_text import (
+    MAX_TABLE_CLIENTS,
+    client_text,
+    figure_table,
+    or_dash,
+    print_sentence,
+    print_table,
+)
 from fedsim.runs.directory import KEPT, RunDirectory
 from fedsim.runs.manifest import root_of
-from fedsim.statement.certificate_words import SHORT_NAMES, guarantee_words, is_plain, unit_text
-from fedsim.statement.certificates import OBSERVER_NAMES
+from fedsim.statement.certificates import (
+    OBSERVER_NAMES,
+    SHORT_NAMES,
+    guarantee_words,
+    is_plain,
+    unit_text,
+)
 
 
 def print_result(directory: RunDirectory, console: Console | None = None) -> None:

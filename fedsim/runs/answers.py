@@ -14,7 +14,7 @@ from fedsim.federation.federation import Federation
 from fedsim.pate.board import NOT_CHECKED, labels_of, shares_of
 from fedsim.pate.settings import PateSettings
 from fedsim.protocol.arrays import to_numpy
-from fedsim.runs.schema import SCHEMAS
+from fedsim.runs.files import SCHEMAS
 
 FILE = "answers.json"
 COUNTS = ("queries_checked", "queries_answered", "label_accuracy")

@@ -18,8 +18,7 @@ from safetensors.numpy import load, save
 
 from fedsim.algorithms.state import ServerState
 from fedsim.protocol.arrays import to_arrays, to_numpy
-from fedsim.runs.files import DamagedRunError, read_bytes
-from fedsim.runs.schema import SCHEMAS, check_schema
+from fedsim.runs.files import SCHEMAS, DamagedRunError, check_schema, read_bytes
 
 _MEMORY = "optimizer/"  # before the names of the algorithm's arrays
 _CLIENT_MEMORY = "clients/"  # before those of its arrays of all clients

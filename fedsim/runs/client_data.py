@@ -16,10 +16,10 @@ from fedsim.core.plugin_errors import plugin_calls
 from fedsim.experiment import Experiment
 from fedsim.federation.federation import Federation
 from fedsim.models.metrics import evaluate_with_outputs
+from fedsim.models.scores.metrics import class_names
 from fedsim.models.scores.predictions import ClassPredictions, predictions_of
-from fedsim.models.scores.summary import class_names
-from fedsim.runs.schema import SCHEMAS
-from fedsim.server.errors import FederationError
+from fedsim.protocol.errors import FederationError
+from fedsim.runs.files import SCHEMAS
 
 FILE = "client_data.json"
 NOTE = (

@@ -15,8 +15,7 @@ from fedsim.federation.schedule import participation_of
 from fedsim.runs.checkpoint import RunCheckpoint
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.files import DamagedRunError
-from fedsim.runs.releases_file import Releases, read_releases
-from fedsim.runs.rounds_file import digest_of_lines
+from fedsim.runs.rounds_file import Releases, digest_of_lines, read_releases
 from fedsim.server.round_report import RoundRow
 from fedsim.server.secure.opened_sums import OpenedSum
 

@@ -13,12 +13,15 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, RootModel
 from safetensors.numpy import save
 
-from fedsim.core.csv_text import csv_text
+from fedsim.core.text_formats import csv_text
 from fedsim.experiment import Experiment, ExperimentError, load_experiment
 from fedsim.runs.checkpoint import FILE as CHECKPOINT
 from fedsim.runs.checkpoint import RunCheckpoint
 from fedsim.runs.files import (
+    SCHEMAS,
     DamagedRunError,
+    check_schema,
+    check_version,
     read_bytes,
     read_object,
     read_sealed,
@@ -29,7 +32,6 @@ from fedsim.runs.files import (
 from fedsim.runs.files import RunDirectoryError as RunDirectoryError
 from fedsim.runs.rounds_file import read_rounds
 from fedsim.runs.run_lock import RunLock, refuse_in_use
-from fedsim.runs.schema import SCHEMAS, check_schema, check_version
 from fedsim.server.round_report import RoundRow
 from fedsim.server.secure.opened_sums import OpenedSum
 

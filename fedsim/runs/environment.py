@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import fedsim
-from fedsim.runs.schema import SCHEMAS
+from fedsim.runs.files import SCHEMAS
 
 _PACKAGES = ("torch", "flwr", "numpy", "scipy", "pydantic", "scikit-learn", "safetensors", "ray")
 

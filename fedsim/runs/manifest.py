@@ -18,10 +18,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from fedsim.runs.directory import RunDirectory, RunDirectoryError
-from fedsim.runs.files import DamagedRunError
+from fedsim.runs.files import SCHEMAS, DamagedRunError, SchemaError, check_schema
 from fedsim.runs.run_lock import LOCK
-from fedsim.runs.schema import SCHEMAS, SchemaError, check_schema
-from fedsim.simulation.catalog import TRACKERS
+from fedsim.simulation.settings import TRACKERS
 
 FILE = "manifest.json"
 PAGES = ("report.html",)

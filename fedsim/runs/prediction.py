@@ -18,8 +18,8 @@ from fedsim.experiment.load import read_settings
 from fedsim.models.errors import ModelError
 from fedsim.models.metrics import eval_mode
 from fedsim.models.scores.catalog import TASK_OF_LOSS
+from fedsim.models.scores.metrics import class_names, summarise_scores
 from fedsim.models.scores.predictions import ClassPredictions, LabelPredictions, predictions_of
-from fedsim.models.scores.summary import class_names, summarise_scores
 from fedsim.models.tasks import Targets, task_for
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.model_card import ModelCard

@@ -10,9 +10,9 @@ from typing import Any, cast
 import fedsim
 from fedsim.accountant import PrivacyLedger
 from fedsim.accountant.accountants import AccountantChoice, renyi_choice
-from fedsim.accountant.adjacency import Adjacency
+from fedsim.accountant.events import Adjacency
 from fedsim.accountant.sampler_slack import Slack, sampler_slack
-from fedsim.accountant.trust.certificates import OBSERVERS, Trust, Unit
+from fedsim.accountant.trust import OBSERVERS, Trust, Unit
 from fedsim.clients.mechanisms.kinds import protects_client
 from fedsim.clients.privacy_settings import (
     PrivacySettings,
@@ -20,16 +20,16 @@ from fedsim.clients.privacy_settings import (
     recorded_mechanism,
 )
 from fedsim.core.formatting import count_text
-from fedsim.core.json_numbers import finite_or_none
+from fedsim.core.text_formats import finite_or_none
+from fedsim.federation.charges import RecordedSpend
 from fedsim.federation.federation import Federation
-from fedsim.federation.recorded_spend import RecordedSpend
 from fedsim.protocol.client_spend import ClientSpend
-from fedsim.protocol.clip_bound import LearntBound, whole_bound
-from fedsim.runs.schema import SCHEMAS
+from fedsim.protocol.noisy_sums import LearntBound, whole_bound
+from fedsim.runs.files import SCHEMAS
 from fedsim.runs.trust_terms import server_ledger, trust_terms
 from fedsim.server.client_ledgers import ClientLedgers
 from fedsim.statement import read_facts, to_json
-from fedsim.statement.certificate_words import guarantee_words
+from fedsim.statement.certificates import guarantee_words
 from fedsim.statement.privacy_file import LedgerEntry, PrivacyFile, PrivateClientRow
 from fedsim.statement.recorded_facts import ledger_digest
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedsim.core.file_errors import StorageError, describe_os_error
+from fedsim.core.errors import StorageError, describe_os_error
 
 _KEY_BYTES, _DIGEST_BYTES = 32, 32
 PATTERN = "^[0-9a-f]{16}:[0-9a-f]{64}$"

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.experiment import Experiment
-from fedsim.experiment.text import shorten
+from fedsim.experiment.errors import shorten
 from fedsim.runs.directory import RunDirectoryError
 
 _MISSING = object()

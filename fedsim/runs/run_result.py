@@ -13,7 +13,7 @@ from fedsim.core.errors import ExitCode, FedsimError
 from fedsim.core.formatting import count_text, metric_text
 from fedsim.runs.directory import RunDirectory, client_columns
 from fedsim.runs.privacy_summary import PrivacySummary
-from fedsim.tracking.row_numbers import row_numbers
+from fedsim.tracking.observer import row_numbers
 
 if TYPE_CHECKING:
     import pandas

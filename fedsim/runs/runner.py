@@ -13,17 +13,18 @@ from flwr.serverapp import ServerApp
 
 import fedsim
 from fedsim.algorithms.state import ServerState
-from fedsim.core.file_errors import StorageError, describe_os_error
-from fedsim.core.phases import Phases
+from fedsim.core.commands import Phases
+from fedsim.core.errors import StorageError, describe_os_error
 from fedsim.experiment import LoadedExperiment, dump_experiment, load_experiment
 from fedsim.experiment.load import with_num_clients
 from fedsim.federation.assembly import assemble
-from fedsim.federation.budget_check import refuse_overspending
 from fedsim.federation.federation import Federation
 from fedsim.federation.mechanism_probe import probe_mechanisms
+from fedsim.federation.plan_checks import refuse_overspending
 from fedsim.federation.server import server_app
 from fedsim.federation.shards import client_app
 from fedsim.protocol.arrays import digest
+from fedsim.protocol.errors import FederationError
 from fedsim.runs.answers import COUNTS, answers_content
 from fedsim.runs.answers import FILE as ANSWERS
 from fedsim.runs.checkpoint import RunCheckpoint
@@ -32,23 +33,27 @@ from fedsim.runs.client_data import client_data
 from fedsim.runs.consistency import refuse_contradictions
 from fedsim.runs.directory import RunDirectory, RunDirectoryError
 from fedsim.runs.environment import describe_environment
-from fedsim.runs.final_scores import FILE as SCORES
-from fedsim.runs.final_scores import public_metrics, scores_content
 from fedsim.runs.inputs import fingerprint, refuse_other_inputs
 from fedsim.runs.manifest import refuse_changed_records, remove_manifest, write_manifest
 from fedsim.runs.model_card import ModelCard
-from fedsim.runs.personal_scores import ENDED, personal_metrics, score_personal_models, summary_of
-from fedsim.runs.personal_scores import FILE as PERSONALIZATION
 from fedsim.runs.privacy_summary import not_private, summarise_privacy
-from fedsim.runs.releases_file import Releases, ReleasesFile
 from fedsim.runs.resume import refuse_changes, resume_command
-from fedsim.runs.rounds_file import RoundsFile
+from fedsim.runs.rounds_file import Releases, ReleasesFile, RoundsFile
 from fedsim.runs.run_result import RunFailedError as RunFailedError
 from fedsim.runs.run_result import RunResult as RunResult
 from fedsim.runs.run_result import Status
+from fedsim.runs.scores import (
+    ENDED,
+    PERSONALIZATION,
+    SCORES,
+    personal_metrics,
+    public_metrics,
+    score_personal_models,
+    scores_content,
+    summary_of,
+)
 from fedsim.runs.secure_summary import secure_summary
 from fedsim.server.app import RoundError
-from fedsim.server.errors import FederationError
 from fedsim.server.round_report import RoundReport, numbers_of, withdrawal_rounds
 from fedsim.server.secure.opened_sums import OpenedSums
 from fedsim.simulation.engine import Engine

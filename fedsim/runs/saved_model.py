@@ -9,11 +9,10 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from fedsim.experiment.load import read_settings
-from fedsim.models.adapters.attach import merge_adapters
+from fedsim.models.adapters import merge_adapters
 from fedsim.models.build import build_model
 from fedsim.models.errors import ModelError
-from fedsim.models.features.module import FeatureModel
-from fedsim.models.features.pipeline import FeaturePipeline
+from fedsim.models.features.pipeline import FeatureModel, FeaturePipeline
 from fedsim.models.local_base import OtherBaseError
 from fedsim.models.settings import ModelSettings
 from fedsim.runs.directory import RunDirectory

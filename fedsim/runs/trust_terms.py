@@ -3,7 +3,7 @@
 from typing import Any
 
 from fedsim.accountant import PrivacyLedger
-from fedsim.accountant.trust.certificates import Trust
+from fedsim.accountant.trust import Trust
 from fedsim.clients.local_settings import OptimizerSettings
 from fedsim.experiment import Experiment
 from fedsim.federation.schedule import participation_of

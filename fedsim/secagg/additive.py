@@ -1,4 +1,4 @@
-"""Additive secret sharing with compressed shares.
+"""Additive secret sharing with compressed shares, and the `info` bytes (HPKE, HKDF) of its parts.
 
 Of k shares of a vector Y, k - 1 are keystreams, sent as 32-byte seeds. The leader's share is the
 rest, Y - Σ PRG(s_j). All k shares add up to Y exactly. Any k - 1 shares are uniform for every Y,
@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedsim.secagg.context import RoundContext
 from fedsim.secagg.encoding import Ring
-from fedsim.secagg.prg import SeedExpander, derive_key, new_seed
+from fedsim.secagg.masks import SeedExpander, derive_key, new_seed
 
 
 @dataclass(frozen=True)
@@ -60,3 +61,39 @@ class AdditiveSharing:
     @staticmethod
     def _keys(seeds: Sequence[bytes], contexts: Sequence[bytes]) -> list[bytes]:
         return [derive_key(seed, info) for seed, info in zip(seeds, contexts, strict=True)]
+
+
+SHARE_PURPOSE = "leader share"
+SEED_PURPOSE = "helper seed"
+TOTAL_PURPOSE = "helper total"
+
+
+def leader_share_info(context: RoundContext, client: int) -> bytes:
+    """Return the `info` of the leader's share.
+
+    Args:
+        context: context of the round.
+        client: number of the client that sends it.
+    """
+    return context.info(purpose=SHARE_PURPOSE, sender=client, receiver=0)
+
+
+def seed_info(context: RoundContext, client: int, helper: int) -> bytes:
+    """Return the `info` of a sealed seed.
+
+    Args:
+        context: context of the round.
+        client: number of the client that sends it.
+        helper: number of the helper that opens it.
+    """
+    return context.info(purpose=SEED_PURPOSE, sender=client, receiver=helper)
+
+
+def total_info(context: RoundContext, helper: int) -> bytes:
+    """Return the `info` of a helper's sum of shares.
+
+    Args:
+        context: context of the round.
+        helper: number of the helper that sends it.
+    """
+    return context.info(purpose=TOTAL_PURPOSE, sender=helper, receiver=0)

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.ciphers.modes import GCM
 
 from fedsim.secagg.encoding import Ring
 from fedsim.secagg.errors import ShareMismatchError
-from fedsim.secagg.prg import derive_key
+from fedsim.secagg.masks import derive_key
 
 _BLOCK_ELEMENTS = 1 << 15  # a block stays in the cache between digest and sum
 

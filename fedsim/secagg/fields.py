@@ -13,8 +13,8 @@ from fedsim.core.limits import MAX_CLIENTS, MAX_ROUNDS
 from fedsim.secagg.context import NONCE_BYTES
 from fedsim.secagg.errors import WireError
 from fedsim.secagg.hpke import ENVELOPE_OVERHEAD_BYTES
+from fedsim.secagg.masks import SEED_BYTES
 from fedsim.secagg.payload import MAX_LENGTH
-from fedsim.secagg.prg import SEED_BYTES
 from fedsim.secagg.settings import MAX_AGGREGATORS
 from fedsim.secagg.shamir import SHARE_BYTES
 

@@ -9,11 +9,11 @@ from typing import Protocol, runtime_checkable
 from flwr.app import ArrayRecord, Context
 
 from fedsim.clients.client_round import Answer
-from fedsim.clients.failure_text import ClientFailureError
+from fedsim.clients.faults import ClientFailureError
 from fedsim.core.plugin_errors import error_text, type_name
+from fedsim.protocol.arrays import live_record
 from fedsim.protocol.channel import TrainAnswer
 from fedsim.protocol.exchange import ClientError
-from fedsim.protocol.live_arrays import live_record
 from fedsim.protocol.messages import TrainRequest
 
 logger = logging.getLogger(__name__)

@@ -23,7 +23,6 @@ from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedsim.protocol.flower_internals import replace_content
-from fedsim.simulation.answers import answer_requests
 from fedsim.simulation.direct_channel import (
     DirectAnswers,
     DirectChannel,
@@ -31,7 +30,7 @@ from fedsim.simulation.direct_channel import (
     failure_reason,
 )
 from fedsim.simulation.virtual_grid import FIRST_NODE as FIRST_NODE
-from fedsim.simulation.virtual_grid import VirtualGrid, failure
+from fedsim.simulation.virtual_grid import VirtualGrid, answer_requests, failure
 
 
 class LocalGrid(VirtualGrid):

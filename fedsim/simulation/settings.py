@@ -1,4 +1,4 @@
-"""Settings of the execution (`runtime:`); none of them changes a result or an ε."""
+"""Settings of the execution (`runtime:`), engines and trackers; none changes a result or an ε."""
 
 from typing import Literal, Self
 
@@ -6,7 +6,19 @@ from pydantic import Field, model_validator
 
 from fedsim.core.limits import MAX_WORKERS
 from fedsim.core.settings import Settings
-from fedsim.simulation.catalog import TRACKERS
+
+ENGINES = {
+    "local": "in this process",
+    "ray": "clients pinned to worker processes, on one machine or many (extra ray)",
+    "flower": "Flower's simulation runtime (extra ray)",
+}
+
+# A key is the name of the package that must be installed, and of the extra that brings it.
+TRACKERS = {
+    "tensorboard": "event files in tensorboard/ of the run directory (extra tensorboard)",
+    "mlflow": "files in mlflow/ of the run directory, or an MLflow server (extra mlflow)",
+    "wandb": "Weights & Biases, offline, in wandb/ of the run directory (extra wandb)",
+}
 
 
 class RuntimeSettings(Settings):

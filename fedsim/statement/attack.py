@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from fedsim.accountant.accountants import AccountantChoice
-from fedsim.accountant.adjacency import Adjacency
+from fedsim.accountant.events import Adjacency
 from fedsim.statement.profile import Profile, profile_of
 
 FALSE_POSITIVE_RATES = (0.001, 0.01, 0.05, 0.1)  # in tables and sentences

@@ -1,4 +1,4 @@
-"""The certificates of a run, one for each observer, and where each of them ends.
+"""The certificates of a run, one for each observer, where each of them ends, and in a few words.
 
 Several certificates of one run hold at once. Each is for its own observer: no sentence adds,
 averages or compares them.
@@ -8,8 +8,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from fedsim.accountant.trust.certificates import Observer
-from fedsim.core.formatting import count_text, delta_text, epsilon_text
+from fedsim.accountant.trust import Observer
+from fedsim.core.formatting import clients_text, count_text, delta_text, epsilon_text
 from fedsim.statement.facts import Facts
 from fedsim.statement.privacy_file import Certificate
 from fedsim.statement.sentence import Sentence
@@ -221,3 +221,51 @@ LIMITS: tuple[type[Sentence], ...] = (
     ActiveServerSentence,
     SizesExcludedSentence,
 )
+
+
+SHORT_NAMES = {"server": "server", "sums": "sums", "models": "models"}
+"""Names of the observers in headings: `ε (sums)`."""
+
+
+def is_plain(facts: Facts) -> bool:
+    """Whether a run has local trust and the example unit, whose ε needs no further name."""
+    return facts.trust.trust == "local" and not facts.protects_clients
+
+
+def stated_certificates(facts: Facts) -> list[tuple[Certificate, float]]:
+    """Return the certificates that the statement supports, with their ε."""
+    if not facts.has_charges:
+        return []
+    found = certificates_of(facts)
+    return [(one, one["epsilon"]) for one in found if one["epsilon"] is not None]
+
+
+def unit_text(facts: Facts) -> str:
+    """Return what one ε is for, in a few words."""
+    return "everything of one client" if facts.protects_clients else "one example"
+
+
+def guarantee_words(facts: Facts) -> str:
+    """Return the guarantee of a run in a few words, or the reason why there is none."""
+    if not facts.is_private:
+        return "no differential privacy"
+    stated = [
+        f"within ε = {epsilon_text(epsilon)} at δ = {delta_text(one['delta'])} against "
+        f"{OBSERVER_NAMES[one['against']]}"
+        for one, epsilon in stated_certificates(facts)
+    ]
+    if facts.unbounded_clients or facts.objections:
+        first = _no_guarantee(facts)
+        return first if not stated else f"{first}; every client {stated[0]}"
+    if not facts.has_charges:
+        return "no update was released, and no privacy was spent"
+    if is_plain(facts):
+        epsilon, delta = epsilon_text(facts.epsilon), delta_text(facts.delta)
+        return f"every client within ε = {epsilon} at δ = {delta}"
+    return f"for {unit_text(facts)}, every client {', and '.join(stated)}"
+
+
+def _no_guarantee(facts: Facts) -> str:
+    if math.isinf(facts.epsilon):
+        return f"no guarantee for the federation: ε = ∞ for {clients_text(facts.unbounded_clients)}"
+    return f"no guarantee: {facts.objections[0]}"

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any, NotRequired, TypedDict
 
 from fedsim.accountant.accountants import AccountantName
-from fedsim.accountant.adjacency import Adjacency
-from fedsim.accountant.trust.certificates import Observer
+from fedsim.accountant.events import Adjacency
+from fedsim.accountant.trust import Observer
 
 
 class LedgerEntry(TypedDict):

@@ -9,9 +9,9 @@ from typing import Any
 
 from fedsim.accountant import PrivacyLedger
 from fedsim.accountant.accountants import AccountantChoice, choose_accountant
-from fedsim.accountant.adjacency import Adjacency
+from fedsim.accountant.events import Adjacency
 from fedsim.accountant.sampler_slack import Slack
-from fedsim.accountant.trust.certificates import is_explained_by_shares
+from fedsim.accountant.trust import is_explained_by_shares
 from fedsim.statement.attack import AttackBound, attack_bound
 from fedsim.statement.facts import (
     ACCOUNTANTS,

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedsim.accountant.trust.certificates import OBSERVERS, Observer, adjacency_objection
+from fedsim.accountant.trust import OBSERVERS, Observer, adjacency_objection
 from fedsim.clients.mechanisms.kinds import protects_client
 
 UNITS = ("example", "client")

@@ -1,11 +1,12 @@
-"""Observers of a run: what they are told, and when."""
+"""Observers of a run, the interface of a tracker, and the numbers of a round that it gets."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from fedsim.core.phases import Phases
+from fedsim.core.commands import Phases
 
 if TYPE_CHECKING:
     from fedsim.federation.federation import Federation
@@ -85,3 +86,64 @@ class CheckingObserver:
         """Tell the other observer."""
         if self._observer is not None:
             self._observer.ended()
+
+
+@dataclass(frozen=True)
+class TrackedRun:
+    """Description of a run for its trackers.
+
+    Attributes:
+        name: the experiment's name.
+        path: the run directory; each tracker has its own folder in it.
+        settings: the experiment with all defaults, `{"key.path": value}`.
+    """
+
+    name: str
+    path: Path
+    settings: Mapping[str, object]
+
+
+class Tracker(Protocol):
+    """A tool that records the metrics of a run."""
+
+    def start(self, run: TrackedRun) -> None:
+        """Called before the first round, and again when the run is resumed."""
+        ...
+
+    def log(self, round_number: int, metrics: Mapping[str, float]) -> None:
+        """Called after each round.
+
+        Args:
+            round_number: counted from 1.
+            metrics: the finite numbers of the round's line of `rounds.jsonl`; lists by length.
+        """
+        ...
+
+    def finish(self) -> None:
+        """Called once, after the last round."""
+        ...
+
+
+_SCORES = ("test_", "clients_", "train_")
+
+
+def row_numbers(row: Mapping[str, Any]) -> dict[str, float]:
+    """Return every number of a line by its name; values that are no number are left out.
+
+    A mapping gives `key.inner`, scores by class `test_recall_per_class.0`, and any other list, such
+    as `participants`, its length.
+    """
+    return dict(_numbers(row))
+
+
+def _numbers(row: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+    for key, value in row.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            yield from _numbers(value, f"{name}.")
+        elif isinstance(value, list) and name.startswith(_SCORES):
+            yield from _numbers({str(place): one for place, one in enumerate(value)}, f"{name}.")
+        elif isinstance(value, list):
+            yield name, len(value)
+        elif isinstance(value, int | float):
+            yield name, value

@@ -11,14 +11,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from fedsim.core.by_name import ByName
 from fedsim.core.errors import ExitCode, FedsimError
+from fedsim.core.imports import ByName
 from fedsim.core.plugin_errors import contained_exits, describe_error, plugin_calls
 from fedsim.core.plugins import resolve
 from fedsim.experiment.dump import flat_settings
-from fedsim.tracking.observer import RunObserver, tell_phase
-from fedsim.tracking.protocol import TrackedRun, Tracker
-from fedsim.tracking.row_numbers import row_numbers
+from fedsim.tracking.observer import RunObserver, TrackedRun, Tracker, row_numbers, tell_phase
 
 if TYPE_CHECKING:
     from fedsim.federation.federation import Federation

@@ -2,9 +2,8 @@
 
 | module | content |
 |---|---|
-| `settings.py` | `federation.participation`, a class for each scheme |
+| `settings.py` | `federation.participation`, a class for each scheme; ranges as `1-20, 41-60` |
 | `participation.py` | what plans, charges, blocks and checks ask of a schedule |
 | `schedules.py` | uniform draws, independent draws, groups that take turns, availability traces |
 | `buffered.py` | asynchronous rounds on a simulated clock (FedBuff) |
-| `ranges.py` | texts such as `1-20, 41-60` |
 """

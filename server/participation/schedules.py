@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from fedsim.core.streams import Purpose, stream
-from fedsim.server.participation.ranges import join_ranges, parse_ranges
+from fedsim.server.participation.settings import join_ranges, parse_ranges
 
 
 class Schedule(Protocol):

@@ -7,20 +7,22 @@ from contextlib import contextmanager
 from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 
-from fedsim.protocol.arrays import digest, to_arrays, to_numpy
-from fedsim.protocol.coefficients import upload_base
+from fedsim.protocol.arrays import digest, to_arrays, to_numpy, upload_base
 from fedsim.protocol.messages import SECAGG, SealedReply
 from fedsim.protocol.secure import HELLO, to_records
 from fedsim.secagg.context import NONCE_BYTES, RoundContext, set_digest
 from fedsim.secagg.errors import ContextMismatchError, SecureAggregationError, TooFewClientsError
 from fedsim.secagg.fields import check_fields
 from fedsim.secagg.hpke import check_distinct, load_public_key
-from fedsim.secagg.layout import NamedArrays
 from fedsim.secagg.messages import Hello, HelloReply
-from fedsim.secagg.payload import PayloadCodec
+from fedsim.secagg.payload import NamedArrays, PayloadCodec
 from fedsim.secagg.settings import AdditiveSettings, SecureAggregationSettings
-from fedsim.server.aggregation.aggregator import AggregationResult, Aggregator, RoundAbortedError
-from fedsim.server.aggregation.mean import InvalidUpdateError
+from fedsim.server.aggregation.aggregator import (
+    AggregationResult,
+    Aggregator,
+    InvalidUpdateError,
+    RoundAbortedError,
+)
 from fedsim.server.aggregation.weights import ClientWeights
 from fedsim.server.roll_call import Roll
 from fedsim.server.secure.leader import Leader

@@ -12,8 +12,7 @@ from typing import Self
 import numpy as np
 
 from fedsim.core.limits import MAX_CLIENTS
-from fedsim.secagg.additive import AdditiveSharing
-from fedsim.secagg.additive_info import seed_info, total_info
+from fedsim.secagg.additive import AdditiveSharing, seed_info, total_info
 from fedsim.secagg.context import RoundContext, pack, set_digest
 from fedsim.secagg.digests import vector_tag
 from fedsim.secagg.errors import (
@@ -30,8 +29,8 @@ from fedsim.secagg.errors import (
 from fedsim.secagg.fields import check_fields
 from fedsim.secagg.hpke import SealingKey
 from fedsim.secagg.identity import IdentityKey, is_from_client
+from fedsim.secagg.masks import SEED_BYTES, SeedExpander
 from fedsim.secagg.messages import CombineReply, CombineRequest, Hello, HelloReply
-from fedsim.secagg.prg import SEED_BYTES, SeedExpander
 from fedsim.secagg.settings import SecureAggregationSettings
 
 _Plain = str | int | bytes | list[str]

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from fedsim.secagg.additive_info import leader_share_info, total_info
+from fedsim.secagg.additive import leader_share_info, total_info
 from fedsim.secagg.context import RoundContext, set_digest
 from fedsim.secagg.digests import verify_and_add
 from fedsim.secagg.encoding import Ring
@@ -30,9 +30,8 @@ from fedsim.secagg.errors import (
     WireError,
 )
 from fedsim.secagg.fields import check_fields
-from fedsim.secagg.layout import NamedArrays
 from fedsim.secagg.messages import CombineReply, CombineRequest, HelloReply, RoundOffer, Upload
-from fedsim.secagg.payload import DecodedSum, PayloadCodec
+from fedsim.secagg.payload import DecodedSum, NamedArrays, PayloadCodec
 
 
 class Leader:

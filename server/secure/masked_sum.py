@@ -26,7 +26,7 @@ from fedsim.secagg.errors import (
 from fedsim.secagg.fields import check_fields
 from fedsim.secagg.graph import NeighbourGraph
 from fedsim.secagg.hpke import check_distinct, load_public_key
-from fedsim.secagg.layout import NamedArrays
+from fedsim.secagg.masks import SeedExpander, masked_info
 from fedsim.secagg.messages import (
     KeysReply,
     MaskedReply,
@@ -37,9 +37,7 @@ from fedsim.secagg.messages import (
     UnmaskReply,
     UnmaskRequest,
 )
-from fedsim.secagg.pairwise import masked_info
-from fedsim.secagg.payload import DecodedSum, PayloadCodec
-from fedsim.secagg.prg import SeedExpander
+from fedsim.secagg.payload import DecodedSum, NamedArrays, PayloadCodec
 from fedsim.secagg.settings import SecureAggregationSettings
 from fedsim.server.secure.recovery import Recovery
 

@@ -8,9 +8,8 @@ from fedsim.secagg.encoding import Ring
 from fedsim.secagg.errors import SecureAggregationError, ShareMismatchError, ThresholdError
 from fedsim.secagg.graph import NeighbourGraph
 from fedsim.secagg.hpke import SealingKey
+from fedsim.secagg.masks import PairwiseMasks, SeedExpander, commitment
 from fedsim.secagg.messages import KeysReply, SharesReply, UnmaskReply
-from fedsim.secagg.pairwise import PairwiseMasks, commitment
-from fedsim.secagg.prg import SeedExpander
 from fedsim.secagg.shamir import ShamirSharing
 
 _TOO_FEW_TEXT = "too few clients are left to recover its secret"

@@ -16,7 +16,6 @@ from fedsim.secagg.errors import (
     ContextMismatchError,
     SecureAggregationError,
 )
-from fedsim.secagg.layout import NamedArrays
 from fedsim.secagg.messages import (
     CombineReply,
     HelloReply,
@@ -27,7 +26,7 @@ from fedsim.secagg.messages import (
     UnmaskReply,
     Upload,
 )
-from fedsim.secagg.payload import DecodedSum
+from fedsim.secagg.payload import DecodedSum, NamedArrays
 from fedsim.server.secure.leader import Leader
 from fedsim.server.secure.masked_sum import MaskedSum
 

@@ -13,7 +13,7 @@ import yaml
 from dp_accounting.pld import PLDAccountant
 
 from fedsim.account import Account, account_of
-from fedsim.account.registry import registry_ledger
+from fedsim.account.foreign import registry_ledger
 from fedsim.account.sources import RunTerms, Source, SourceError, read_source
 from fedsim.accountant import (
     ZCDP,

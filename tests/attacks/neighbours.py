@@ -30,7 +30,7 @@ from flwr.app import ArrayRecord, ConfigRecord
 from safetensors import safe_open
 from torch import Tensor
 
-import fedsim.clients.mechanisms.votes.answer as client_votes
+import fedsim.clients.mechanisms.votes.mechanism as client_votes
 import fedsim.clients.training.streams as client_streams
 import fedsim.noise.release as noise_release
 import fedsim.server.aggregation.noisy_sum as noisy_sum
@@ -303,7 +303,7 @@ def patched(transcript: Transcript, trust: str, gone: int | None) -> Iterator[No
     """Record the first run of a transcript, or make the second one release and draw the same."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(time, "perf_counter", lambda: 0.0)
-        patch.setattr("fedsim.core.phases.perf_counter", lambda: 0.0)
+        patch.setattr("fedsim.core.commands.perf_counter", lambda: 0.0)
         patch.setattr(Timeline.__init__, "__defaults__", (lambda: 0.0,))
         _patch_releases(patch, transcript)
         _patch_lots(patch, transcript, gone)

@@ -16,14 +16,14 @@ from fedsim.clients.app import one_thread
 from fedsim.clients.gradients.interface import Tile
 from fedsim.clients.gradients.rule_gradients import RuleGradients
 from fedsim.clients.local_settings import LocalSettings
-from fedsim.clients.mechanisms.client_update.mechanism import UpdateMechanism
-from fedsim.clients.model_checks.member_isolation import MemberIsolation
+from fedsim.clients.mechanisms.client_update import UpdateMechanism
+from fedsim.clients.model_checks.bit_isolation import MemberIsolation
 from fedsim.clients.model_checks.safety import UnsafeModelError
 from fedsim.clients.training.block import BlockMember, BlockResult, train_block
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.training.streams import StreamKey
-from fedsim.data.client_examples import ClientExamples
 from fedsim.data.examples import Examples
+from fedsim.data.load import ClientExamples
 from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.federation import Federation

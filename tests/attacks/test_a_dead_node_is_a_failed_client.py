@@ -264,7 +264,7 @@ def test_every_loop_over_replies_is_the_same_one() -> None:
     }
     grids = (  # they pass messages on
         "fedsim/simulation/",
-        "fedsim/deployment/deployed_grid.py",
+        "fedsim/deployment/server_app.py",
         "fedsim/protocol/wrapped_grid.py",
         "fedsim/protocol/traffic.py",
     )

@@ -25,7 +25,7 @@ from fedsim.runs.directory import RunDirectory
 from fedsim.runs.replay import replay_run
 from fedsim.runs.runner import run_experiment
 from fedsim.runs.verification import verify_run
-from fedsim.server.aggregation.mean import OrderedMean
+from fedsim.server.aggregation.aggregator import OrderedMean
 
 CLIENT, ROUND = 2, 2
 EXPERIMENT: dict[str, Any] = {

@@ -19,8 +19,7 @@ from fedsim.accountant import Gaussian, PldAccountant, PrivacyLedger, RdpAccount
 from fedsim.accountant.ledger.journal import GENESIS, Charge, FileJournal
 from fedsim.accountant.sampler_slack import epsilon_with_slack
 from fedsim.comparison.search import perform
-from fedsim.comparison.search.figures import figures_of
-from fedsim.comparison.search.ledger import PATH, SearchLedger, line_of
+from fedsim.comparison.search.directory import PATH, SearchLedger, line_of
 from fedsim.comparison.search.perform import SearchResult, SearchWithdrawnError, search
 from fedsim.comparison.search.plan import SearchError, SearchPlan, common_charges
 from fedsim.comparison.search.records import (
@@ -30,10 +29,11 @@ from fedsim.comparison.search.records import (
     Search,
     SearchLedgerError,
 )
+from fedsim.comparison.search.statement import figures_of
 from fedsim.comparison.search.verify import verify_search
 from fedsim.runs.directory import RunDirectory, RunDirectoryError
+from fedsim.runs.files import SchemaError
 from fedsim.runs.manifest import write_manifest
-from fedsim.runs.schema import SchemaError
 
 EVENT, DELTA, MEAN = Gaussian(4.0), 1e-5, 3.0
 FILE = """\

@@ -12,7 +12,7 @@ import pytest
 from torch import Tensor
 
 from fedsim.audit.audit import audit_experiment
-from fedsim.audit.results import Audit, ClientAudit
+from fedsim.audit.findings import Audit, ClientAudit
 from fedsim.clients.mechanisms.contract import SumPart
 from fedsim.clients.training.streams import StreamKey
 from fedsim.experiment import LoadedExperiment, load_experiment

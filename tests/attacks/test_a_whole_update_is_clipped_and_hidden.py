@@ -11,7 +11,7 @@ import pytest
 from torch import Tensor
 
 from fedsim.audit.audit import audit_experiment
-from fedsim.clients.mechanisms.client_update import mechanism as updates
+from fedsim.clients.mechanisms import client_update as updates
 from fedsim.experiment import LoadedExperiment, load_experiment
 from fedsim.federation import charged_noise
 from fedsim.federation.assembly import assemble

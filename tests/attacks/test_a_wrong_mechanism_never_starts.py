@@ -285,7 +285,7 @@ def test_each_process_probes_the_mechanism_that_it_will_run(
 
 def test_false_alarms_are_as_rare_as_stated() -> None:
     """Exact quantiles at a level where they show: 1 % of 2,000; outside of 3 to 45 with 1e-5."""
-    from fedsim.federation import probe_evidence as evidence
+    from fedsim.federation import mechanism_probe as evidence
 
     rng, small, correlated = np.random.default_rng(0), 0, 0
     for _ in range(2000):

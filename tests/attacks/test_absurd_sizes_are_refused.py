@@ -17,7 +17,7 @@ from fedsim.data import DataError
 from fedsim.data.files import read_files
 from fedsim.data.settings import FileDataset
 from fedsim.experiment import ExperimentError, json_schema, load_experiment
-from fedsim.federation.batch_sizes import full_batch_note
+from fedsim.federation.plan_checks import full_batch_note
 
 EXPERIMENT: dict[str, Any] = {
     "name": "absurd",
@@ -189,7 +189,7 @@ def test_arrays_larger_than_the_machine_are_not_unpacked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A zip bomb: 80 kB of zeros in 200 bytes, on a machine of 64 kB."""
-    monkeypatch.setattr("fedsim.data.arrays.npz_file.machine_bytes", lambda: 1 << 16)
+    monkeypatch.setattr("fedsim.data.files.machine_bytes", lambda: 1 << 16)
     np.savez_compressed(tmp_path / "d.npz", x=np.zeros((10_000, 1)), y=np.zeros(10_000))
     with pytest.raises(DataError, match="GiB of memory"):
         read_files({"d": tmp_path / "d.npz"}, FileDataset(target="y"))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fedsim.deployment.helper_releases import record_release
+from fedsim.deployment.node_state import record_release
 from fedsim.secagg.errors import (
     AlreadyAnsweredError,
     ContextMismatchError,

@@ -17,18 +17,19 @@ from scipy import stats
 
 from fedsim.accountant import Gaussian, PoissonSampled, SelfComposed
 from fedsim.clients.clipping.clipping import FlatClipping
-from fedsim.clients.correlated_noise.correlation import (
+from fedsim.clients.correlated_noise import (
+    CorrelatedNoise,
     NoiseCorrelation,
+    NoiseStates,
     inverse_coefficients,
     square_root_coefficients,
 )
-from fedsim.clients.correlated_noise.noise import CorrelatedNoise, NoiseStates
 from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.mechanisms.plan import PlanRequest
 from fedsim.clients.mechanisms.planner import plan_privacy
 from fedsim.clients.privacy_settings import PrivacySettings
-from fedsim.clients.sampling.cyclic import CyclicLots, CyclicPoisson
+from fedsim.clients.sampling.divided_lots import CyclicLots, CyclicPoisson
 from fedsim.clients.training.streams import StreamKey
 from fedsim.noise.grid import DEVIATION, effective_multiplier
 

@@ -25,7 +25,7 @@ import pytest
 import torch
 
 from fedsim.cli import main
-from fedsim.core.torch_functions import original_functions, replaced_functions
+from fedsim.core.plugin_errors import original_functions, replaced_functions
 
 CASES = int(os.environ.get("FEDSIM_FUZZ_CASES", "50"))
 FIRST = int(os.environ.get("FEDSIM_FUZZ_FIRST", "0"))

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from fedsim.cli import main
-from fedsim.core.interruption import Interruption
+from fedsim.core.commands import Interruption
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.runner import run_experiment
 from fedsim.runs.verification import verify_run

@@ -7,14 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsim.secagg.additive import AdditiveSharing
-from fedsim.secagg.additive_info import seed_info
+from fedsim.runs.secure_summary import SecureAggregationReport
+from fedsim.secagg.additive import AdditiveSharing, seed_info
 from fedsim.secagg.errors import TooFewClientsError, WireError
 from fedsim.secagg.hpke import seal
 from fedsim.secagg.identity import IdentityKey
+from fedsim.secagg.masks import SeedExpander, new_seed
 from fedsim.secagg.messages import CombineReply, UnmaskRequest
-from fedsim.secagg.prg import SeedExpander, new_seed
-from fedsim.server.secure.report import SecureAggregationReport
 from fedsim.statement.facts import Facts
 from fedsim.statement.secure import SecureAggregationSentence
 

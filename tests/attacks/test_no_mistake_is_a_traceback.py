@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from pydantic import Field
 
 from fedsim.cli import cli, main
-from fedsim.cli.output import MAX_LINE_CHARS
+from fedsim.cli.options import MAX_LINE_CHARS
 from fedsim.core.limits import MAX_NUMBER
 from fedsim.core.settings import Settings
 from fedsim.data.file_names import TooManyFilesError, matching_files

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fedsim.clients import app
-from fedsim.clients.failure_text import ClientFailureError
+from fedsim.clients.faults import ClientFailureError
 from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
 from fedsim.protocol.flower_internals import server_identity

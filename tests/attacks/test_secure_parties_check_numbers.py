@@ -18,7 +18,7 @@ from flwr.app import Context, RecordDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsim.clients.failure_text import ClientFailureError
+from fedsim.clients.faults import ClientFailureError
 from fedsim.clients.secure.channel import SecureChannel
 from fedsim.clients.secure.masked_upload import MaskedUpload
 from fedsim.core.limits import MAX_ROUNDS
@@ -38,7 +38,6 @@ from fedsim.secagg.errors import (
     WireError,
 )
 from fedsim.secagg.fields import check_fields, field_rules
-from fedsim.secagg.layout import TensorLayout, TensorSpec
 from fedsim.secagg.messages import (
     CombineReply,
     Hello,
@@ -50,7 +49,7 @@ from fedsim.secagg.messages import (
     SharesReply,
     Upload,
 )
-from fedsim.secagg.payload import MAX_LENGTH, PayloadCodec
+from fedsim.secagg.payload import MAX_LENGTH, PayloadCodec, TensorLayout, TensorSpec
 from fedsim.secagg.settings import EncodingSettings, LastingKeySettings
 from fedsim.secagg.shamir import PRIME
 from fedsim.secagg.wire import from_record, to_record

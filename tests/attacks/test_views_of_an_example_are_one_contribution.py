@@ -13,13 +13,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedsim.clients.augmentation.settings import ViewSettings
 from fedsim.clients.clipping.clipping import FlatClipping
 from fedsim.clients.gradients import interface
 from fedsim.clients.gradients.choice import gradients_for
-from fedsim.clients.local_settings import LocalSettings, SgdSettings
+from fedsim.clients.local_settings import LocalSettings, SgdSettings, ViewSettings
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
-from fedsim.clients.model_checks.row_isolation import RowIsolation
+from fedsim.clients.model_checks.bit_isolation import RowIsolation
 from fedsim.clients.model_checks.safety import UnsafeModelError
 from fedsim.clients.sampling.independent_lots import PoissonSampling
 from fedsim.clients.training.block import BlockMember, train_block

@@ -10,9 +10,9 @@ from flwr.clientapp import ClientApp
 
 from fedsim.clients.task import ClientTask
 from fedsim.federation.federation import Federation
+from fedsim.protocol.errors import FederationError
 from fedsim.protocol.flower_internals import server_identity
 from fedsim.runs.runner import run_experiment
-from fedsim.server.errors import FederationError
 from fedsim.simulation.engines import LocalEngine
 from fedsim.simulation.local_grid import LocalGrid
 

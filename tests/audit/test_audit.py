@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedsim.audit import observation as observing
 from fedsim.audit.audit import audit_experiment
-from fedsim.audit.results import Audit
+from fedsim.audit.findings import Audit
 from fedsim.clients.clipping.clipping import Groups
 from fedsim.clients.gradients.rule_gradients import RuleGradients
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism

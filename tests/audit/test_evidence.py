@@ -19,7 +19,7 @@ from fedsim.audit.evidence import (
     run_lower_bound,
     shift_lower_bound,
 )
-from fedsim.audit.gaussian_pair import gaussian_pair_epsilon
+from fedsim.audit.views import gaussian_pair_epsilon
 
 MISS = 1e-3
 

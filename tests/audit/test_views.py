@@ -6,8 +6,13 @@ import numpy as np
 import pytest
 
 from fedsim.audit.audit import audit_experiment
-from fedsim.audit.gaussian_pair import gaussian_pair_epsilon
-from fedsim.audit.views import RoundNoise, UploadLaw, estimate_views, noise_of_rounds
+from fedsim.audit.views import (
+    RoundNoise,
+    UploadLaw,
+    estimate_views,
+    gaussian_pair_epsilon,
+    noise_of_rounds,
+)
 from fedsim.experiment import load_experiment
 
 DELTA = 1e-3

@@ -10,7 +10,7 @@ from fedsim.clients.account import ChargeRefusedError, ClientBudgetExhaustedErro
 from fedsim.clients.clipping.clipping import FlatClipping
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.mechanisms.plan import PrivacyPlan
-from fedsim.clients.sampling.epochs import ShuffledEpochs
+from fedsim.clients.sampling.divided_lots import ShuffledEpochs
 from fedsim.clients.sampling.independent_lots import PoissonSampling
 from fedsim.clients.sampling.sampling import Charges
 

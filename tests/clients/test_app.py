@@ -15,7 +15,7 @@ from fedsim.accountant.ledger.journal import Charge, FileJournal
 from fedsim.clients import client_round
 from fedsim.clients.account import STATE
 from fedsim.clients.app import BatchClientApp
-from fedsim.clients.failure_text import ClientFailureError
+from fedsim.clients.faults import ClientFailureError
 from fedsim.clients.task import ClientScores, ClientTask
 from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble

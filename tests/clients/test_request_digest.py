@@ -6,7 +6,7 @@ from itertools import combinations
 
 import pytest
 
-from fedsim.clients.request_digest import AnswerInputs, request_digest
+from fedsim.clients.account import AnswerInputs, request_digest
 from fedsim.core.streams import Purpose, stream_key
 
 INPUTS = AnswerInputs(

@@ -21,8 +21,8 @@ from fedsim.comparison.execution.client_metrics import WARNING
 from fedsim.comparison.execution.jobs import plan_jobs
 from fedsim.comparison.file.load import load_comparison
 from fedsim.runs.directory import RunDirectory, RunDirectoryError
+from fedsim.runs.files import SchemaError
 from fedsim.runs.runner import run_experiment
-from fedsim.runs.schema import SchemaError
 from fedsim.runs.verification import verify_run
 
 LONG = 60  # rounds

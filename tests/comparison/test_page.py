@@ -16,8 +16,8 @@ import pytest
 from fedsim.comparison.comparison_result import ComparisonResult
 from fedsim.comparison.execution.client_metrics import WARNING
 from fedsim.comparison.figures.clients import fairness
+from fedsim.comparison.figures.curves import tradeoff
 from fedsim.comparison.figures.picture import series_of
-from fedsim.comparison.figures.tradeoff import tradeoff
 from fedsim.comparison.page import render_comparison
 from fedsim.comparison.statistics import t_interval
 

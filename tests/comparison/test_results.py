@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from fedsim.comparison.file.load import LoadedComparison, load_comparison
-from fedsim.comparison.notes import notes_of
 from fedsim.comparison.outcomes import RunOutcome
 from fedsim.comparison.results import ComparisonError, NothingFinishedError, Results, summarise
+from fedsim.comparison.text import notes_of
 from fedsim.experiment import ExperimentError
 
 PAIRING = {"data": "a", "initial_model": "b", "participants": "c"}

@@ -13,7 +13,7 @@ from fedsim.accountant import PldAccountant
 from fedsim.accountant.sampler_slack import MAX_DRAWS, epsilon_with_slack
 from fedsim.cli import cli
 from fedsim.comparison.file.load import LoadedComparison, load_comparison
-from fedsim.comparison.search.ledger import SearchLedger
+from fedsim.comparison.search.directory import SearchLedger
 from fedsim.comparison.search.plan import SearchError, SearchPlan, plan_search
 from fedsim.comparison.search.verify import verify_search
 from fedsim.core.errors import FedsimError

@@ -7,15 +7,15 @@ import pytest
 
 from fedsim.algorithms.catalog import algorithms
 from fedsim.cli.main import cli
-from fedsim.core.by_name import ByName
-from fedsim.data.builtin.loaders import LOADERS
+from fedsim.core.imports import ByName
+from fedsim.data.sources import LOADERS
 from fedsim.tracking.trackers import TRACKERS
 
 
 def test_looking_one_up_imports_it_and_no_other() -> None:
     code = (
         "import sys\n"
-        "from fedsim.core.by_name import ByName\n"
+        "from fedsim.core.imports import ByName\n"
         "known = ByName({'a': 'colorsys:rgb_to_hsv', 'b': 'sndhdr:what'})\n"
         "assert 'a' in known and list(known) == ['a', 'b'] and 'colorsys' not in sys.modules\n"
         "known['a']\n"

@@ -5,7 +5,7 @@ import io
 
 import pytest
 
-from fedsim.core.csv_text import csv_text
+from fedsim.core.text_formats import csv_text
 
 
 @pytest.mark.parametrize("text", ["=1+1", "+cmd|' /C calc'!A0", "-2+3", "@SUM(A1)", "\tx", "\r=1"])

@@ -1,6 +1,6 @@
 """Phases are announced in order, timed, and closed once."""
 
-from fedsim.core.phases import Phases
+from fedsim.core.commands import Phases
 
 
 def test_phases_are_announced_and_timed():

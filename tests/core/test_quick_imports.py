@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from fedsim.core.quick_imports import quick_imports
+from fedsim.core.imports import quick_imports
 
 
 def fail_to_import() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsim.data import DataError, Examples, load_federated_data
-from fedsim.data.client_examples import ClientExamples
+from fedsim.data.load import ClientExamples
 from fedsim.data.settings import DataSettings
 from fedsim.federation.client_tensors import ClientTensors, order_by_client
 from fedsim.models.features.pipeline import FeaturePipeline

@@ -7,7 +7,7 @@ import pytest
 from pyarrow import parquet
 
 from fedsim.data.examples import DataError
-from fedsim.data.tables import parquet_file
+from fedsim.data.tables import table as parquet_file
 
 
 def table(folder: Path, **columns: Any) -> Path:

@@ -8,7 +8,7 @@ import pytest
 from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
 
-from fedsim.deployment.deployed_grid import DeployedGrid
+from fedsim.deployment.server_app import DeployedGrid
 from fedsim.protocol.errors import NODE_RESTARTED
 from fedsim.protocol.exchange import NO_REPLY, ClientError, PatientGrid, exchange
 from fedsim.protocol.flower_internals import server_identity, set_message_id

@@ -11,7 +11,7 @@ import pytest
 from fedsim.deployment.errors import DeploymentError
 from fedsim.deployment.node_state import claim_seed, client_ledger, state_directory
 from fedsim.experiment import Experiment, load_experiment
-from fedsim.runs.schema import SchemaError
+from fedsim.runs.files import SchemaError
 
 EXPERIMENT: dict[str, Any] = {
     "name": "e",

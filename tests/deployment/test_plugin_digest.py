@@ -8,7 +8,7 @@ from typing import Any
 from click.testing import CliRunner
 
 from fedsim.cli import cli
-from fedsim.deployment.plugin_digest import plugin_digest
+from fedsim.deployment.policy import plugin_digest
 from fedsim.experiment import load_experiment
 
 EXPERIMENT: dict[str, Any] = {

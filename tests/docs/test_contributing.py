@@ -10,8 +10,8 @@ from torch import nn
 from fedsim.clients.gradients import layers
 from fedsim.clients.sampling.catalog import SAMPLINGS
 from fedsim.clients.sampling.schemes import SamplingName
-from fedsim.data.builtin.loaders import LOADERS
 from fedsim.data.catalog import DATASETS
+from fedsim.data.sources import LOADERS
 from fedsim.simulation.engines import engine_for
 from fedsim.simulation.settings import RuntimeSettings
 

@@ -8,11 +8,7 @@ import numpy as np
 import pytest
 import yaml
 
-from fedsim.clients.correlated_noise.correlation import (
-    NoiseCorrelation,
-    inverse_coefficients,
-    prefix_error,
-)
+from fedsim.clients.correlated_noise import NoiseCorrelation, inverse_coefficients, prefix_error
 from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.planning.advice.correlated import predict_noise_error
 

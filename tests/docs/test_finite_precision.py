@@ -9,8 +9,8 @@ import pytest
 from fedsim.accountant import Gaussian, PldAccountant, PoissonSampled
 from fedsim.accountant import sampler_slack as slack_module
 from fedsim.accountant.sampler_slack import MAX_DRAWS, SHARE, epsilon_with_slack, sampler_slack
-from fedsim.noise.alias import EXTENSION_BITS, INDEX_BITS, MAX_CENTRE, WORD_BITS
 from fedsim.noise.grid import DEVIATION, SATURATION, SumRounding, effective_multiplier
+from fedsim.noise.spline import EXTENSION_BITS, INDEX_BITS, MAX_CENTRE, WORD_BITS
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = ROOT / "docs" / "finite_precision.md"

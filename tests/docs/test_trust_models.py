@@ -17,7 +17,7 @@ from fedsim.accountant.sampler_slack import (
     epsilon_with_slack,
     target_without_slack,
 )
-from fedsim.accountant.trust.noise_shares import NoiseNeed, NoiseShares
+from fedsim.accountant.trust import NoiseNeed, NoiseShares
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = ROOT / "docs" / "trust_models.md"

@@ -8,7 +8,7 @@ import pytest
 from fedsim.algorithms.catalog import algorithms
 from fedsim.comparison.file.load import load_comparison
 from fedsim.experiment import ExperimentError, load_experiment
-from fedsim.experiment.moved_keys import MOVED_KEYS
+from fedsim.experiment.messages import MOVED_KEYS
 from fedsim.experiment.schema import Experiment
 from fedsim.experiment.shapes import Shape, keys_of, shape_of
 

@@ -17,7 +17,7 @@ from fedsim.clients.training.plain import batches_of
 from fedsim.clients.training.streams import StreamKey
 from fedsim.experiment import ExperimentError, dump_experiment, load_experiment
 from fedsim.federation.assembly import assemble
-from fedsim.federation.batch_sizes import full_batch_note
+from fedsim.federation.plan_checks import full_batch_note
 from fedsim.planning.projection import plan_experiment
 
 KEY = StreamKey(seed=1, client=2, round_number=3)

@@ -6,7 +6,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsim.federation.block_plan import MAX_LOT_RATIO, MAX_RANGES, BlockPlan
+from fedsim.federation.blocks import MAX_LOT_RATIO, MAX_RANGES, BlockPlan
 from fedsim.server.participation.participation import Participation
 from fedsim.simulation.ray.engine import longest_first
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from fedsim.clients.model_checks import isolation
-from fedsim.clients.model_checks.isolation_probe import Probe
+from fedsim.clients.model_checks.isolation import Probe
 from fedsim.experiment import load_experiment
 from fedsim.federation import assembly
 

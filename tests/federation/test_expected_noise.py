@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from fedsim.federation.expected_noise import SumNoise
+from fedsim.federation.aggregate_noise import SumNoise
 from fedsim.protocol.noisy_sums import SumPlan
 from fedsim.runs.runner import run_experiment
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from fedsim.clients.mechanisms import input_perturbation as noisy_input
+from fedsim.clients.mechanisms import output_perturbation as output
 from fedsim.clients.mechanisms.contract import Mechanism
-from fedsim.clients.mechanisms.input_perturbation import mechanism as noisy_input
-from fedsim.clients.mechanisms.output_perturbation import mechanism as output
 from fedsim.experiment import load_experiment
 from fedsim.federation import mechanism_probe
 from fedsim.federation.assembly import assemble

@@ -6,8 +6,8 @@ from torch import nn
 
 from fedsim.federation.movement import still_parameters, still_warnings
 from fedsim.models import ModelError
-from fedsim.models.adapters.attach import add_adapters, train_only
-from fedsim.models.adapters.settings import LoraSettings
+from fedsim.models.adapters import add_adapters, train_only
+from fedsim.models.settings import LoraSettings
 
 
 class Net(nn.Module):

@@ -8,8 +8,8 @@ import mpmath
 import numpy as np
 import pytest
 
-from fedsim.noise import alias
-from fedsim.noise.alias import (
+from fedsim.noise import spline
+from fedsim.noise.spline import (
     CENTRE_VARIANCE,
     CentreTable,
     alias_columns,
@@ -73,7 +73,7 @@ def rebuilt(weights: list[int]) -> CentreTable:
 def other_variance() -> CentreTable:
     numerator, denominator = CENTRE_VARIANCE
     return rebuilt(
-        discrete_gaussian(numerator * (10**9 + 1), denominator * 10**9, alias.MAX_CENTRE, 224)
+        discrete_gaussian(numerator * (10**9 + 1), denominator * 10**9, spline.MAX_CENTRE, 224)
     )
 
 

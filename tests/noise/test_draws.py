@@ -12,7 +12,7 @@ from scipy import stats
 from scipy.special import ndtr
 
 from fedsim.noise import spline
-from fedsim.noise.keystream import Keystream
+from fedsim.noise.sources import Keystream
 
 DEVIATION = 2**24
 ALARM = 1e-6

@@ -6,10 +6,9 @@ import torch
 
 from fedsim.core.streams import Purpose, stream_key
 from fedsim.noise import fused, release, spline
-from fedsim.noise.alias import WORD_BITS, centre_table
 from fedsim.noise.release import Scales, release_
 from fedsim.noise.sources import NoiseSource, SeededNoise
-from fedsim.noise.spline import CHUNK_VALUES
+from fedsim.noise.spline import CHUNK_VALUES, WORD_BITS, centre_table
 
 pytest.importorskip("numba")
 

@@ -7,8 +7,8 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsim.noise import keystream
-from fedsim.noise.keystream import Keystream
+from fedsim.noise import sources
+from fedsim.noise.sources import Keystream
 
 LONG = 70_001
 
@@ -41,7 +41,7 @@ def test_the_bytes_are_those_of_counter_mode(key: bytes, lengths: list[int]) -> 
 
 @pytest.mark.parametrize("size", [LONG, LONG + 1, LONG + 5, 3 * LONG - 7])
 def test_each_segment_has_a_nonce_of_its_own(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    monkeypatch.setattr(keystream, "_SEGMENT_BYTES", size)
+    monkeypatch.setattr(sources, "_SEGMENT_BYTES", size)
     key, lengths = bytes(range(16)), [LONG, 5, LONG, 5 * LONG]
     expected = b"".join(blocks(key, size, segment) for segment in range(8))
     assert written(key, lengths) == expected[: sum(lengths)]
@@ -49,4 +49,4 @@ def test_each_segment_has_a_nonce_of_its_own(monkeypatch: pytest.MonkeyPatch, si
 
 def test_a_segment_ends_before_gcms_own_limit() -> None:
     """Its standard allows 2^39 - 256 bits under one nonce."""
-    assert keystream._SEGMENT_BYTES <= (2**39 - 256) // 8
+    assert sources._SEGMENT_BYTES <= (2**39 - 256) // 8

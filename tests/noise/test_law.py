@@ -12,7 +12,7 @@ import mpmath
 import numpy as np
 import pytest
 
-from fedsim.noise.alias import CentreTable, centre_table
+from fedsim.noise.spline import CentreTable, centre_table
 
 WIDTH, DEVIATION = 2**16, 2**24
 END = 4093 * WIDTH  # of the range where the ratio of the laws is bounded

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from fedsim.noise import spline
-from fedsim.noise.alias import centre_table
-from fedsim.noise.keystream import Keystream
-from fedsim.noise.spline import BYTES, ByteStream, Memory, fill_rows, spline_integers
+from fedsim.noise.sources import Keystream
+from fedsim.noise.spline import BYTES, ByteStream, Memory, centre_table, fill_rows, spline_integers
 
 
 class Fixed:

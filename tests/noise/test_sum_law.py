@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from fedsim.accountant import sampler_slack
-from fedsim.noise.alias import CENTRE_VARIANCE, MAX_CENTRE
+from fedsim.noise.spline import CENTRE_VARIANCE, MAX_CENTRE
 
 WIDTH, DEVIATION = 2**16, 2**24
 END = 16.25  # deviations, of the range where the ratio of the laws is bounded

@@ -10,7 +10,7 @@ from torch import nn
 
 import fedsim
 from fedsim.models.losses import mse
-from fedsim.personalization.errors import PersonalizationError
+from fedsim.personalization.methods import PersonalizationError
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(40, 3)).astype(np.float32)

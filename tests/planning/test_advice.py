@@ -121,7 +121,7 @@ def test_equal_sizes_give_the_same_bytes_whatever_the_values() -> None:
 
 
 def test_no_example_of_a_client_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedsim.data.client_examples import ClientExamples
+    from fedsim.data.load import ClientExamples
 
     def read(self: ClientExamples, index: object) -> None:
         raise AssertionError(f"the examples of client {index} were read")

@@ -1,6 +1,6 @@
 """A plan asks for no more values of ε than it prints."""
 
-from fedsim.core.phases import Phases
+from fedsim.core.commands import Phases
 from fedsim.experiment import load_experiment
 from fedsim.planning import projection
 

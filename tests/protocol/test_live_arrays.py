@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord
 
-from fedsim.protocol.arrays import digest
-from fedsim.protocol.live_arrays import LiveArray, is_live, live_record
+from fedsim.protocol.arrays import LiveArray, digest, is_live, live_record
 
 VALUES = {
     "w": np.arange(6, dtype=np.float32).reshape(2, 3),

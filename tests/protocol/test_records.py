@@ -3,8 +3,8 @@
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-from fedsim.protocol.live_arrays import live_record
-from fedsim.protocol.records import record_of
+from fedsim.protocol.arrays import live_record
+from fedsim.protocol.messages import record_of
 
 
 def test_a_record_of_another_type_or_name_is_not_found() -> None:

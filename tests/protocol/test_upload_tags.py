@@ -8,8 +8,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from fedsim.core.streams import Purpose, stream_key
 from fedsim.protocol import upload_tags
-from fedsim.protocol.arrays import to_arrays
-from fedsim.protocol.live_arrays import live_record
+from fedsim.protocol.arrays import live_record, to_arrays
 from fedsim.protocol.messages import TrainReply
 from fedsim.protocol.upload_tags import UploadTags
 

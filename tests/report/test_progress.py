@@ -7,11 +7,10 @@ from rich.console import Console
 
 import fedsim
 from fedsim.audit.audit import audit_experiment
-from fedsim.core.phases import Phases
+from fedsim.core.commands import Phases
 from fedsim.experiment import load_experiment
 from fedsim.report import progress
-from fedsim.report.phase_display import PhaseDisplay
-from fedsim.report.progress import ProgressObserver
+from fedsim.report.progress import PhaseDisplay, ProgressObserver
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.replay import replay_run
 

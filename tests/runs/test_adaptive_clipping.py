@@ -16,9 +16,9 @@ from fedsim.clients.task import ClientTask
 from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
 from fedsim.protocol.arrays import digest
-from fedsim.protocol.clip_bound import LearntBound
 from fedsim.protocol.flower_internals import server_identity
 from fedsim.protocol.messages import TrainReply, TrainRequest
+from fedsim.protocol.noisy_sums import LearntBound
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.runner import run_experiment
 from fedsim.runs.verification import verify_run

@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 
 import fedsim
 from fedsim.clients import app
-from fedsim.clients.failure_text import ClientFailureError
-from fedsim.data.splits import split_client
+from fedsim.clients.faults import ClientFailureError
+from fedsim.data.load import split_client
 from fedsim.experiment import ExperimentError, load_experiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.federation import Federation

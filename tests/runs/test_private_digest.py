@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsim.core.file_errors import StorageError
+from fedsim.core.errors import StorageError
 from fedsim.data import load_federated_data
 from fedsim.experiment import load_experiment
 from fedsim.runs.directory import RunDirectoryError

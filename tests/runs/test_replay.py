@@ -150,9 +150,7 @@ def test_blocks_of_one_are_repeated_as_blocks_of_one(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(
-            "fedsim.federation.block_plan.BlockPlan.block_of", lambda self, number, k: (k,)
-        )
+        patch.setattr("fedsim.federation.blocks.BlockPlan.block_of", lambda self, number, k: (k,))
         path = run_of({}, tmp_path / "r", engine=Alone())
     replayed(path)
 

@@ -15,9 +15,8 @@ import fedsim
 from fedsim.cli import cli
 from fedsim.core.errors import ExitCode
 from fedsim.runs.directory import RunDirectory
-from fedsim.runs.files import DamagedRunError, write_sealed
+from fedsim.runs.files import SCHEMAS, DamagedRunError, SchemaError, write_sealed
 from fedsim.runs.manifest import write_manifest
-from fedsim.runs.schema import SCHEMAS, SchemaError
 from fedsim.runs.verification import verify_run
 from fedsim.statement import read_facts
 

@@ -12,14 +12,13 @@ from safetensors.numpy import load_file
 from fedsim.accountant import Gaussian, JointGaussian, PoissonSampled
 from fedsim.accountant.groups import group_noise_multiplier
 from fedsim.accountant.ledger.journal import FileJournal
-from fedsim.clients.mechanisms.client_update.mechanism import UpdateMechanism
+from fedsim.clients.mechanisms.client_update import UpdateMechanism
 from fedsim.experiment import load_experiment
 from fedsim.experiment.errors import ExperimentError
 from fedsim.federation.assembly import assemble
 from fedsim.federation.federation import Federation
 from fedsim.noise.grid import DEVIATION
-from fedsim.protocol.clip_bound import BoundRule
-from fedsim.protocol.noisy_sums import CLIP_COUNT
+from fedsim.protocol.noisy_sums import CLIP_COUNT, BoundRule
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.replay import replay_run
 from fedsim.runs.runner import run_experiment

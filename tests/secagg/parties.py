@@ -13,10 +13,9 @@ from fedsim.clients.secure.masked_upload import MaskedUpload
 from fedsim.secagg.context import RoundContext, set_digest
 from fedsim.secagg.encoding import FixedPointEncoder
 from fedsim.secagg.identity import IdentityKey
-from fedsim.secagg.layout import TensorLayout
 from fedsim.secagg.messages import Hello, HelloReply, Upload
 from fedsim.secagg.metrics import MetricGrids
-from fedsim.secagg.payload import DecodedSum, PayloadCodec
+from fedsim.secagg.payload import DecodedSum, PayloadCodec, TensorLayout
 from fedsim.secagg.settings import SecureAggregationSettings
 from fedsim.server.secure.helper import Helper
 from fedsim.server.secure.leader import Leader

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from fedsim.secagg.additive import AdditiveSharing
-from fedsim.secagg.prg import SeedExpander, derive_key
+from fedsim.secagg.masks import SeedExpander, derive_key
 
 INFOS = (b"helper 1", b"helper 2")
 FALSE_ALARM = 1e-6  # of each byte position, for a share that is uniform

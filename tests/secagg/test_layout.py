@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from fedsim.secagg.errors import LayoutMismatchError
-from fedsim.secagg.layout import TensorLayout
+from fedsim.secagg.payload import TensorLayout
 
 MODEL = {
     "w": np.arange(6, dtype=np.float32).reshape(3, 2),

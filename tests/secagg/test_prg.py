@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsim.secagg.prg import SeedExpander, derive_key, new_seed
+from fedsim.secagg.masks import SeedExpander, derive_key, new_seed
 
 U64 = np.dtype(np.uint64)
 

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 
 from fedsim.secagg import errors, messages
-from fedsim.secagg.additive import AdditiveSharing
-from fedsim.secagg.additive_info import leader_share_info, seed_info, total_info
+from fedsim.secagg.additive import AdditiveSharing, leader_share_info, seed_info, total_info
 from fedsim.secagg.digests import vector_tag
 from fedsim.secagg.errors import SecureAggregationError, TooFewClientsError, WireError
+from fedsim.secagg.masks import SeedExpander
 from fedsim.secagg.messages import CombineRequest, Refusal, RoundOffer, Upload
-from fedsim.secagg.prg import SeedExpander
 from fedsim.secagg.settings import SecureAggregationSettings
 from fedsim.secagg.wire import WIRE_VERSION, from_record, to_record, to_refusal
 from fedsim.server.secure.helper import Helper, HelperState

@@ -16,8 +16,8 @@ from fedsim.accountant import (
     calibrate_noise_multiplier,
 )
 from fedsim.accountant.accountants import AccountantName
-from fedsim.accountant.adjacency import Adjacency
 from fedsim.accountant.composition import SampledGaussian
+from fedsim.accountant.events import Adjacency
 from fedsim.accountant.pld.saddle_point import near_exact_epsilon
 from fedsim.accountant.sampler_slack import epsilon_with_slack, target_without_slack
 from fedsim.protocol.client_spend import ClientSpend

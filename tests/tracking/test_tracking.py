@@ -21,9 +21,9 @@ from fedsim.runs.directory import RunDirectory
 from fedsim.runs.replay import replay_run
 from fedsim.runs.runner import run_experiment
 from fedsim.runs.verification import verify_run
-from fedsim.simulation import catalog
+from fedsim.simulation import settings
 from fedsim.tracking import trackers as tracking
-from fedsim.tracking.protocol import TrackedRun, Tracker
+from fedsim.tracking.observer import TrackedRun, Tracker
 from fedsim.tracking.trackers import TrackerError, add_trackers
 
 EXPERIMENT = {
@@ -228,7 +228,7 @@ def test_code_of_trackers_is_listed_before_a_run_and_deployed_nowhere(tmp_path: 
 
 
 def test_the_catalogue_names_every_tracker() -> None:
-    assert catalog.TRACKERS.keys() == tracking.TRACKERS.keys()
+    assert settings.TRACKERS.keys() == tracking.TRACKERS.keys()
 
 
 @pytest.mark.slow

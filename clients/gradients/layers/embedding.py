@@ -4,8 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedsim.clients.gradients.layers.base import WHOLE, LayerUse, Operand, Part
-from fedsim.clients.gradients.norms import squares, zero_rows
+from fedsim.clients.gradients.layers.base import WHOLE, LayerUse, Operand, Part, squares, zero_rows
 
 
 class EmbeddingUse(LayerUse):

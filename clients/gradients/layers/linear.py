@@ -6,14 +6,18 @@ import torch
 from torch import Tensor
 
 from fedsim.clients.gradients.layers.base import (
+    BUDGET,
     WHOLE,
     LayerUse,
     Operand,
     Part,
     add_outer,
+    row_norms,
     row_products,
+    squares,
+    unit_roundoff,
+    with_rounding,
 )
-from fedsim.clients.gradients.norms import BUDGET, row_norms, squares, unit_roundoff, with_rounding
 
 
 class LinearUse(LayerUse):

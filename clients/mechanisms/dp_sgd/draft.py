@@ -3,19 +3,20 @@
 from dataclasses import replace
 
 from fedsim.accountant import Gaussian, UnsupportedEventError, make_accountant
-from fedsim.clients.clipping.adaptive import LOT_OVER_COUNT_NOISE, AdaptiveClipping
 from fedsim.clients.clipping.clipping import (
+    LOT_OVER_COUNT_NOISE,
+    AdaptiveClipping,
     AutomaticClipping,
     Clipping,
     FlatClipping,
     GroupClipping,
 )
 from fedsim.clients.clipping.patterns import PatternClipping
-from fedsim.clients.clipping.settings import AdaptiveClippingSettings, has_all_noise
-from fedsim.clients.correlated_noise.correlation import NoiseCorrelation
+from fedsim.clients.correlated_noise import NoiseCorrelation
 from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.mechanisms.dp_sgd.noise_allocation import ChosenNoise, NoiseAllocation
+from fedsim.clients.mechanisms.dp_sgd.settings import AdaptiveClippingSettings, has_all_noise
 from fedsim.clients.mechanisms.noise_range import NoiseRangeError
 from fedsim.clients.mechanisms.plan import Draft, PlanRequest, PrivacyPlanError, check_draws
 from fedsim.clients.privacy_settings import PrivacySettings

@@ -22,7 +22,7 @@ import torch
 from fedsim.accountant import Event, Gaussian, JointGaussian
 from fedsim.accountant.groups import group_noise_multiplier
 from fedsim.clients.clipping.clipping import Clipping, Groups
-from fedsim.clients.correlated_noise.correlation import NoiseCorrelation
+from fedsim.clients.correlated_noise import NoiseCorrelation
 from fedsim.clients.gradients.clip_factors import LotStatistics
 from fedsim.clients.gradients.parameters import FlatParameters
 from fedsim.clients.gradients.tiles import tile_rows
@@ -38,7 +38,7 @@ from fedsim.clients.sampling.sampling import Charges, Sampling
 from fedsim.noise.grid import DEVIATION, SATURATION, SumRounding, effective_multiplier
 from fedsim.noise.release import release_
 from fedsim.noise.sources import NoiseSource
-from fedsim.protocol.clip_bound import LearntBound
+from fedsim.protocol.noisy_sums import LearntBound
 
 COUNT_SENSITIVITY = 0.5  # of Σ (b_i − ½), where b_i is 1 if example i is within its bound
 

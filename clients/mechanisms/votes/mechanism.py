@@ -19,13 +19,24 @@ from numpy.typing import NDArray
 
 from fedsim.accountant import Event, Gaussian
 from fedsim.clients.gradients.parameters import FlatParameters
-from fedsim.clients.mechanisms.client_update.mechanism import UpdateMechanism
+from fedsim.clients.mechanisms.client_update import UpdateMechanism
 from fedsim.clients.mechanisms.noise_range import NoiseRangeError
+from fedsim.clients.mechanisms.plan import (
+    Draft,
+    PlanRequest,
+    PrivacyPlan,
+    PrivacyPlanError,
+    check_draws,
+)
 from fedsim.clients.mechanisms.votes.ballots import Ballot, Ballots
 from fedsim.clients.sampling.independent_lots import PoissonSampling
 from fedsim.clients.sampling.sampling import Charges, Sampling
+from fedsim.clients.task import ClientTask
+from fedsim.clients.training.streams import StreamKey
 from fedsim.noise.grid import DEVIATION
-from fedsim.noise.sources import NoiseSource
+from fedsim.noise.sources import NoiseSource, NoNoise
+from fedsim.protocol.arrays import to_numpy
+from fedsim.protocol.messages import TrainRequest
 
 NO_LABEL = -1
 """The label of a row in which a client does not vote."""
@@ -164,3 +175,91 @@ def release_votes(
     votes[torch.from_numpy(rows), torch.from_numpy(labels[rows])] = float(vote)
     drawn = noise.fill_(torch.empty(votes.numel(), dtype=torch.float64))
     return (votes.flatten() + drawn).numpy()
+
+
+def draft(request: PlanRequest) -> Draft:
+    """Return the draft of a client that votes in every round.
+
+    Args:
+        request: its settings, its rounds, its ballots as the problem, and the board as the model.
+
+    Raises:
+        TypeError: the problem is no ballots.
+    """
+    privacy, rounds, parameters = request.privacy, request.planned_rounds, request.parameters
+    if not isinstance(request.problem, Ballots):
+        raise TypeError(f"votes need ballots, got {request.problem!r}")
+    like = VoteMechanism(1.0, 1.0, ballots=request.problem)
+
+    def build(noise: float) -> VoteMechanism:
+        if noise == 0.0:
+            raise PrivacyPlanError(
+                "privacy.noise_multiplier 0 adds no noise to any vote; use privacy: null for votes "
+                "without privacy"
+            )
+        release = replace(like, noise_multiplier=noise)
+        if parameters is None:
+            return release
+        check_draws(rounds * parameters.size)
+        try:
+            return release.for_model(parameters)
+        except ValueError as error:
+            raise PrivacyPlanError(f"the votes cannot be released: {error}") from error
+
+    return Draft(
+        public_size=1,
+        examples=0,
+        steps=rounds,
+        given=privacy.noise_multiplier,
+        like=like,
+        build=build,
+        hint="; ask fewer pate.queries, or set more pate.sigma and pate.sigma_threshold",
+    )
+
+
+def votes_of(task: ClientTask, request: TrainRequest) -> NDArray[np.generic]:
+    """Return a client's votes of a ballot (rows · classes,), flat as the values of an update.
+
+    Args:
+        task: of the client, with a voter.
+        request: the round and the board.
+
+    Raises:
+        ValueError: the task has no voter.
+        TypeError: its plan is none for votes.
+    """
+    number, voter = request.round_number, task.training.voter
+    if voter is None:
+        raise ValueError("the client trains, it does not vote")
+    board = to_numpy(request.arrays)
+    labels = voter.labels(task.client, task.data.tensors(), number, board)
+    key = StreamKey(task.run.seed, task.client, number)
+    return noisy_votes(labels, voter.classes, task.privacy, key)
+
+
+def noisy_votes(
+    labels: NDArray[np.int64], classes: int, plan: PrivacyPlan | None, key: StreamKey
+) -> NDArray[np.generic]:
+    """Return what leaves a client for its labels (rows · classes,).
+
+    Guarantee: with privacy the result is a function of one release of the plan's `VoteMechanism`:
+    integers of the grid for a noisy sum, else these times the length of a step.
+
+    Args:
+        labels: class that the client votes for in each row (rows,); `NO_LABEL`: no vote.
+        classes: number of classes.
+        plan: of the client; None: votes without noise.
+        key: of the client's streams in the round.
+
+    Raises:
+        TypeError: the plan is none for votes.
+    """
+    if plan is None:
+        return release_votes(labels, classes, vote=1, noise=NoNoise()).astype(np.float32)
+    release = plan.release_as(VoteMechanism)
+    noise: NoiseSource = key.noise(secure=plan.secure_noise)
+    if plan.part is not None and not plan.part.adds_noise:
+        noise = NoNoise()
+    vote = release.vote_steps(key.round_number)
+    votes = release_votes(labels, classes, vote=vote, noise=noise)
+    return votes if plan.part is not None else (votes * release.update_step).astype(np.float32)

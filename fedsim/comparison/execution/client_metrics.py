@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from safetensors.torch import load_file
 
 from fedsim.models.metrics import evaluate
+from fedsim.runs.files import SCHEMAS
 from fedsim.runs.manifest import list_again
 from fedsim.runs.saved_model import load_core
-from fedsim.runs.schema import SCHEMAS
 
 if TYPE_CHECKING:
     from fedsim.federation.federation import Federation

@@ -100,7 +100,7 @@ class _RunReporter:
         """Write `comparison_run.json`, which names the variant, seed and fingerprint of the run."""
         from fedsim.comparison.pairs import pair_digests
         from fedsim.runs.directory import RunDirectory
-        from fedsim.runs.schema import SCHEMAS
+        from fedsim.runs.files import SCHEMAS
 
         self.federation = federation
         content = {

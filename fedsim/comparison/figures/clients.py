@@ -6,13 +6,15 @@ from dataclasses import dataclass
 import numpy as np
 from matplotlib.axes import Axes
 
-from fedsim.comparison.figures.axes import client_words, epsilon_axis, metric_axis
 from fedsim.comparison.figures.picture import (
     WIDE_INCHES,
     Picture,
     Series,
     Tips,
+    client_words,
+    epsilon_axis,
     figure_name,
+    metric_axis,
     series_of,
 )
 from fedsim.comparison.results import Results, VariantResult

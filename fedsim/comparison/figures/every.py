@@ -3,10 +3,9 @@
 from pathlib import Path
 
 from fedsim.comparison.figures.clients import fairness, metric_boxes, spend_boxes
-from fedsim.comparison.figures.curves import over_epsilon, over_rounds
+from fedsim.comparison.figures.curves import over_epsilon, over_rounds, tradeoff
 from fedsim.comparison.figures.picture import Picture
 from fedsim.comparison.figures.settings import against_settings
-from fedsim.comparison.figures.tradeoff import tradeoff
 from fedsim.comparison.results import Results
 from fedsim.runs.directory import RunDirectory
 

@@ -6,8 +6,8 @@ from typing import Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from fedsim.core.settings import Settings
+from fedsim.experiment.errors import any_of, did_you_mean, value_text
 from fedsim.experiment.schema import NAME_PATTERN
-from fedsim.experiment.text import any_of, did_you_mean, value_text
 from fedsim.models.scores.catalog import LOSS, METRICS
 
 MAX_SEEDS = 1000

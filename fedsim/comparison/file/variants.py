@@ -9,9 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from fedsim.comparison.file.arms import ARM, ARMS, ArmError, arm_changes
-from fedsim.experiment.errors import Problem
+from fedsim.experiment.errors import KeyPath, Problem, any_of, did_you_mean, path_text, value_text
 from fedsim.experiment.overrides import Override
-from fedsim.experiment.text import KeyPath, any_of, did_you_mean, path_text, value_text
 from fedsim.experiment.tree import Entry, Node, from_python, to_python
 
 GRID = "grid"

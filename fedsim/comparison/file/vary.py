@@ -13,9 +13,9 @@ from pathlib import Path
 from fedsim.comparison.file.load import LoadedComparison, load_tree
 from fedsim.comparison.file.variants import axis_labels, value_label
 from fedsim.experiment import ExperimentError, Problem
+from fedsim.experiment.errors import value_text
 from fedsim.experiment.load import read_yaml
 from fedsim.experiment.overrides import COMMAND_LINE, Override, Overrides, parse_overrides
-from fedsim.experiment.text import value_text
 from fedsim.experiment.tree import Entry, Node, from_python, to_python
 from fedsim.experiment.yaml_loader import parse_yaml
 

@@ -11,15 +11,20 @@ import yaml
 from fedsim.comparison.comparison_result import ComparisonResult
 from fedsim.comparison.execution.jobs import MARKER
 from fedsim.comparison.files import write_comparison
-from fedsim.comparison.finished.given_run import find_runs, read_given
-from fedsim.comparison.finished.same_data import shared_digests, test_set_problems
-from fedsim.comparison.finished.variants import GivenVariant, group_runs
+from fedsim.comparison.finished.given_runs import (
+    GivenVariant,
+    find_runs,
+    group_runs,
+    read_given,
+    shared_digests,
+    test_set_problems,
+)
 from fedsim.comparison.outcomes import RunOutcome, read_run
 from fedsim.comparison.page import write_page
 from fedsim.comparison.results import ComparisonError, summarise
 from fedsim.comparison.tuning import tuning_of_runs
 from fedsim.comparison.units import Baseline, unit_problems
-from fedsim.experiment.text import did_you_mean
+from fedsim.experiment.errors import did_you_mean
 from fedsim.runs.directory import RunDirectory, RunDirectoryError
 from fedsim.runs.files import read_yaml_object
 

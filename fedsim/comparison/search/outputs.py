@@ -12,19 +12,18 @@ from typing import Any
 
 import jinja2
 
-from fedsim.comparison.search.figures import figures_of
-from fedsim.comparison.search.layout import ACCOUNT, public_folder
+from fedsim.comparison.search.directory import ACCOUNT, public_folder
 from fedsim.comparison.search.records import Search, Selected, Withdrawn
 from fedsim.comparison.search.statement import (
     OBSERVER_OF_RUNS,
     OBSERVER_OF_SELECTION,
     every_run_sentence,
+    figures_of,
     selection_sentences,
 )
 from fedsim.core.formatting import delta_text, epsilon_text
 from fedsim.runs.directory import RunDirectory
-from fedsim.runs.files import sync_directory
-from fedsim.runs.schema import SCHEMAS
+from fedsim.runs.files import SCHEMAS, sync_directory
 
 MODEL = ("model.safetensors", "experiment.yaml")
 SELECTION = "selection.json"

@@ -21,20 +21,20 @@ from typing import Any, Protocol
 
 import fedsim
 from fedsim.accountant.ledger.journal import FileJournal, total_of
-from fedsim.accountant.rdp.run_law import RunLaw
+from fedsim.accountant.rdp.selection import RunLaw
 from fedsim.comparison.execution.jobs import FINISHED, lock_directory
 from fedsim.comparison.execution.workers import default_workers, execute
 from fedsim.comparison.file.load import LoadedComparison, load_comparison
 from fedsim.comparison.file.settings import SMALLER_IS_BETTER, SearchSettings, SelectSettings
-from fedsim.comparison.search.layout import (
+from fedsim.comparison.search.directory import (
     MARKER,
+    SearchLedger,
     check_search_directory,
     destroy_runs,
     public_folder,
     run_folder,
     write_marker,
 )
-from fedsim.comparison.search.ledger import SearchLedger
 from fedsim.comparison.search.outputs import account_json, digests_of, write_account, write_selected
 from fedsim.comparison.search.plan import SearchError, SearchPlan, is_within, plan_search
 from fedsim.comparison.search.records import Begun, Done, Drawn, Search, Selected, Withdrawn

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedsim.accountant import PrivacyLedger
-from fedsim.accountant.adjacency import Adjacency
-from fedsim.accountant.events import to_dict
-from fedsim.accountant.rdp.run_law import RunLaw
+from fedsim.accountant.events import Adjacency, to_dict
+from fedsim.accountant.rdp.selection import RunLaw
 from fedsim.accountant.sampler_slack import MAX_DRAWS
 from fedsim.comparison.execution.fingerprint import run_fingerprint
 from fedsim.comparison.file.load import LoadedComparison
@@ -21,8 +20,8 @@ from fedsim.comparison.pairs import pair_digests
 from fedsim.comparison.search.records import ClientCharge
 from fedsim.core.errors import InputError
 from fedsim.federation.assembly import assemble
-from fedsim.federation.budget_check import refuse_overspending
 from fedsim.federation.federation import Federation
+from fedsim.federation.plan_checks import refuse_overspending
 
 GRID_SHARE = 1e-3  # relative: what the grid of models of different sizes leaves of the same noise
 

@@ -11,12 +11,12 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, TypeAdapter
 
 from fedsim.accountant import PrivacyLedger
-from fedsim.accountant.adjacency import Adjacency
-from fedsim.accountant.rdp.run_law import RunLaw
+from fedsim.accountant.events import Adjacency
+from fedsim.accountant.rdp.selection import RunLaw
 from fedsim.core.errors import ExitCode, FedsimError
 from fedsim.core.settings import Probability, Settings
+from fedsim.runs.files import SCHEMAS
 from fedsim.runs.private_digest import PATTERN
-from fedsim.runs.schema import SCHEMAS
 
 FILE = "search.jsonl"
 

@@ -3,7 +3,7 @@
 from rich.console import Console
 
 from fedsim.comparison.search.perform import SearchResult
-from fedsim.report.lines import print_sentence
+from fedsim.report.terminal_text import print_sentence
 
 
 def print_search(result: SearchResult, console: Console | None = None) -> None:

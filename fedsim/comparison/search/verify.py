@@ -6,8 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedsim.comparison.search.layout import ACCOUNT, MARKER, PUBLIC, WORK, public_folder
-from fedsim.comparison.search.ledger import PATH, SearchLedger
+from fedsim.comparison.search.directory import (
+    ACCOUNT,
+    MARKER,
+    PATH,
+    PUBLIC,
+    WORK,
+    SearchLedger,
+    public_folder,
+)
 from fedsim.comparison.search.outputs import (
     SELECTION,
     account_json,

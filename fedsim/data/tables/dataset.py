@@ -13,12 +13,9 @@ from fedsim.data.examples import DataError
 from fedsim.data.names import unknown_name
 from fedsim.data.partitions.settings import FILE_GROUP
 from fedsim.data.settings import FileDataset
-from fedsim.data.tables.column import CellError, Cells, Column
-from fedsim.data.tables.csv_file import CsvTable
-from fedsim.data.tables.parquet_file import ParquetTable
+from fedsim.data.tables.column import CellError, Cells, Column, TargetCells
 from fedsim.data.tables.settings import ColumnSettings, as_text
-from fedsim.data.tables.table import Block, Table
-from fedsim.data.tables.targets import TargetCells
+from fedsim.data.tables.table import Block, CsvTable, ParquetTable, Table
 
 
 @dataclass(frozen=True, eq=False)

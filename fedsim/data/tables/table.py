@@ -1,13 +1,21 @@
-"""A table on disk, read in blocks of rows: what .csv and .parquet files have in common."""
+"""Tables on disk, read in blocks of rows: comma-separated text and, with pyarrow, Parquet."""
 
+import csv
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.core.limits import machine_bytes
 from fedsim.data.examples import DataError
 from fedsim.data.tables.column import Cells
+from fedsim.data.tables.settings import as_text
 
 
 @dataclass(frozen=True)
@@ -67,3 +75,189 @@ def check_names(path: Path, header: Sequence[str]) -> None:
     repeated = sorted(name for name, times in Counter(header).items() if times > 1)
     if repeated:
         raise DataError(f"{path}:1: two columns are named {repeated[0]!r}; rename or remove one")
+
+
+_DELIMITERS = (",", ";", "\t", "|")
+_BLOCK_ROWS = 4096
+
+
+@dataclass(frozen=True)
+class CsvTable:
+    """A .csv file with a header row.
+
+    Attributes:
+        path: the file.
+        names: the header.
+        delimiter: what separates the cells.
+        encoding: of the text, as Python names it.
+    """
+
+    path: Path
+    names: tuple[str, ...]
+    delimiter: str
+    encoding: str
+
+    @classmethod
+    def open(cls, path: Path, *, wanted: str, encoding: str = "utf-8") -> "CsvTable":
+        """Return the table, its delimiter found in the header: no other row decides it.
+
+        Args:
+            path: the file.
+            wanted: a column; the first delimiter by which the header has it is taken, or else the
+                one that gives most columns.
+            encoding: of the text.
+
+        Raises:
+            DataError: the file cannot be read or has no usable header.
+        """
+        headers = {mark: _header(path, mark, encoding) for mark in _DELIMITERS}
+        if not headers[","]:
+            raise DataError(f"{path}: is empty; the first row must name the columns")
+        has = [mark for mark, names in headers.items() if wanted in names]
+        chosen = has[0] if has else max(_DELIMITERS, key=lambda mark: len(headers[mark]))
+        check_names(path, headers[chosen])
+        return cls(path, tuple(headers[chosen]), chosen, encoding)
+
+    def blocks(self, columns: Sequence[str]) -> Iterator[Block]:
+        """Yield the cells of some columns as text, `_BLOCK_ROWS` rows at a time.
+
+        Raises:
+            DataError: the file cannot be read, or a row has another number of cells.
+        """
+        wanted = [self.names.index(name) for name in columns]
+        rows = islice(_rows(self.path, self.delimiter, self.encoding), 1, None)
+        while taken := list(islice(rows, _BLOCK_ROWS)):
+            for line, row in taken:
+                self._check_width(line, row)
+            cells = {self.names[index]: [row[index] for _, row in taken] for index in wanted}
+            yield Block(cells, [line for line, _ in taken])
+
+    def where(self, place: int) -> str:
+        """Return the file and line of a row."""
+        return f"{self.path}:{place}"
+
+    def _check_width(self, line: int, row: list[str]) -> None:
+        if len(row) != len(self.names):
+            raise DataError(
+                f"{self.where(line)}: a row must have {len(self.names)} cells as the header has, "
+                f"got {len(row)}; fix or remove the row"
+            )
+
+
+def _header(path: Path, delimiter: str, encoding: str) -> list[str]:
+    """Return the header by one delimiter; empty if it is none by that one."""
+    try:
+        return next(_rows(path, delimiter, encoding), (0, []))[1]
+    except DataError:
+        if delimiter == _DELIMITERS[0]:
+            raise
+        return []
+
+
+def _rows(path: Path, delimiter: str, encoding: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield (line number, stripped cells) of the rows that are not blank."""
+    form = "utf-8-sig" if encoding.lower() in ("utf-8", "utf8") else encoding
+    try:
+        with path.open(newline="", encoding=form) as lines:
+            reader = csv.reader(lines, strict=True, delimiter=delimiter)
+            for row in reader:
+                cells = [cell.strip() for cell in row]
+                if any(cells):
+                    yield reader.line_num, cells
+    except (csv.Error, UnicodeError) as error:
+        advice = (
+            "" if isinstance(error, csv.Error) else "; set data.dataset.encoding, such as cp1252"
+        )
+        raise DataError(
+            f"{path}: cannot be read as {encoding.upper()} comma-separated text: {error}{advice}"
+        ) from error
+
+
+@dataclass(frozen=True)
+class ParquetTable:
+    """A .parquet file: columns with types.
+
+    Attributes:
+        path: the file.
+        names: names of the columns.
+        content: the table, of pyarrow.
+    """
+
+    path: Path
+    names: tuple[str, ...]
+    content: Any
+
+    @classmethod
+    def open(cls, path: Path) -> "ParquetTable":
+        """Return the table.
+
+        Raises:
+            DataError: pyarrow is not installed, or the file cannot be read.
+        """
+        content = _read(path)
+        names = tuple(content.column_names)
+        check_names(path, names)
+        return cls(path, names, content)
+
+    def blocks(self, columns: Sequence[str]) -> Iterator[Block]:
+        """Yield the cells of some columns: numbers with NaN where missing, dates, or text.
+
+        Raises:
+            DataError: a column has a type that no column of a table may have.
+        """
+        rows = self.content.num_rows
+        if rows:
+            cells = {name: self._cells(name) for name in columns}
+            yield Block(cells, range(1, rows + 1))
+
+    def where(self, place: int) -> str:
+        """Return the file and number of a row, from 1."""
+        return f"{self.path}: row {place}"
+
+    def _cells(self, name: str) -> Cells:
+        from pyarrow import types
+
+        column = self.content.column(name)
+        if types.is_dictionary(column.type):
+            column = column.cast(column.type.value_type)
+        kind = column.type
+        if types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind):
+            return _numbers(column)
+        if types.is_date(kind) or types.is_timestamp(kind):
+            return column.to_numpy()
+        if types.is_string(kind) or types.is_large_string(kind) or types.is_null(kind):
+            return [as_text(one) if one is not None else "" for one in column.to_pylist()]
+        raise DataError(
+            f"{self.path}: column {name!r} must be numbers, text, truth values or dates, got "
+            f"{kind}; convert the column, or set data.dataset.columns: {{{name}: drop}}"
+        )
+
+
+def _numbers(column: Any) -> NDArray[Any]:
+    """Return the numbers (n,): of the column's own type, or float64 with NaN where missing."""
+    if not column.null_count:
+        return column.to_numpy()
+    return np.array([np.nan if one is None else one for one in column.to_pylist()], np.float64)
+
+
+def _read(path: Path) -> Any:
+    if find_spec("pyarrow") is None:
+        raise DataError(
+            f"{path}: Parquet needs pyarrow; install it with "
+            "pip install 'fedsim-dp[parquet]', or write the table as .csv or .npz"
+        )
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        file = parquet.ParquetFile(path, memory_map=True)
+        cells = file.metadata.num_rows * file.metadata.num_columns
+        if 4 * cells > machine_bytes():  # features become float32
+            raise DataError(
+                f"{path}: {cells:,} cells need more memory than this machine has "
+                f"({machine_bytes() >> 30} GiB)"
+            )
+        return file.read()
+    except (pyarrow.ArrowException, OSError) as error:
+        reason = str(error).splitlines()[0]
+        raise DataError(f"{path}: cannot be read as Parquet: {reason}") from error

@@ -9,11 +9,10 @@ from fedsim.algorithms.algorithm import Algorithm
 from fedsim.algorithms.catalog import algorithms
 from fedsim.clients.local_settings import LocalSettings, SgdSettings
 from fedsim.clients.privacy_settings import PrivacySettings
+from fedsim.experiment.errors import KeyPath
 from fedsim.experiment.messages import PathMessage, validation_messages
 from fedsim.experiment.references import check_name
-from fedsim.experiment.rules.messages import finite_messages, messages_at
-from fedsim.experiment.rules.sections import Sections
-from fedsim.experiment.text import KeyPath
+from fedsim.experiment.rules.sections import Sections, finite_messages, messages_at
 from fedsim.server.settings import FederationSettings
 
 _PATH: KeyPath = ("federation", "strategy")

@@ -18,7 +18,6 @@ from fedsim.experiment.rules.clients import (
     check_weighting,
 )
 from fedsim.experiment.rules.dataset import check_data
-from fedsim.experiment.rules.messages import messages_at
 from fedsim.experiment.rules.model import check_features, check_model, check_views
 from fedsim.experiment.rules.participation import (
     check_partial_work,
@@ -33,12 +32,11 @@ from fedsim.experiment.rules.scores import (
     check_personalization,
     check_test_metrics,
 )
-from fedsim.experiment.rules.sections import Sections
+from fedsim.experiment.rules.sections import Sections, messages_at
 from fedsim.experiment.rules.secure import check_secure_aggregation
 from fedsim.experiment.rules.trust import check_trust
 from fedsim.experiment.rules.zeroth_order import check_zeroth_order
-from fedsim.simulation.catalog import TRACKERS
-from fedsim.simulation.settings import RuntimeSettings
+from fedsim.simulation.settings import TRACKERS, RuntimeSettings
 
 _LR_SCHEDULE = ("local", "lr_schedule")
 

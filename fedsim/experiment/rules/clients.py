@@ -6,11 +6,10 @@ from pathlib import Path
 from fedsim.clients.client_settings import is_client
 from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.core.limits import MAX_LEDGER_RECORDS
+from fedsim.experiment.errors import KeyPath, value_text
 from fedsim.experiment.messages import PathMessage
 from fedsim.experiment.references import check_table
-from fedsim.experiment.rules.messages import messages_at
-from fedsim.experiment.rules.sections import Sections
-from fedsim.experiment.text import KeyPath, value_text
+from fedsim.experiment.rules.sections import Sections, messages_at
 
 
 def check_participation(sections: Sections) -> Iterator[PathMessage]:

@@ -17,10 +17,10 @@ from fedsim.data.partitions.settings import (
 )
 from fedsim.data.settings import DataSettings, FileDataset
 from fedsim.data.tables.settings import ColumnSettings
+from fedsim.experiment.errors import KeyPath
 from fedsim.experiment.messages import PathMessage, validation_messages
 from fedsim.experiment.references import check_data_file, check_folder, check_name, check_table_file
-from fedsim.experiment.rules.messages import finite_messages, messages_at
-from fedsim.experiment.text import KeyPath
+from fedsim.experiment.rules.sections import finite_messages, messages_at
 
 _DATASET: KeyPath = ("data", "dataset")
 _ARGS: KeyPath = ("data", "args")

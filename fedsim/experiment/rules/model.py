@@ -7,11 +7,10 @@ from pydantic import ValidationError
 
 from fedsim.data.catalog import DATASETS
 from fedsim.data.settings import DataSettings
+from fedsim.experiment.errors import KeyPath
 from fedsim.experiment.messages import PathMessage, validation_messages
 from fedsim.experiment.references import check_name, check_weights
-from fedsim.experiment.rules.messages import finite_messages, messages_at
-from fedsim.experiment.rules.sections import Sections
-from fedsim.experiment.text import KeyPath
+from fedsim.experiment.rules.sections import Sections, finite_messages, messages_at
 from fedsim.models.catalog import LOSSES, MODELS
 from fedsim.models.features.shapes import FeatureShapeError, shape_after
 from fedsim.models.settings import ModelSettings

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 from fedsim.clients.privacy_settings import PrivacySettings
+from fedsim.experiment.errors import KeyPath
 from fedsim.experiment.messages import PathMessage
 from fedsim.experiment.rules.sections import Sections
-from fedsim.experiment.text import KeyPath
 from fedsim.secagg.settings import SecureAggregationSettings
 from fedsim.server.participation.settings import (
     BufferedParticipation,

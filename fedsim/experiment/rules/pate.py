@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 from fedsim.algorithms.settings import AlgorithmSettings
 from fedsim.core.settings import Settings
+from fedsim.experiment.errors import KeyPath
 from fedsim.experiment.messages import PathMessage
 from fedsim.experiment.rules.sections import Sections
-from fedsim.experiment.text import KeyPath
 from fedsim.pate.settings import PateSettings
 
 _UNIT = (

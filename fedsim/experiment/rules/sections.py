@@ -1,12 +1,16 @@
-"""The sections of an experiment file that its rules read."""
+"""The sections of an experiment file that its rules read, and messages that several rules share."""
 
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from fedsim.clients.faults.settings import FaultSettings
+from fedsim.clients.client_settings import FaultSettings
 from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.data.settings import DataSettings
+from fedsim.experiment.errors import KeyPath, value_text
+from fedsim.experiment.messages import PathMessage
 from fedsim.models.settings import ModelSettings
 from fedsim.pate.settings import PateSettings
 from fedsim.personalization.settings import PersonalizationSettings
@@ -61,3 +65,27 @@ class Sections:
         from fedsim.experiment.rules.schedules import sizes_of_rounds
 
         return sizes_of_rounds(self.federation, self.num_clients)
+
+
+def finite_messages(value: object, path: KeyPath) -> Iterator[PathMessage]:
+    """Yield a message for every infinite number and NaN in free-form arguments."""
+    if isinstance(value, float) and not math.isfinite(value):
+        yield path, f"must be a finite number, got {value_text(value)}"
+    children: Iterable[tuple[str | int, object]] = ()
+    if isinstance(value, dict):
+        children = value.items()
+    elif isinstance(value, list):
+        children = enumerate(value)
+    for key, item in children:
+        yield from finite_messages(item, (*path, key))
+
+
+def messages_at(path: KeyPath, message: str | None) -> Iterator[PathMessage]:
+    """Yield a message with its place, if there is one.
+
+    Args:
+        path: the keys that lead to the place.
+        message: the message; None: there is no mistake.
+    """
+    if message is not None:
+        yield path, message

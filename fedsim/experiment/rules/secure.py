@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Mapping
 
+from fedsim.experiment.errors import KeyPath
 from fedsim.experiment.messages import PathMessage
 from fedsim.experiment.rules.sections import Sections
-from fedsim.experiment.text import KeyPath
 from fedsim.models.catalog import TRAIN_METRICS
 from fedsim.secagg.settings import SecAggSettings, SecureAggregationSettings
 

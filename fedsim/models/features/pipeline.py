@@ -1,9 +1,11 @@
-"""The transforms of an experiment, applied to the examples of all clients and the test set."""
+"""The transforms of an experiment, applied to all examples, or in front of a trained model."""
 
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor, nn
 
 from fedsim.data.examples import DataError
 from fedsim.models.errors import ModelError
@@ -75,3 +77,27 @@ def _check_finite(features: NDArray[np.float32]) -> None:
             f"model.features: the features of {wrong.size} of {len(features)} examples are no "
             f"finite float32 numbers, first of example {wrong[0]}; change the constants"
         )
+
+
+class FeatureModel(nn.Module):
+    """A model that transforms its inputs first. No gradient reaches the inputs.
+
+    Args:
+        features: the fixed transforms.
+        model: takes the features (n, ...).
+    """
+
+    def __init__(self, features: FeaturePipeline, model: nn.Module) -> None:
+        super().__init__()
+        self.features = features
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the outputs of the model for inputs (n, ...) of the dataset's shape.
+
+        Raises:
+            ModelError: a transform does not take inputs of that shape.
+            DataError: a feature is no finite number.
+        """
+        numbers = x.detach().to("cpu", torch.float32).contiguous().numpy()
+        return self.model(torch.from_numpy(self.features(numbers)).to(x.device))

@@ -5,17 +5,16 @@ from typing import Any
 
 from fedsim.clients.mechanisms.kinds import GRADIENT_PERTURBATION
 from fedsim.clients.mechanisms.plan import PrivacyBudgetError, PrivacyPlanError
-from fedsim.core.json_numbers import finite_or_none
-from fedsim.core.phases import Phases
+from fedsim.core.commands import Phases
+from fedsim.core.text_formats import finite_or_none
 from fedsim.experiment import LoadedExperiment
 from fedsim.federation.assembly import assemble
-from fedsim.federation.budget_check import refuse_overspending
 from fedsim.federation.federation import Federation
+from fedsim.federation.plan_checks import refuse_overspending
 from fedsim.planning.advice.facts import PublicFacts, public_facts
 from fedsim.planning.advice.noise_model import plausible_tasks
-from fedsim.planning.advice.notes import notes_of
+from fedsim.planning.advice.notes import notes_of, yaml_lines
 from fedsim.planning.advice.ranking import PROPOSAL, Ranked, Ranking
-from fedsim.planning.advice.yaml_lines import yaml_lines
 
 _CLEAR_GAIN = 0.95  # of the file's predicted error
 

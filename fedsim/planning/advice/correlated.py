@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from fedsim.accountant.accountants import AccountantName
-from fedsim.clients.correlated_noise.correlation import NoiseCorrelation, prefix_error
-from fedsim.clients.mechanisms.noise_search import calibrate_noise
+from fedsim.clients.correlated_noise import NoiseCorrelation, prefix_error
+from fedsim.clients.mechanisms.budget import calibrate_noise
 from fedsim.clients.sampling.catalog import SAMPLINGS
 from fedsim.clients.sampling.schemes import SamplingName
 from fedsim.federation.federation import Federation

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fedsim.accountant import calibrate_noise_multiplier
 from fedsim.clients.local_settings import SgdSettings
-from fedsim.clients.mechanisms.affordable_steps import epsilon_of_steps
+from fedsim.clients.mechanisms.budget import epsilon_of_steps
 from fedsim.clients.mechanisms.plan import PrivacyPlan
 from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.data.partitions.settings import DirichletPartition, ShardsPartition

@@ -19,7 +19,7 @@ from fedsim.clients.mechanisms.planner import plan_privacy
 from fedsim.clients.privacy_settings import PrivacySettings, RenyiAccountantSettings
 from fedsim.clients.sampling.schemes import SamplingName
 from fedsim.experiment import Experiment
-from fedsim.federation.client_tables import read_client_tables
+from fedsim.federation.client_plans import read_client_tables
 from fedsim.federation.federation import Federation
 from fedsim.federation.schedule import participation_of
 from fedsim.planning.advice.candidates import FULL, Candidate

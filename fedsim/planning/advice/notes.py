@@ -1,16 +1,35 @@
-"""Notes of the advice: what the candidates leave open, in words."""
+"""Notes of the advice: what the candidates leave open, and their changes as YAML lines."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import yaml
 
 from fedsim.core.formatting import epsilon_text
 from fedsim.experiment import LoadedExperiment
 from fedsim.federation.federation import Federation
 from fedsim.planning.advice.ranking import PROPOSAL, Ranked, Ranking
-from fedsim.planning.advice.yaml_lines import yaml_lines
 from fedsim.planning.cells import plan_cell
+
+
+def yaml_lines(changes: Mapping[str, Any]) -> str:
+    """Return the settings as YAML, one section a line where it fits; empty without changes.
+
+    Args:
+        changes: `{"key.path": value}`.
+    """
+    tree: dict[str, Any] = {}
+    for path, value in changes.items():
+        *sections, key = path.split(".")
+        place = tree
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[key] = value
+    if not tree:
+        return ""
+    return yaml.safe_dump(tree, sort_keys=False, default_flow_style=None, allow_unicode=True)
+
 
 _WORTH_SAYING = 0.9  # of the proposal's predicted error
 

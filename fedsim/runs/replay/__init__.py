@@ -2,7 +2,6 @@
 
 | module | content |
 |---|---|
-| `recorded.py` | what a run recorded of each round |
 | `channel.py` | the recorded clients train again; the others answer as recorded |
 | `replay.py` | the federation is run again in memory, and compared round by round |
 

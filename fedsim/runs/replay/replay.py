@@ -17,8 +17,8 @@ from safetensors.numpy import load_file
 import fedsim
 from fedsim.accountant.ledger.journal import Charge
 from fedsim.algorithms.state import ServerState
+from fedsim.core.commands import Phases
 from fedsim.core.errors import FedsimError, InputError
-from fedsim.core.phases import Phases
 from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.federation import Federation
@@ -27,8 +27,7 @@ from fedsim.federation.shards import client_app
 from fedsim.protocol.arrays import digest, to_numpy
 from fedsim.runs.directory import WITHOUT_TRACKERS, RunDirectory, RunDirectoryError
 from fedsim.runs.inputs import refuse_other_inputs
-from fedsim.runs.replay.channel import MemoryJournal, ReplayGrid
-from fedsim.runs.replay.recorded import RecordedRound, read_recorded
+from fedsim.runs.replay.channel import MemoryJournal, RecordedRound, ReplayGrid, read_recorded
 from fedsim.runs.saved_model import same_arrays
 from fedsim.server.app import RoundError
 from fedsim.server.round_report import RoundReport

@@ -16,11 +16,14 @@ from fedsim.runs.answers import FILE as ANSWERS
 from fedsim.runs.client_data import FILE as CLIENT_DATA
 from fedsim.runs.client_data import client_data_problems
 from fedsim.runs.directory import clients_table
-from fedsim.runs.final_scores import FILE as SCORES
-from fedsim.runs.final_scores import public_metrics, score_contradictions
-from fedsim.runs.personal_scores import FILE as PERSONALIZATION
-from fedsim.runs.personal_scores import contradictions
 from fedsim.runs.saved_model import read_model_card
+from fedsim.runs.scores import (
+    PERSONALIZATION,
+    SCORES,
+    contradictions,
+    public_metrics,
+    score_contradictions,
+)
 from fedsim.runs.trust_terms import TRUST_TERMS, trust_terms
 from fedsim.runs.verification.run_files import RunFiles
 from fedsim.runs.verification.spend import number, same_number

@@ -18,11 +18,10 @@ from fedsim.clients.mechanisms.client_privacy import ClientPrivacy, Table, resol
 from fedsim.clients.mechanisms.plan import PrivacyPlan
 from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.clients.sampling.sampling import Charges
-from fedsim.federation.client_plans import client_plans
-from fedsim.federation.client_weights import client_weights
-from fedsim.federation.noise_shares import share_noise
+from fedsim.federation.aggregate_noise import share_noise
+from fedsim.federation.client_plans import client_plans, client_weights
 from fedsim.federation.schedule import StepSchedule, participation_of
-from fedsim.protocol.clip_bound import LearntBound, whole_bound
+from fedsim.protocol.noisy_sums import LearntBound, whole_bound
 from fedsim.runs.verification.run_files import RunFiles
 from fedsim.statement.privacy_file import PrivateClientRow
 

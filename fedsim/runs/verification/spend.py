@@ -11,8 +11,8 @@ from itertools import pairwise
 
 from fedsim.accountant import FleetAccountant, PrivacyLedger
 from fedsim.accountant.accountants import AccountantChoice, choose_accountant, renyi_choice
-from fedsim.accountant.adjacency import Adjacency
-from fedsim.accountant.fleet.accountant import Client
+from fedsim.accountant.events import Adjacency
+from fedsim.accountant.fleet import Client
 from fedsim.accountant.ledger.journal import GENESIS, FileJournal, total_against_server, total_of
 from fedsim.accountant.sampler_slack import SHARE, sampler_slack
 from fedsim.clients.mechanisms.kinds import KINDS

@@ -13,15 +13,19 @@ from flwr.app import ArrayRecord, Context, Message, RecordDict
 
 import fedsim
 from fedsim.core.plugin_errors import error_text, type_name
+from fedsim.protocol.arrays import is_live, live_record
 from fedsim.protocol.flower_internals import replace_content
-from fedsim.protocol.live_arrays import is_live, live_record
-from fedsim.simulation.answers import answer_requests, chunk_by_time
 from fedsim.simulation.memory import freeze_objects, keep_freed_memory
-from fedsim.simulation.node_contexts import NodeContexts
-from fedsim.simulation.ray.fast_pickle import FastPickle
 from fedsim.simulation.ray.journal import RemoteJournal, call_actor
+from fedsim.simulation.ray.session import FastPickle
 from fedsim.simulation.shardable_app import ShardFactory
-from fedsim.simulation.virtual_grid import FlowerRecord, failure
+from fedsim.simulation.virtual_grid import (
+    FlowerRecord,
+    NodeContexts,
+    answer_requests,
+    chunk_by_time,
+    failure,
+)
 
 logger = logging.getLogger(__name__)
 

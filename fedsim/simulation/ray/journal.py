@@ -136,7 +136,7 @@ def call_actor(method: Any, argument: object) -> Any:
     import ray
     from ray.exceptions import RayError, RayTaskError
 
-    from fedsim.simulation.ray.fast_pickle import FastPickle
+    from fedsim.simulation.ray.session import FastPickle
 
     try:
         return ray.get(method.remote(FastPickle(argument)))

@@ -21,10 +21,9 @@ import ray
 from flwr.app import Message
 from ray.exceptions import RayError, RayTaskError
 
-from fedsim.simulation.node_contexts import FIRST_NODE, NodeContexts
-from fedsim.simulation.ray.fast_pickle import FastPickle
 from fedsim.simulation.ray.host import PackedRequest
-from fedsim.simulation.virtual_grid import failure
+from fedsim.simulation.ray.session import FastPickle
+from fedsim.simulation.virtual_grid import FIRST_NODE, NodeContexts, failure
 
 logger = logging.getLogger(__name__)
 

@@ -19,8 +19,7 @@ from fedsim.accountant import (
     UnsupportedEventError,
     make_accountant,
 )
-from fedsim.accountant.budget.filter import PrivacyFilter
-from fedsim.accountant.budget.kinds import FixedSchedule
+from fedsim.accountant.privacy_filter import FixedSchedule, PrivacyFilter
 from fedsim.accountant.rdp.poisson import rdp_sampled_gaussian
 from fedsim.accountant.search import MOST, largest_count
 

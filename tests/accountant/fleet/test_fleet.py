@@ -24,10 +24,10 @@ from fedsim.accountant import (
     make_accountant,
 )
 from fedsim.accountant.composition import SampledGaussian
-from fedsim.accountant.fleet import pld as fleet_pld
-from fedsim.accountant.fleet.accountant import FleetAccountant
-from fedsim.accountant.fleet.pld import pld_epsilons
+from fedsim.accountant.fleet import FleetAccountant
+from fedsim.accountant.pld import fleet as fleet_pld
 from fedsim.accountant.pld.distribution import pld_epsilon
+from fedsim.accountant.pld.fleet import pld_epsilons
 from fedsim.accountant.pld.fourier import circular, fft_size, power
 from fedsim.accountant.pld.saddle_point import InversionError, near_exact_epsilon
 
@@ -283,7 +283,7 @@ def test_a_client_that_composed_nothing_new_is_not_computed_again(monkeypatch: A
         asked.append(len(compositions))
         return pld_epsilons(compositions, *arguments)
 
-    monkeypatch.setattr("fedsim.accountant.fleet.accountant.pld_epsilons", watched)
+    monkeypatch.setattr("fedsim.accountant.fleet.pld_epsilons", watched)
     fleet = FleetAccountant("pld").compose("a", STEP, 5).compose("b", STEP, 9)
     first = fleet.get_epsilon(1e-5)
     assert fleet.compose("b", STEP).get_epsilon(1e-5)["a"] == first["a"]

@@ -18,8 +18,8 @@ from fedsim.accountant import (
     RandomAllocation,
     RdpAccountant,
 )
-from fedsim.accountant.pld import random_allocation as module
-from fedsim.accountant.pld.random_allocation import allocation_pmfs
+from fedsim.accountant.pld import mechanisms as module
+from fedsim.accountant.pld.mechanisms import allocation_pmfs
 
 
 def accountant(batches: int, z: float, passes: int = 1) -> PldAccountant:

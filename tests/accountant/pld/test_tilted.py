@@ -14,11 +14,11 @@ from fedsim.accountant import (
     RandomAllocation,
     RdpAccountant,
 )
-from fedsim.accountant.adjacency import Adjacency
 from fedsim.accountant.composition import SampledGaussian
+from fedsim.accountant.events import Adjacency
 from fedsim.accountant.gaussian import gaussian_epsilon, gaussian_log_delta
+from fedsim.accountant.pld.fourier import tilted_profile
 from fedsim.accountant.pld.saddle_point import near_exact_epsilon
-from fedsim.accountant.pld.tilted import tilted_profile
 
 TINY = (1e-10, 1e-12, 1e-15)
 

@@ -10,8 +10,7 @@ from itertools import islice
 import pytest
 from scipy.stats import chi2, nbinom, poisson
 
-from fedsim.accountant.rdp.run_law import DRAW_BITS, TAIL, RunLaw, law_text
-from fedsim.accountant.rdp.selection import log_inverse_gamma
+from fedsim.accountant.rdp.selection import DRAW_BITS, TAIL, RunLaw, law_text, log_inverse_gamma
 
 LAWS = [(5.0, 1.0), (5.0, 0.0), (5.0, 0.5), (3.0, 1e3), (5.0, None), (1.0, 0.3), (1.0, None)]
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsim.accountant import Gaussian, PldAccountant, PoissonSampled
-from fedsim.accountant.trust.noise_shares import NoiseNeed, NoiseShares, honest_clients
+from fedsim.accountant.trust import NoiseNeed, NoiseShares, honest_clients
 
 ROUNDED_UP = 1 + 2**-39
 

@@ -11,8 +11,7 @@ from scipy import stats
 from torch import Tensor, nn
 
 from fedsim.accountant import Gaussian, JointGaussian, PoissonSampled
-from fedsim.clients.clipping.adaptive import AdaptiveClipping
-from fedsim.clients.clipping.clipping import FlatClipping, GroupClipping
+from fedsim.clients.clipping.clipping import AdaptiveClipping, FlatClipping, GroupClipping
 from fedsim.clients.gradients.clip_factors import LotStatistics
 from fedsim.clients.gradients.rule_gradients import RuleGradients
 from fedsim.clients.local_settings import LocalSettings
@@ -23,7 +22,7 @@ from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.training.streams import StreamKey
 from fedsim.core.streams import Purpose, stream_key
 from fedsim.noise.sources import NoiseSource, SeededNoise
-from fedsim.protocol.clip_bound import LearntBound
+from fedsim.protocol.noisy_sums import LearntBound
 
 
 class NoNoise(NoiseSource):

@@ -8,15 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fedsim.clients.clipping.adaptive import AdaptiveClipping
 from fedsim.clients.clipping.clipping import (
+    AdaptiveClipping,
     AutomaticClipping,
     Clipping,
     FlatClipping,
     GroupClipping,
     Groups,
 )
-from fedsim.clients.gradients.one_at_a_time import OneAtATime
+from fedsim.clients.gradients.fallback import OneAtATime
 from fedsim.clients.gradients.parameters import FlatParameters
 
 

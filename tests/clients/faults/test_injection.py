@@ -7,9 +7,15 @@ import pytest
 from pydantic import ValidationError
 
 from fedsim.accountant.ledger.journal import JournalError
-from fedsim.clients.failure_text import ClientFailureError, redact_error
-from fedsim.clients.faults.injection import DropoutAfter, DropoutBefore, Fault, FaultPlan
-from fedsim.clients.faults.settings import FaultSettings
+from fedsim.clients.client_settings import FaultSettings
+from fedsim.clients.faults import (
+    ClientFailureError,
+    DropoutAfter,
+    DropoutBefore,
+    Fault,
+    FaultPlan,
+    redact_error,
+)
 
 
 def plan(*faults: FaultSettings, seed: int = 3) -> FaultPlan:

@@ -16,8 +16,8 @@ from fedsim.clients.gradients.choice import (
     gradients_for,
     training_gradients,
 )
+from fedsim.clients.gradients.fallback import OneAtATime
 from fedsim.clients.gradients.interface import PerExampleGradients, PerExampleLoss
-from fedsim.clients.gradients.one_at_a_time import OneAtATime
 from fedsim.clients.gradients.rule_gradients import RuleGradients
 from fedsim.models.losses import cross_entropy
 

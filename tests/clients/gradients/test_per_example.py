@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 from fedsim.clients.clipping.clipping import Clipping, FlatClipping, Groups
 from fedsim.clients.gradients.choice import gradients_for
 from fedsim.clients.gradients.clip_factors import LotStatistics
+from fedsim.clients.gradients.fallback import OneAtATime
 from fedsim.clients.gradients.interface import (
     PerExampleGradients,
     PerExampleLoss,
@@ -24,7 +25,6 @@ from fedsim.clients.gradients.interface import (
     UncoveredParameterError,
 )
 from fedsim.clients.gradients.layers.base import LayerUse
-from fedsim.clients.gradients.one_at_a_time import OneAtATime
 from fedsim.clients.gradients.parameters import FlatParameters
 from fedsim.clients.gradients.rule_gradients import RuleGradients
 

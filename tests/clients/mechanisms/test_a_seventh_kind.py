@@ -29,8 +29,7 @@ from fedsim.clients.sampling.sampling import Charges
 from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.mechanism_probe import MechanismMismatchError, probe_mechanisms
-from fedsim.noise.keystream import Keystream
-from fedsim.noise.sources import NoiseSource, SeededNoise
+from fedsim.noise.sources import Keystream, NoiseSource, SeededNoise
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.replay import replay_run
 from fedsim.runs.runner import run_experiment
@@ -183,11 +182,11 @@ def draft(request: PlanRequest) -> Draft:
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Register the kind: its facts, its folder with a draft, and the sentence of its words."""
+    """Register the kind: its facts, its module with a draft, and the sentence of its words."""
     monkeypatch.setitem(cast(dict[str, ReleaseKind], KINDS), "client_update", LAPLACE)
-    folder = ModuleType("fedsim.clients.mechanisms.laplace_update.draft")
-    vars(folder)["draft"] = draft
-    monkeypatch.setitem(sys.modules, folder.__name__, folder)
+    module = ModuleType("fedsim.clients.mechanisms.laplace_update")
+    vars(module)["draft"] = draft
+    monkeypatch.setitem(sys.modules, module.__name__, module)
     sentences = (*statement.SENTENCES, sentence_of(LAPLACE))
     monkeypatch.setattr(statement, "SENTENCES", sentences)
 

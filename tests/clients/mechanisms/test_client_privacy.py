@@ -9,7 +9,7 @@ from fedsim.clients.mechanisms.client_privacy import ClientPrivacy, resolve_clie
 from fedsim.clients.mechanisms.plan import PrivacyPlanError
 from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.data import DataError
-from fedsim.federation.client_tables import read_client_tables
+from fedsim.federation.client_plans import read_client_tables
 
 
 def terms(

@@ -20,16 +20,20 @@ from fedsim.accountant import (
 )
 from fedsim.accountant.sampler_slack import target_without_slack
 from fedsim.accountant.search import NOISE_TOLERANCE
-from fedsim.clients.clipping.adaptive import AdaptiveClipping
-from fedsim.clients.clipping.clipping import AutomaticClipping, FlatClipping, GroupClipping
+from fedsim.clients.clipping.clipping import (
+    AdaptiveClipping,
+    AutomaticClipping,
+    FlatClipping,
+    GroupClipping,
+)
 from fedsim.clients.gradients.parameters import FlatParameters
 from fedsim.clients.local_settings import LocalSettings
-from fedsim.clients.mechanisms.affordable_steps import epsilon_of_steps
+from fedsim.clients.mechanisms.budget import epsilon_of_steps
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.mechanisms.plan import PlanRequest, PrivacyPlan, PrivacyPlanError
 from fedsim.clients.mechanisms.planner import plan_privacy
 from fedsim.clients.privacy_settings import PrivacySettings
-from fedsim.clients.sampling.epochs import BallsAndBins, ShuffledEpochs
+from fedsim.clients.sampling.divided_lots import BallsAndBins, ShuffledEpochs
 from fedsim.clients.sampling.independent_lots import FixedSizeSampling
 from fedsim.clients.sampling.schemes import FIXED_SIZE, SHUFFLE
 

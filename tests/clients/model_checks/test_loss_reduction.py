@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedsim.clients.model_checks.loss_reduction import find_reduction
 from fedsim.clients.model_checks.safety import UnsafeModelError
+from fedsim.clients.privacy_engine.row_losses import find_reduction
 
 X = torch.randn(9, 4, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(9) % 3

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from fedsim.clients.gradients.choice import gradients_for
 from fedsim.clients.gradients.tiles import tile_rows
-from fedsim.clients.model_checks.row_isolation import RowIsolation
+from fedsim.clients.model_checks.bit_isolation import RowIsolation
 
 Model = tuple[nn.Module, Tensor, int]
 """A model, examples, and its number of outputs."""

@@ -10,12 +10,12 @@ from flwr.app import Context, RecordDict
 from torch import Tensor, nn
 
 from fedsim.clients.app import BatchClientApp
-from fedsim.clients.failure_text import CoupledRowsError
+from fedsim.clients.faults import CoupledRowsError
 from fedsim.clients.gradients.choice import gradients_for
 from fedsim.clients.gradients.interface import PerExampleGradients
 from fedsim.clients.gradients.layers import linear
 from fedsim.clients.gradients.layers.base import row_products
-from fedsim.clients.model_checks.row_isolation import RowIsolation
+from fedsim.clients.model_checks.bit_isolation import RowIsolation
 from fedsim.clients.model_checks.safety import UnsafeModelError
 from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble

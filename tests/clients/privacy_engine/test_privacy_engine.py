@@ -29,8 +29,7 @@ from fedsim.accountant import (
 )
 from fedsim.accountant.sampler_slack import epsilon_with_slack
 from fedsim.clients import PrivacyEngine
-from fedsim.clients.clipping.adaptive import AdaptiveClipping
-from fedsim.clients.clipping.clipping import AutomaticClipping, GroupClipping
+from fedsim.clients.clipping.clipping import AdaptiveClipping, AutomaticClipping, GroupClipping
 from fedsim.clients.privacy_engine.loaders import SkippedLotError
 from fedsim.clients.privacy_engine.lot_schedule import BudgetExhaustedError
 

@@ -23,14 +23,14 @@ from fedsim.clients import PrivacyEngine
 from fedsim.clients.gradients.interface import UncoveredParameterError
 from fedsim.clients.model_checks.safety import UnsafeModelError
 from fedsim.clients.privacy_engine.lot_schedule import EpochError
-from fedsim.clients.privacy_engine.lot_sizes import (
+from fedsim.clients.privacy_engine.outside_lots import (
     FALSE_ALARM_PROBABILITY,
     LotSizes,
     NotPoissonError,
+    OutsideLotError,
     chance_of_repeats,
     size_probabilities,
 )
-from fedsim.clients.privacy_engine.outside_lots import OutsideLotError
 from fedsim.clients.privacy_engine.recorded_pass import BackwardError
 
 

@@ -23,9 +23,9 @@ from fedsim.accountant import (
     make_accountant,
 )
 from fedsim.accountant.accountants import AccountantName
-from fedsim.accountant.adjacency import ADJACENCIES
+from fedsim.accountant.events import ADJACENCIES
 from fedsim.clients.sampling.catalog import SAMPLINGS
-from fedsim.clients.sampling.epochs import BallsAndBins, BallsAndBinsByRound, ShuffledEpochs
+from fedsim.clients.sampling.divided_lots import BallsAndBins, BallsAndBinsByRound, ShuffledEpochs
 from fedsim.clients.sampling.independent_lots import FixedSizeSampling, PoissonSampling
 from fedsim.clients.sampling.sampling import EpochLots, IndependentLots, Sampling
 from fedsim.clients.sampling.schemes import SAMPLING_SCHEMES, SamplingName

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedsim.clients.secure.additive_upload import SecureUploader
-from fedsim.secagg.additive_info import seed_info
+from fedsim.secagg.additive import seed_info
 from fedsim.secagg.encoding import FixedPointEncoder
 from fedsim.secagg.errors import (
     ContextMismatchError,
@@ -18,10 +18,9 @@ from fedsim.secagg.errors import (
 )
 from fedsim.secagg.hpke import SealingKey
 from fedsim.secagg.identity import IdentityKey
-from fedsim.secagg.layout import TensorLayout
+from fedsim.secagg.masks import SeedExpander, derive_key
 from fedsim.secagg.messages import RoundOffer, Upload
-from fedsim.secagg.payload import PayloadCodec
-from fedsim.secagg.prg import SeedExpander, derive_key
+from fedsim.secagg.payload import PayloadCodec, TensorLayout
 from fedsim.secagg.settings import SecureAggregationSettings
 
 REFERENCE = {"w": np.zeros(4, np.float32)}

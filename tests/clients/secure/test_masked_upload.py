@@ -20,9 +20,8 @@ from fedsim.secagg.errors import (
     UnmaskRefusedError,
     WireError,
 )
-from fedsim.secagg.layout import TensorLayout
 from fedsim.secagg.messages import RoundOffer
-from fedsim.secagg.payload import PayloadCodec
+from fedsim.secagg.payload import PayloadCodec, TensorLayout
 from fedsim.secagg.settings import SecureAggregationSettings
 from fedsim.secagg.wire import from_record, to_record
 from fedsim.server.secure.masked_sum import MaskedSum

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedsim.clients.clipping.adaptive import AdaptiveClipping
 from fedsim.clients.clipping.clipping import (
+    AdaptiveClipping,
     AutomaticClipping,
     Clipping,
     FlatClipping,
@@ -18,8 +18,8 @@ from fedsim.clients.clipping.clipping import (
 )
 from fedsim.clients.gradients.choice import gradients_for, training_gradients
 from fedsim.clients.gradients.clip_factors import LotStatistics
+from fedsim.clients.gradients.fallback import OneAtATime
 from fedsim.clients.gradients.interface import PerExampleGradients, PerExampleLoss
-from fedsim.clients.gradients.one_at_a_time import OneAtATime
 from fedsim.clients.gradients.rule_gradients import RuleGradients
 from fedsim.clients.local_settings import (
     AdamSettings,
@@ -28,7 +28,7 @@ from fedsim.clients.local_settings import (
     SgdSettings,
 )
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
-from fedsim.clients.sampling.epochs import BallsAndBins, ShuffledEpochs
+from fedsim.clients.sampling.divided_lots import BallsAndBins, ShuffledEpochs
 from fedsim.clients.sampling.independent_lots import FixedSizeSampling, PoissonSampling
 from fedsim.clients.sampling.sampling import Sampling
 from fedsim.clients.training.block import BlockMember, BlockResult, member_rows, train_block

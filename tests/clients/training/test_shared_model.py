@@ -7,8 +7,7 @@ from torch import Tensor, nn
 
 from fedsim.clients.training import shared_model as workbench
 from fedsim.clients.training.shared_model import SharedModel
-from fedsim.protocol.arrays import digest, to_arrays
-from fedsim.protocol.live_arrays import is_live, live_record
+from fedsim.protocol.arrays import digest, is_live, live_record, to_arrays
 
 
 class Net(nn.Module):

@@ -11,11 +11,9 @@ import pytest
 from scipy import stats
 
 from fedsim.comparison.comparison_result import ComparisonResult
-from fedsim.comparison.figures.axes import metric_bounds
 from fedsim.comparison.figures.clients import metric_boxes, spend_boxes, spend_sentence
-from fedsim.comparison.figures.curves import over_epsilon, over_rounds
-from fedsim.comparison.figures.picture import Picture
-from fedsim.comparison.figures.tradeoff import tradeoff
+from fedsim.comparison.figures.curves import over_epsilon, over_rounds, tradeoff
+from fedsim.comparison.figures.picture import Picture, metric_bounds
 from fedsim.comparison.results import Results
 
 

@@ -13,8 +13,12 @@ from fedsim.comparison.comparison_result import ComparisonResult
 from fedsim.comparison.differences import settings_table
 from fedsim.comparison.figures.every import write_figures
 from fedsim.comparison.figures.picture import Tips
-from fedsim.comparison.figures.settings import against_settings
-from fedsim.comparison.figures.sweeps import find_sweeps, is_geometric, number_of
+from fedsim.comparison.figures.settings import (
+    against_settings,
+    find_sweeps,
+    is_geometric,
+    number_of,
+)
 from fedsim.comparison.page import render_comparison
 from fedsim.comparison.results import Results
 from fedsim.comparison.statistics import t_interval

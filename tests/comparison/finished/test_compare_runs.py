@@ -13,8 +13,8 @@ from click.testing import CliRunner
 from fedsim.cli import cli
 from fedsim.comparison.comparison_result import ComparisonResult
 from fedsim.comparison.finished.compare_runs import compare_runs
-from fedsim.comparison.notes import notes_of
 from fedsim.comparison.results import ComparisonError
+from fedsim.comparison.text import notes_of
 from fedsim.runs.directory import RunDirectory, RunDirectoryError
 from fedsim.runs.files import write_sealed
 from fedsim.runs.manifest import write_manifest

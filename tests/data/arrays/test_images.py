@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from fedsim.data import DataError
-from fedsim.data.arrays.images import as_images
-from fedsim.data.conversion import to_dataset
+from fedsim.data.conversion import as_images, to_dataset
 from fedsim.data.settings import ImageSettings
 
 Y = np.array([0, 1, 1])

@@ -13,10 +13,10 @@ from scipy.io import savemat
 
 from fedsim.data import DataError
 from fedsim.data.builtin.context import LoadContext
-from fedsim.data.builtin.loaders import LOADERS
 from fedsim.data.builtin.mnist import read_idx
 from fedsim.data.catalog import DATASETS
 from fedsim.data.conversion import Dataset
+from fedsim.data.sources import LOADERS
 
 RNG = np.random.default_rng(0)
 X, X_TEST = (RNG.integers(0, 256, (n, 28, 28), dtype=np.uint8) for n in (6, 3))

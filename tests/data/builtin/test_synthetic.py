@@ -8,10 +8,10 @@ import pytest
 
 from fedsim.data import DataError, load_federated_data
 from fedsim.data.builtin.context import LoadContext
-from fedsim.data.builtin.loaders import LOADERS
 from fedsim.data.catalog import DATASETS
 from fedsim.data.conversion import Dataset
 from fedsim.data.settings import DataSettings
+from fedsim.data.sources import LOADERS
 
 
 def load(name: str, seed: int = 0, **args: Any) -> Dataset:

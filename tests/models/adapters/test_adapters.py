@@ -9,14 +9,18 @@ from safetensors.torch import save_file
 from torch import nn
 
 from fedsim.clients.gradients.choice import gradients_for
-from fedsim.clients.gradients.one_at_a_time import OneAtATime
+from fedsim.clients.gradients.fallback import OneAtATime
 from fedsim.clients.gradients.rule_gradients import RuleGradients
 from fedsim.models import ModelError, build_model
-from fedsim.models.adapters.attach import add_adapters, fix_statistics, merge_adapters, train_only
-from fedsim.models.adapters.layers import AdaptedLayer
-from fedsim.models.adapters.settings import LoraSettings
+from fedsim.models.adapters import (
+    AdaptedLayer,
+    add_adapters,
+    fix_statistics,
+    merge_adapters,
+    train_only,
+)
 from fedsim.models.local_base import BASE_DIGEST, LocalBase, OtherBaseError, whole_state
-from fedsim.models.settings import ModelSettings
+from fedsim.models.settings import LoraSettings, ModelSettings
 
 
 class Tokens(nn.Module):

@@ -13,13 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from fedsim.secagg.additive import AdditiveSharing
-from fedsim.secagg.additive_info import leader_share_info, seed_info
+from fedsim.secagg.additive import AdditiveSharing, leader_share_info, seed_info
 from fedsim.secagg.context import RoundContext, set_digest
 from fedsim.secagg.digests import vector_tag
 from fedsim.secagg.hpke import SealingKey, seal
+from fedsim.secagg.masks import SeedExpander
 from fedsim.secagg.messages import CombineRequest, RoundOffer
-from fedsim.secagg.prg import SeedExpander
 from fedsim.secagg.settings import SecureAggregationSettings
 from fedsim.secagg.wire import WIRE_VERSION, to_record
 from fedsim.server.secure.helper import Helper, HelperState

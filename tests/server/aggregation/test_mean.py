@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsim.server.aggregation.mean import InvalidUpdateError, OrderedMean, check_update
+from fedsim.server.aggregation.aggregator import InvalidUpdateError, OrderedMean, check_update
 
 REFERENCE = {"w": np.zeros((2, 3), np.float32), "steps": np.zeros((), np.int64)}
 

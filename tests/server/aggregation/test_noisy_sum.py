@@ -13,10 +13,8 @@ from fedsim.noise.sources import NoiseSource
 from fedsim.protocol.arrays import to_arrays, to_numpy
 from fedsim.protocol.messages import TrainReply
 from fedsim.protocol.noisy_sums import CLIP_COUNT, SumPlan
-from fedsim.server.aggregation.aggregator import RoundAbortedError
-from fedsim.server.aggregation.integer_sum import IntegerSum
-from fedsim.server.aggregation.mean import InvalidUpdateError
-from fedsim.server.aggregation.noisy_sum import NoisySum, ServerNoise, add_noise
+from fedsim.server.aggregation.aggregator import InvalidUpdateError, RoundAbortedError
+from fedsim.server.aggregation.noisy_sum import IntegerSum, NoisySum, ServerNoise, add_noise
 from fedsim.server.aggregation.weights import ClientWeights, uniform_weights
 from fedsim.server.secure.opened_sums import NO_OPENED_SUMS, OpenedSum, OpenedSums
 

@@ -4,8 +4,7 @@ from collections import Counter
 
 from scipy import stats
 
-from fedsim.server.participation.partial_work import Stragglers
-from fedsim.server.participation.participation import Participation
+from fedsim.server.participation.participation import Participation, Stragglers
 from fedsim.server.settings import FederationSettings
 
 

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from fedsim.server.participation.participation import Participation
-from fedsim.server.participation.ranges import parse_ranges, ranges_of, ranges_text
+from fedsim.server.participation.settings import parse_ranges, ranges_of, ranges_text
 from fedsim.server.settings import FederationSettings
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from fedsim.runs.secure_summary import SecureAggregationReport
 from fedsim.secagg.encoding import FixedPointEncoder
 from fedsim.secagg.settings import SecureAggregationSettings
-from fedsim.server.secure.report import SecureAggregationReport
 
 
 def report(**keys: Any) -> SecureAggregationReport:

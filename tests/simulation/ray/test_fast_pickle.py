@@ -10,7 +10,7 @@ pytest.importorskip("ray", reason="needs the extra `ray`")
 
 from ray import cloudpickle
 
-from fedsim.simulation.ray.fast_pickle import FastPickle
+from fedsim.simulation.ray.session import FastPickle
 
 
 def sent(value: Any) -> tuple[bytes, list[pickle.PickleBuffer]]:

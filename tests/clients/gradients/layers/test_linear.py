@@ -10,9 +10,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedsim.clients.gradients.layers import linear
-from fedsim.clients.gradients.layers.base import Operand
+from fedsim.clients.gradients.layers.base import Operand, squares, zero_rows
 from fedsim.clients.gradients.layers.linear import LinearUse
-from fedsim.clients.gradients.norms import squares, zero_rows
 
 values = st.floats(-1, 1, width=32)
 magnitudes = st.sampled_from([1e-38, 1e-30, 1e-20, 1e-8, 1.0, 1e8, 1e20, 1e30])

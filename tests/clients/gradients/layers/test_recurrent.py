@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedsim.clients.gradients.fallback import OneAtATime
 from fedsim.clients.gradients.interface import UncoveredParameterError
-from fedsim.clients.gradients.one_at_a_time import OneAtATime
 from fedsim.clients.gradients.parameters import FlatParameters
 from fedsim.clients.gradients.recording import RuledModel
 from fedsim.clients.gradients.rule_gradients import RuleGradients

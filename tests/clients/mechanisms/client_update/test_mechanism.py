@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fedsim.accountant import Gaussian, JointGaussian, PoissonSampled
 from fedsim.accountant.groups import group_noise_multiplier
 from fedsim.clients.gradients.parameters import FlatParameters
-from fedsim.clients.mechanisms.client_update.mechanism import UpdateMechanism, clipped_updates
+from fedsim.clients.mechanisms.client_update import UpdateMechanism, clipped_updates
 from fedsim.clients.mechanisms.contract import ReleasedUpdates
 from fedsim.clients.mechanisms.noise_range import NoiseRangeError
 from fedsim.noise.grid import DEVIATION

@@ -30,7 +30,7 @@ from fedsim.clients.local_settings import LocalSettings, SgdSettings
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.mechanisms.dp_sgd.noise_allocation import NoiseAllocation, group_noise
 from fedsim.clients.mechanisms.noise_range import NoiseRangeError
-from fedsim.clients.sampling.epochs import ShuffledEpochs
+from fedsim.clients.sampling.divided_lots import ShuffledEpochs
 from fedsim.clients.sampling.independent_lots import FixedSizeSampling, PoissonSampling
 from fedsim.clients.sampling.sampling import Sampling
 from fedsim.clients.training import block

@@ -9,7 +9,7 @@ import torch
 from fedsim.accountant import JointGaussian
 from fedsim.accountant.groups import group_noise_multiplier
 from fedsim.clients.mechanisms.bounded_examples import BoundedExamples
-from fedsim.clients.mechanisms.input_perturbation.mechanism import InputMechanism
+from fedsim.clients.mechanisms.input_perturbation import InputMechanism
 from fedsim.noise.grid import DEVIATION
 from fedsim.noise.sources import NoNoise, SeededNoise
 

@@ -12,8 +12,12 @@ from torch.nn import functional as F
 from fedsim.accountant import Gaussian
 from fedsim.clients.mechanisms.bounded_examples import BoundedExamples
 from fedsim.clients.mechanisms.losses import LOSSES, LossName
-from fedsim.clients.mechanisms.output_perturbation.mechanism import OutputMechanism, train
-from fedsim.clients.mechanisms.output_perturbation.problem import ConvexProblem, Descent
+from fedsim.clients.mechanisms.output_perturbation import (
+    ConvexProblem,
+    Descent,
+    OutputMechanism,
+    train,
+)
 from fedsim.noise.grid import DEVIATION
 from fedsim.noise.sources import SeededNoise
 

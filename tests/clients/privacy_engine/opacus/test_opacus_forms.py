@@ -18,7 +18,7 @@ from fedsim.accountant import Gaussian, PldAccountant, PoissonSampled, RdpAccoun
 from fedsim.accountant.sampler_slack import epsilon_with_slack
 from fedsim.clients import BatchMemoryManager, ModuleValidator, PrivacyEngine
 from fedsim.clients.model_checks.safety import UnsafeModelError
-from fedsim.clients.privacy_engine.opacus.names import ARGUMENTS, ATTRIBUTES, RETIRED
+from fedsim.clients.privacy_engine.opacus_names import ARGUMENTS, ATTRIBUTES, RETIRED
 
 X = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
 Y = (X[:, 0] > 0).long()

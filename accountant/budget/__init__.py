@@ -1,1 +1,0 @@
-"""Privacy filters: whether a budget affords the next release."""

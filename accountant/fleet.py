@@ -1,0 +1,280 @@
+"""The accounts of all clients of a federation, computed together."""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Self
+
+import numpy as np
+
+from fedsim.accountant import checks
+from fedsim.accountant.accountants import Accountant, AccountantChoice, RdpOrders, make_accountant
+from fedsim.accountant.arrays import Floats
+from fedsim.accountant.composition import Breakdown, Mechanism, break_down
+from fedsim.accountant.events import SCHEMA_VERSION, Adjacency, Event, event_from_dict, to_dict
+from fedsim.accountant.pld.few_guarantees import composed_epsilon, few_guarantees
+from fedsim.accountant.pld.fleet import MechanismCurves, pld_epsilons
+from fedsim.accountant.rdp.curves import epsilons_from_rdp, leak, rdp_table
+from fedsim.accountant.rdp.poisson import DEFAULT_ORDERS
+
+Client = str | int
+
+
+class FleetAccountant:
+    """One account per client, for thousands of clients with events of their own.
+
+    A client's epsilon is the one of a single accountant of the same name that composed the same
+    events: by "rdp" to 1e-12 relative, by "pld" to 2e-4 (both never below the exact value; the
+    fleet chooses its grids for the delta in question). (Sampled) Gaussians are fast: their curves
+    are computed together, as arrays. Other mechanisms are computed one by one. The epsilon
+    of a client that composed nothing since is kept, and equal accounts are computed once.
+
+    Guarantee: client k's releases are (get_epsilon(delta)[k], delta)-DP per example of client k.
+    Where no person has data in two clients, the federation's guarantee is the largest of these
+    (parallel composition), never the mean.
+
+    Args:
+        accountant: "rdp", "pld", `RdpOrders`, or another accountant's name; others are computed
+            one by one.
+        adjacency: as of the single accountants.
+
+    Raises:
+        ValueError: there is no such accountant or adjacency.
+
+    Example:
+        >>> from fedsim.accountant.events import Gaussian
+        >>> fleet = FleetAccountant("pld").compose("a", Gaussian(2.0), 4)
+        >>> fleet = fleet.compose("b", Gaussian(9.0))
+        >>> {client: round(epsilon, 3) for client, epsilon in fleet.get_epsilon(1e-5).items()}
+        {'a': 4.377, 'b': 0.382}
+    """
+
+    def __init__(
+        self, accountant: AccountantChoice = "rdp", *, adjacency: Adjacency = "zero_out"
+    ) -> None:
+        self._name: AccountantChoice = accountant
+        own = accountant.orders if isinstance(accountant, RdpOrders) else None
+        self._orders = DEFAULT_ORDERS if own is None else own
+        self._adjacency: Adjacency = adjacency
+        self._single()  # refuses unknown names
+        self._breakdowns: dict[Event, Breakdown] = {}
+        self._counts: dict[Client, Counter[Event]] = {}
+        self._rdp_curves: dict[Mechanism, Floats] = {}
+        self._pld_curves = MechanismCurves()
+        self._answers: dict[Client, tuple[float, float]] = {}  # (delta, epsilon)
+
+    @property
+    def clients(self) -> tuple[Client, ...]:
+        """All clients, in the order in which they first composed something."""
+        return tuple(self._counts)
+
+    def events(self, client: Client) -> Mapping[Event, int]:
+        """Return the number of releases of each event by `client`; empty for an unknown client."""
+        return dict(self._counts.get(client, {}))
+
+    def compose(self, client: Client, event: Event, count: int = 1) -> Self:
+        """Add `count` releases of `event` to the account of `client` and return the fleet itself.
+
+        Args:
+            client: name or number.
+            event: one release.
+            count: number of releases, a whole number >= 0.
+
+        Raises:
+            UnsupportedEventError: the accountant has no rule for the event; nothing was added.
+            ValueError: `client` is not a name or number, `event` is not an event, or `count` is
+                negative or not whole; nothing was added.
+        """
+        count = checks.whole_number("count", count)
+        self._learn(event)
+        counts = self._account(client)
+        if count:
+            counts[event] += count
+            self._answers.pop(client, None)
+        return self
+
+    def check(self, event: Event) -> None:
+        """Check that the accountant has a rule for an event.
+
+        Raises:
+            UnsupportedEventError: it has none.
+            ValueError: `event` is not an event.
+        """
+        self._learn(event)
+
+    def get_epsilon(self, delta: float | Mapping[Client, float]) -> dict[Client, float]:
+        """Return the epsilon of clients, by client.
+
+        Args:
+            delta: one for all clients, or one for each client wanted; a client that composed
+                nothing has epsilon 0.
+
+        Raises:
+            ValueError: a delta is not in (0, 1).
+        """
+        if not isinstance(delta, Mapping):
+            return dict(zip(self._counts, self.get_epsilons(delta).tolist(), strict=True))
+        groups: dict[float, list[Client]] = {}
+        for client, value in delta.items():
+            groups.setdefault(checks.open_probability("delta", value), []).append(client)
+        for value, clients in groups.items():
+            self._answer(clients, value)
+        return {client: self._answers[client][1] for client in delta}
+
+    def own_epsilon_of(self, composition: Mapping[Event, int], delta: float) -> float:
+        """Return the epsilon of a composition, by an accountant of its own, on no account.
+
+        Args:
+            composition: number of releases of each event.
+            delta: in (0, 1).
+
+        Raises:
+            ValueError: `delta` is not in (0, 1).
+        """
+        accountant = self._single()
+        for event, count in composition.items():
+            accountant.compose(event, count)
+        return accountant.get_epsilon(delta)
+
+    def epsilons_of(self, compositions: Sequence[Mapping[Event, int]], delta: float) -> Floats:
+        """Return the epsilon of each composition, as of a client that composed it, on no account.
+
+        Args:
+            compositions: number of releases of each event; 0 is epsilon 0.
+            delta: in (0, 1).
+
+        Raises:
+            UnsupportedEventError: the accountant has no rule for an event.
+            ValueError: `delta` is not in (0, 1).
+        """
+        delta = checks.open_probability("delta", delta)
+        for event in {event for counts in compositions for event in counts}:
+            self._learn(event)
+        return self._epsilons_of(compositions, delta)
+
+    def get_epsilons(self, delta: float) -> Floats:
+        """Return the epsilons at `delta` as an array, in the order of `clients`.
+
+        Raises:
+            ValueError: `delta` is not in (0, 1).
+        """
+        self._answer(self._counts, checks.open_probability("delta", delta))
+        return np.array([self._answers[client][1] for client in self._counts])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the whole state as JSON values."""
+        numbers = {event: i for i, event in enumerate(self._breakdowns)}
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "accountant": self._recorded_name(),
+            "adjacency": self._adjacency,
+            "events": [to_dict(event) for event in self._breakdowns],
+            "clients": [
+                {"client": client, "counts": [[numbers[e], n] for e, n in counts.items()]}
+                for client, counts in self._counts.items()
+            ],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> Self:
+        """Replace everything by the state that `state_dict` wrote and return the fleet itself.
+
+        Raises:
+            ValueError: the state is of another version, accountant or adjacency, or is malformed;
+                the fleet is as before.
+        """
+        expected = (SCHEMA_VERSION, self._recorded_name(), self._adjacency)
+        names = ("schema_version", "accountant", "adjacency")
+        for name, value in zip(names, expected, strict=True):
+            if not isinstance(state, Mapping) or state.get(name) != value:
+                raise ValueError(f"state must have {name}={value!r}, got {state!r:.200}")
+        loaded = FleetAccountant(self._name, adjacency=self._adjacency)
+        try:
+            events = [event_from_dict(record) for record in state["events"]]
+            for record in state["clients"]:
+                loaded._account(record["client"])
+                for number, count in record["counts"]:
+                    if number < 0:  # Python would count from the end
+                        raise IndexError(number)
+                    loaded.compose(record["client"], events[number], count)
+        except (KeyError, IndexError, TypeError) as error:
+            raise ValueError(f"state is malformed: {error!r}") from error
+        self.__dict__.update(loaded.__dict__)
+        return self
+
+    def _account(self, client: Client) -> Counter[Event]:
+        if isinstance(client, bool) or not isinstance(client, (str, int)):
+            raise ValueError(f"client must be a str or an int, got {client!r}")
+        return self._counts.setdefault(client, Counter())
+
+    def _recorded_name(self) -> str | dict[str, list[float]]:
+        """Return the accountant as a JSON value."""
+        return {"rdp": list(self._orders)} if isinstance(self._name, RdpOrders) else self._name
+
+    def _single(self) -> Accountant:
+        return make_accountant(self._name, adjacency=self._adjacency)
+
+    def _learn(self, event: Event) -> None:
+        """Break down an event that is new to the fleet; raise if there is no rule for it."""
+        if not isinstance(event, Event):
+            raise ValueError(f"event must be a privacy event such as Gaussian(1.0), got {event!r}")
+        if event not in self._breakdowns:
+            self._single().compose(event)
+            self._breakdowns[event] = break_down(event, 1, self._adjacency)
+
+    def _answer(self, clients: Iterable[Client], delta: float) -> None:
+        """Compute the epsilon at `delta` of the clients for which it is not kept."""
+        new = [client for client in clients if self._answers.get(client, (None,))[0] != delta]
+        epsilons = self._epsilons_of([self._counts.get(client, {}) for client in new], delta)
+        self._answers |= {c: (delta, e) for c, e in zip(new, epsilons.tolist(), strict=True)}
+
+    def _epsilons_of(self, compositions: Sequence[Mapping[Event, int]], delta: float) -> Floats:
+        """Return the epsilon of each composition of known events."""
+        epsilons = np.zeros(len(compositions))
+        together: dict[int, Counter[Mechanism]] = {}
+        for place, counts in enumerate(compositions):
+            steps = self._steps(counts)
+            if steps is None:
+                epsilons[place] = math.inf
+            elif steps and (self._name in ("rdp", "pld") or isinstance(self._name, RdpOrders)):
+                together[place] = steps
+            elif steps:
+                epsilons[place] = self.own_epsilon_of(counts, delta)
+        if together:
+            kinds = list(together.values())
+            epsilons[list(together)] = (
+                pld_epsilons(kinds, delta, self._pld_curves)
+                if self._name == "pld"
+                else self._rdp_epsilons(kinds, delta)
+            )
+        return epsilons
+
+    def _steps(self, counts: Mapping[Event, int]) -> Counter[Mechanism] | None:
+        """Return all mechanisms of a client; None after a release without any guarantee."""
+        steps: Counter[Mechanism] = Counter()
+        for event, count in counts.items():
+            breakdown = self._breakdowns[event]
+            if breakdown.non_private:
+                return None
+            for mechanism, times in breakdown.steps.items():
+                steps[mechanism] += times * count
+        return steps
+
+    def _rdp_epsilons(self, clients: Sequence[Counter[Mechanism]], delta: float) -> Floats:
+        """Return all epsilons from one product: (clients x mechanisms) times their curves."""
+        from scipy.sparse import csr_array  # slow to import, and few commands need it
+
+        kinds = dict.fromkeys(kind for steps in clients for kind in steps)
+        new = [kind for kind in kinds if kind not in self._rdp_curves]
+        self._rdp_curves.update(zip(new, rdp_table(new, self._orders), strict=True))
+        columns = {kind: i for i, kind in enumerate(self._rdp_curves)}
+        where = [columns[kind] for steps in clients for kind in steps]
+        counts = [float(count) for steps in clients for count in steps.values()]
+        ends = np.cumsum([0, *map(len, clients)])
+        matrix = csr_array((counts, where, ends), shape=(len(clients), len(columns)))
+        rdp = np.asarray(matrix @ np.stack(list(self._rdp_curves.values())))
+        leaks = np.array([leak(steps.items()) for steps in clients])
+        epsilons = epsilons_from_rdp(self._orders, rdp, delta, leaks)
+        for place, steps in enumerate(clients):
+            if (kinds := few_guarantees(steps.items())) is not None:
+                epsilons[place] = composed_epsilon(kinds, delta)
+        return epsilons

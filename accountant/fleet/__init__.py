@@ -1,1 +1,0 @@
-"""ε of many clients computed together."""

@@ -1,0 +1,176 @@
+"""Who sees what: certificates for each observer, and the shares of noise of each client.
+
+A certificate is an ε at a δ against one observer. Local trust has one against the server, which
+sees single uploads. Distributed trust has two: against an observer of sums, and against a server
+that sees single uploads, which only the client's own share of the noise hides. Central trust has
+one against an observer of global models. Certificates of different observers or units are never
+added, averaged or compared.
+
+Shares of noise are such that every sum that is opened hides each client. Client j of a round
+adds N(0, (a_j s_j)² I) to its part of a sum. Only the sum is seen, and only if
+it has at least m parts. Of these, t may come from clients that collude with the observer, or add no
+noise. The other h = m - t are honest. One unit of client k moves its part by at most a_k C_k, so
+against the sum client k has the noise multiplier
+
+    sqrt(Σ_{j honest} (a_j s_j)²) / (a_k C_k).
+
+With equal a_j s_j = R / √h this is R / (a_k C_k), and client k needs R >= a_k C_k z_k for the
+multiplier z_k of its budget. So the client with the largest need sets the noise of all. Theorem,
+proof and conditions: docs/trust_models.md.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, cast
+
+from fedsim.accountant import checks
+from fedsim.accountant.events import Event, Gaussian, JointGaussian
+from fedsim.accountant.ledger.privacy_ledger import PrivacyLedger
+
+Trust = Literal["local", "distributed", "central"]
+Unit = Literal["example", "client"]
+Observer = Literal["server", "sums", "models"]
+
+OBSERVERS: Mapping[str, tuple[Observer, ...]] = {
+    "local": ("server",),
+    "distributed": ("sums", "server"),
+    "central": ("models",),
+}
+"""Observers of each trust model; the claimed view is the first."""
+
+_ROUNDED = 1e-9  # relative: square roots and the noise of groups
+
+
+def adjacency_objection(adjacency: str, *, trust: str, protects_client: bool) -> str | None:
+    """Return what tells neighbours apart beside charged releases; None: nothing does.
+
+    Under add_remove nothing public may follow from the unit. Of whole clients, their number sets
+    the rate of draws, the largest of their noises is that of a sum, and every record names each
+    one; `zero_out` has the same events, and says that the list of clients is public. The noise of a
+    sum of examples is set by all clients' sizes.
+
+    Args:
+        adjacency: of the claim.
+        trust: the trust model.
+        protects_client: whether one ε is for everything that a client has.
+    """
+    if adjacency != "add_remove":
+        return None
+    if protects_client:
+        return (
+            "under add_remove a client would be there or not, and the rate of draws, the noise of "
+            "a sum and the records follow from the list of clients"
+        )
+    if trust != "local":
+        return (
+            f"trust: {trust} needs public client sizes, which set every client's noise, and "
+            "add_remove keeps them private"
+        )
+    return None
+
+
+def is_explained_by_shares(claimed: PrivacyLedger, own: PrivacyLedger, *, honest: int) -> bool:
+    """Whether a ledger against sums follows from the shares in the ledger against the server.
+
+    The noise of h honest clients with equal shares is √h times one share. So each claimed noise
+    multiplier may be at most √h times that of the client's own share in the same release.
+
+    Args:
+        claimed: ledger of a client against an observer of sums.
+        own: its ledger against a server that sees its uploads.
+        honest: h, the fewest honest clients of a sum that is opened, >= 1.
+    """
+    factor = math.sqrt(honest) * (1.0 + _ROUNDED)
+    return len(claimed) == len(own) and all(
+        count == other and _is_explained(event, share, factor)
+        for (event, count), (share, other) in zip(claimed.entries, own.entries, strict=True)
+    )
+
+
+def _is_explained(claimed: Event, own: Event, factor: float) -> bool:
+    if isinstance(claimed, Gaussian) and isinstance(own, Gaussian):
+        return claimed.noise_multiplier <= own.noise_multiplier * factor
+    if isinstance(claimed, JointGaussian) and isinstance(own, JointGaussian):
+        pairs = list(zip(claimed.noise_multipliers, own.noise_multipliers, strict=False))
+        same = len(claimed.noise_multipliers) == len(own.noise_multipliers)
+        return same and all(noise <= share * factor for noise, share in pairs)
+    inner, share = getattr(claimed, "event", None), getattr(own, "event", None)
+    if not isinstance(inner, Event) or not isinstance(share, Event):
+        return False
+    return replace(cast(Any, claimed), event=share) == own and _is_explained(inner, share, factor)
+
+
+_ROUNDED_UP = 1.0 + 2.0**-40  # more than a few operations round down
+
+
+@dataclass(frozen=True)
+class NoiseNeed:
+    """The noise that one client needs in a sum.
+
+    Attributes:
+        scale: a_k C_k, by how much one unit of the client moves its part of the sum; 0 for a client
+            that sends nothing.
+        against_sums: z_k, the noise multiplier of its claim against whoever sees sums.
+        against_server: noise multiplier of its claim against whoever sees its part; 0: none.
+    """
+
+    scale: float
+    against_sums: float
+    against_server: float = 0.0
+
+
+@dataclass(frozen=True)
+class NoiseShares:
+    """Equal shares of noise in a sum.
+
+    Attributes:
+        share: R / √h, standard deviation of one client's noise in its part of the sum.
+        honest: h, the fewest honest clients in a sum that is opened.
+    """
+
+    share: float
+    honest: int
+
+    @classmethod
+    def meeting(
+        cls, needs: Sequence[NoiseNeed], *, min_clients: int, colluding_clients: int
+    ) -> "NoiseShares":
+        """Return the smallest equal shares that meet every need.
+
+        Args:
+            needs: the need of each client.
+            min_clients: m, the fewest clients whose sum is ever opened.
+            colluding_clients: t, how many of them may collude with the observer, or add no noise.
+
+        Raises:
+            ValueError: no honest client would be left, or a need is not a finite number >= 0.
+        """
+        honest = honest_clients(min_clients=min_clients, colluding_clients=colluding_clients)
+        share = 0.0
+        for need in needs:
+            scale = checks.non_negative("scale", need.scale)
+            sums = checks.non_negative("against_sums", need.against_sums)
+            server = checks.non_negative("against_server", need.against_server)
+            share = max(share, scale * sums / math.sqrt(honest), scale * server)
+        return cls(share * _ROUNDED_UP, honest)
+
+    def own_multiplier(self, scale: float) -> float:
+        """Return the noise multiplier of a client's own share, against whoever sees its part."""
+        return self.share / checks.positive("scale", scale)
+
+
+def honest_clients(*, min_clients: int, colluding_clients: int) -> int:
+    """Return h = m - t.
+
+    Raises:
+        ValueError: no honest client would be left.
+    """
+    honest = min_clients - colluding_clients
+    if colluding_clients < 0 or honest < 1:
+        raise ValueError(
+            f"of min_clients = {min_clients} clients {colluding_clients} may collude, which leaves "
+            f"{honest} honest ones; at least 1 is needed: raise min_clients or lower "
+            "colluding_clients"
+        )
+    return honest

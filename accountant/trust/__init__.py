@@ -1,1 +1,0 @@
-"""Who sees what: noise of sums, and the claims of each observer."""

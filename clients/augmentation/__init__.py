@@ -1,1 +1,0 @@
-"""Random views of an example, whose gradients count as one."""

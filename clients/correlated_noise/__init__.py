@@ -1,1 +1,0 @@
-"""Noise that is correlated from step to step."""

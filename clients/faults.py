@@ -1,0 +1,209 @@
+"""Failures of clients: injected ones, and what their text may tell of a private client.
+
+A client that drops out during or after training was charged, and its spend stays charged. Whether
+an injected fault strikes depends on the seed, the client and the round alone.
+
+An exception of a model, a loss or a data set may quote examples in its text, and a failure's reason
+travels to the server and into the files of the run. Where a client trains privately, only errors of
+fedsim's own, whose texts name no private value, keep their text.
+"""
+
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from flwr.app import ArrayRecord
+
+from fedsim.accountant.ledger.journal import JournalError
+from fedsim.clients.client_settings import FaultSettings
+from fedsim.core.errors import FedsimError
+from fedsim.core.plugin_errors import PluginExitError, plugin_place, type_name
+from fedsim.core.streams import Purpose, stream
+from fedsim.protocol.arrays import to_arrays, to_numpy
+from fedsim.protocol.errors import COUPLED_ROWS, ProtocolError
+
+
+class ClientFailureError(FedsimError, RuntimeError):
+    """A client cannot answer; the message says why and holds nothing private.
+
+    `code` is the code of Flower's error in the reply.
+    """
+
+    code: int = 0
+
+
+class CoupledRowsError(ClientFailureError):
+    """The examples of one tile are not kept apart, bit for bit; nothing was charged."""
+
+    code = COUPLED_ROWS
+
+
+PUBLIC_ERRORS = (ClientFailureError, ProtocolError, JournalError, PluginExitError)
+"""Errors whose texts name no private value."""
+
+
+def redact_error(error: Exception) -> Exception:
+    """Return an error of fedsim as it is; of any other, its type and line of code alone.
+
+    Guarantee: the text depends on the type and the line of a foreign exception, and on nothing else
+    of it.
+    """
+    if isinstance(error, PUBLIC_ERRORS):
+        return error
+    place = plugin_place(error.__traceback__) or _deepest_place(error)
+    where = "" if place is None else f" at {place[0]}:{place[1]}"
+    return ClientFailureError(
+        f"{type_name(error)}{where} (the text is withheld, as it may quote examples; "
+        "privacy=null shows it)"
+    )
+
+
+def _deepest_place(error: Exception) -> tuple[str, int | None] | None:
+    frames = traceback.extract_tb(error.__traceback__)
+    return (Path(frames[-1].filename).name, frames[-1].lineno) if frames else None
+
+
+class InjectedFaultError(ClientFailureError):
+    """A fault of the experiment's `faults:` section."""
+
+
+class Fault:
+    """The fault of one client in one round; this base class does nothing.
+
+    Methods are called in this order: `before_charge`, `after_charge`, `alter_upload`. A client
+    that fails in one of the first two does not train: nobody would see what it trained.
+
+    Attributes:
+        delay: simulated seconds by which the reply is late.
+    """
+
+    delay: float = 0.0
+
+    def before_charge(self) -> None:
+        """Fail before the client's account is touched."""
+
+    def after_charge(self) -> None:
+        """Fail after the charge, before the upload."""
+
+    def alter_upload(self, upload: ArrayRecord) -> ArrayRecord:
+        """Return the upload to send."""
+        return upload
+
+
+class DropoutBefore(Fault):
+    """The client drops out before it is charged."""
+
+    def before_charge(self) -> None:
+        """Raise InjectedFaultError."""
+        raise InjectedFaultError("dropped out before training (injected)")
+
+
+class EmptyPartition(Fault):
+    """The client finds no data, and is not charged."""
+
+    def before_charge(self) -> None:
+        """Raise InjectedFaultError."""
+        raise InjectedFaultError("has no examples (injected)")
+
+
+@dataclass(frozen=True)
+class TrainingFailure(Fault):
+    """The client is charged and fails in training."""
+
+    reason: str
+
+    def after_charge(self) -> None:
+        """Raise InjectedFaultError."""
+        raise InjectedFaultError(self.reason)
+
+
+class DropoutAfter(Fault):
+    """The client is charged, but its upload is lost."""
+
+    def after_charge(self) -> None:
+        """Raise InjectedFaultError."""
+        raise InjectedFaultError("dropped out after training (injected)")
+
+
+@dataclass(frozen=True)
+class Straggler(Fault):
+    """The client replies `delay` simulated seconds late."""
+
+    delay: float
+
+
+@dataclass(frozen=True)
+class CorruptUpload(Fault):
+    """The client uploads values that must not be averaged."""
+
+    corrupt: Callable[[np.ndarray], np.ndarray]
+
+    def alter_upload(self, upload: ArrayRecord) -> ArrayRecord:
+        """Return the upload with its first array corrupted."""
+        arrays = to_numpy(upload)
+        first = next(iter(arrays))
+        return to_arrays({**arrays, first: self.corrupt(arrays[first])})
+
+
+@dataclass(frozen=True)
+class FaultPlan:
+    """The faults of every client and round.
+
+    Guarantee: the fault of a client in a round depends on no other client or round, nor on data.
+    """
+
+    seed: int = 0
+    faults: tuple[FaultSettings, ...] = ()
+
+    def of(self, client: int, round_number: int) -> Fault:
+        """Return the fault of a client in a round: that of the first entry that strikes."""
+        for entry, strikes in zip(
+            self.faults, self._draw_strikes(client, round_number), strict=True
+        ):
+            named = entry.clients is None or client in entry.clients
+            due = entry.rounds is None or round_number in entry.rounds
+            if named and due and strikes:
+                return _make_fault(entry)
+        return Fault()
+
+    def _draw_strikes(self, client: int, round_number: int) -> Sequence[bool]:
+        if not self.faults:
+            return ()
+        generator = stream(self.seed, Purpose.FAULT, client=client, round_number=round_number)
+        chances = generator.random(len(self.faults))
+        return [
+            chance < entry.probability for chance, entry in zip(chances, self.faults, strict=True)
+        ]
+
+
+def _make_fault(entry: FaultSettings) -> Fault:
+    match entry.kind:
+        case "dropout_before":
+            return DropoutBefore()
+        case "dropout_during":
+            return TrainingFailure("dropped out during training (injected)")
+        case "dropout_after":
+            return DropoutAfter()
+        case "straggler":
+            return Straggler(entry.delay or 0.0)
+        case "error":
+            return TrainingFailure("raised an error in training (injected)")
+        case "nan":
+            return CorruptUpload(lambda array: _with_first_value(array, np.nan))
+        case "inf":
+            return CorruptUpload(lambda array: _with_first_value(array, np.inf))
+        case "wrong_shape":
+            return CorruptUpload(lambda array: array[..., np.newaxis])
+        case "empty":
+            return EmptyPartition()
+
+
+def _with_first_value(array: np.ndarray, value: float) -> np.ndarray:
+    changed = array.astype(np.result_type(array.dtype, np.float32))
+    changed.reshape(-1)[0] = value
+    return changed
+
+
+NO_FAULTS = FaultPlan()

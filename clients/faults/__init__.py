@@ -1,1 +1,0 @@
-"""Injected client faults: crashes, delays and broken updates."""

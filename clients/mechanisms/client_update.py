@@ -1,0 +1,342 @@
+"""The release of a client's whole update: one Gaussian mechanism a round, whatever it trained.
+
+| case                              | release                          | event                |
+|-----------------------------------|----------------------------------|----------------------|
+| the client has no examples        | noise alone                      | the same, charged    |
+| an update is NaN or infinite      | noise alone                      | the same             |
+| z = 0                             | the clipped update, off the grid | Gaussian(0): ε is ∞  |
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from fedsim.accountant import Event, Gaussian, JointGaussian, PoissonSampled
+from fedsim.accountant.groups import adaptive_clip_noise_multiplier, group_noise_multiplier
+from fedsim.clients.gradients.parameters import FlatParameters
+from fedsim.clients.mechanisms.contract import ReleasedUpdates, SummedMechanism, UpdateRelease
+from fedsim.clients.mechanisms.noise_range import NoiseRangeError, check_deviations
+from fedsim.clients.mechanisms.plan import Draft, PlanRequest, PrivacyPlanError, check_draws
+from fedsim.clients.sampling.sampling import Charges
+from fedsim.noise.grid import DEVIATION, SATURATION, effective_multiplier
+from fedsim.noise.release import release_
+from fedsim.noise.sources import NoiseSource
+from fedsim.protocol.noisy_sums import CLIP_COUNT, LearntBound, SumPlan, check_bound
+
+COUNT_SENSITIVITY = 0.5
+"""Largest |b − ½|, where b is 1 if the update is within the bound and 0 if not."""
+
+
+@dataclass(frozen=True)
+class UpdateMechanism(UpdateRelease, SummedMechanism):
+    """A client's update, clipped to S, on the grid, with noise of deviation z S.
+
+    The update is the trained model minus the global one, both of the trained values alone. Local
+    training may take any number of steps by any optimizer: it enters only through this release
+    (McMahan et al. 2018, arXiv:1710.06963, with the noise at the client or in the sum).
+
+    With adaptive clipping the centred bit b − ½ is one more coordinate, with noise σ_b (Andrew et
+    al. 2021, arXiv:1905.03871, Theorem 1). The server learns S from it.
+
+    Guarantee: everything that the client has moves the integers of a release by at most 2²⁴ / z'
+    in L2 norm under zero_out, and by twice that under replace_one, for every S > 0. So a release is
+    `mechanism`, with the noise multiplier z' that the grid leaves.
+
+    Proof. The release adds noise of deviation 2²⁴ to rint(x), x = u · min(1, S / ‖u‖) · 2²⁴ / (z S)
+    with d values. In float64, ‖u‖ is computed as a largest value times the root of a sum of d
+    squares, in any order: it is at least (1 − (d + 8) 2⁻⁵³) ‖u‖ (Higham 2002, section 4.2), and
+    three more products round, so ‖x‖ ≤ (1 + e) 2²⁴ / z with e = (d + 32) 2⁻⁵³. Each value is
+    rounded by at most ½, hence ‖rint(x)‖ ≤ (1 + e) 2²⁴ / z + √d / 2. Zero-out replaces rint(x) by
+    0, replace-one by another such vector. `effective_multiplier` divides by 1 + 2 e + z √d 2⁻²⁴,
+    which is more than both need. The bit is ±½ with d = 1 in units of σ_b, and 0 where the update
+    is zeroed out. Two independent Gaussian releases are one, `JointGaussian`. ∎
+
+    Attributes:
+        max_update_norm: S.
+        noise_multiplier: z of the whole release of a round.
+        dimensions: d, trained values of the model; 0: not known, and the grid takes nothing.
+        count_noise: σ_b; None: S is fixed.
+        participation_rate: probability with which the client is in a round, where who is drawn
+            stays secret; 1 where it does not.
+
+    Raises:
+        ValueError: an attribute is outside its range, or the bit alone costs more than z allows.
+    """
+
+    max_update_norm: float
+    noise_multiplier: float
+    dimensions: int = 0
+    count_noise: float | None = None
+    participation_rate: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_bound(self.max_update_norm)
+        if not 0.0 <= self.noise_multiplier < math.inf:
+            raise ValueError(f"noise_multiplier must be finite, got {self.noise_multiplier!r}")
+        if not 0.0 < self.participation_rate <= 1.0:
+            rate = self.participation_rate
+            raise ValueError(f"participation_rate must be in (0, 1], got {rate!r}")
+        count = self.count_noise
+        if count is not None and count <= COUNT_SENSITIVITY * self.noise_multiplier:
+            raise ValueError(
+                f"adaptive clipping needs count noise > noise_multiplier / 2 = "
+                f"{COUNT_SENSITIVITY * self.noise_multiplier:.6g}, got {count:.6g}: the bit of the "
+                "clipped update alone would spend the whole budget; ask more clients in a round "
+                "(the default count noise is federation.clients_per_round / 20), set more "
+                "clipping.count_noise, or clipping: flat"
+            )
+
+    @property
+    def update_noise(self) -> float:
+        """z_Δ: noise multiplier of the update with which the whole release has z."""
+        z = self.noise_multiplier
+        if self.count_noise is None or z == 0.0:
+            return z
+        return adaptive_clip_noise_multiplier(z, self.count_noise)
+
+    @property
+    def mechanism(self) -> Event:
+        """The release of a round that the client is in: one Gaussian, or two that are one."""
+        return self._release(1.0)
+
+    @property
+    def effective_noise_multiplier(self) -> float:
+        """Effective noise multiplier z' ≤ z of `mechanism`, all of its parts together."""
+        return group_noise_multiplier(self._part_multipliers())
+
+    @property
+    def sampling_rate(self) -> float:
+        """Probability with which what the client has is in a release."""
+        return self.participation_rate
+
+    @property
+    def adapted_clip_norm(self) -> float | None:
+        """S where the server learns it; None where it is fixed."""
+        return None if self.count_noise is None else self.max_update_norm
+
+    @property
+    def update_step(self) -> float:
+        """Length of a step of the grid, as part of an update: z_Δ S 2⁻²⁴; 1 without noise."""
+        return self.update_noise * self.max_update_norm / DEVIATION or 1.0
+
+    @property
+    def count_step(self) -> float:
+        """The same for the bit: σ_b 2⁻²⁴; 1 without noise."""
+        noisy = self.count_noise is not None and self.noise_multiplier
+        return (self.count_noise or 0.0) / DEVIATION if noisy else 1.0
+
+    def charges(self, first_step: int, steps: int, *, noise_factor: float = 1.0) -> Charges:
+        """Return (event, count) for releases of a client, one for each round.
+
+        Args:
+            first_step: releases before; they change nothing.
+            steps: number of further releases.
+            noise_factor: noise of what is seen over the noise of the release, for a sum.
+        """
+        event, rate = self._release(noise_factor), self.participation_rate
+        return [(event if rate == 1.0 else PoissonSampled(rate, event), steps)] if steps else []
+
+    def for_model(self, parameters: FlatParameters) -> Self:
+        """Return the mechanism for a model, with the noise that the grid leaves.
+
+        Args:
+            parameters: its trained parameters.
+
+        Raises:
+            NoiseRangeError: the type cannot hold the noise or the clipped update.
+        """
+        z, bound = self.update_noise, self.max_update_norm
+        dtype = parameters.tensors[0].dtype
+        if z:
+            check_deviations((bound,), dtype, "max_update_norm")
+            check_deviations((z * bound,), dtype, "noise_multiplier · max_update_norm")
+            if z < DEVIATION / SATURATION:
+                raise NoiseRangeError(
+                    f"noise_multiplier {z:.3g} is too small for the grid; set "
+                    f"{DEVIATION / SATURATION:.2g} or more, or 0 for no privacy"
+                )
+        return replace(self, dimensions=parameters.size)
+
+    @property
+    def value_noise(self) -> float:
+        """z_Δ, see `update_noise`."""
+        return self.update_noise
+
+    def sum_scale(self, weight: int, *, lr: float, clip_norm: float) -> float:
+        """Return a_k S: by how much a client moves a sum at most."""
+        return weight * self.max_update_norm
+
+    def of_sum(self, sums: SumPlan) -> SumPlan:
+        """Return the plan of a sum of whole updates, and of their bits where a bound is learnt."""
+        if self.count_noise is None:
+            return replace(sums, unit=-sums.unit)
+        return replace(
+            sums,
+            unit=-sums.unit / self.max_update_norm,  # at S = 1
+            shapes={**sums.shapes, CLIP_COUNT: (1,)},
+            count_unit=self.count_step,
+        )
+
+    def against_server(self) -> Self:
+        """Return the release as the server sees it, which knows who takes part."""
+        return replace(self, participation_rate=1.0)
+
+    def release_variance(
+        self, parameters: FlatParameters, lr: float | None, round_steps: int
+    ) -> float | None:
+        """Return the expected squared length of the noise of a round in a model."""
+        return parameters.size * (self.update_noise * self.max_update_norm) ** 2
+
+    def with_share(self, own: float, honest: int) -> Self:
+        """Return the mechanism of one client's share of the noise in a sum.
+
+        Args:
+            own: the share over S, its weight included.
+            honest: h, shares in the smallest sum; √h of them are the noise of the bit.
+        """
+        if self.count_noise is None:
+            return replace(self, noise_multiplier=own)
+        count = self.count_noise / math.sqrt(honest)
+        together = group_noise_multiplier((own, count / COUNT_SENSITIVITY))
+        return replace(self, noise_multiplier=together, count_noise=count)
+
+    @property
+    def largest_integer(self) -> int:
+        """The largest size of an integer of a release before its noise, rounded up."""
+        parts = [self.update_noise]
+        if self.count_noise is not None:
+            parts.append(self.count_noise / COUNT_SENSITIVITY)
+        return math.ceil(DEVIATION / min(parts) * 1.001) + 1
+
+    @staticmethod
+    def release_updates(
+        trained: Tensor,
+        starts: Tensor,
+        mechanisms: Sequence["UpdateMechanism"],
+        noises: Sequence[NoiseSource],
+        has_data: Sequence[bool],
+    ) -> ReleasedUpdates:
+        """Return the releases of a round.
+
+        Guarantee: with noise, a client's result is a function of whole numbers of its grid: the
+        rounded clipped update and bit, limited to ±2⁵¹, plus the draws of its source. A client
+        without data adds 0 to all of them, as zero-out adjacency says.
+
+        Args:
+            trained: trained values (K, size).
+            starts: values that training began with (K, size).
+            mechanisms: bound and grid of each client.
+            noises: each client's own, or zeros where another party adds it.
+            has_data: whether each client has any example.
+        """
+        updates = trained.double() - starts.double()
+        bounds = updates.new_tensor([one.max_update_norm for one in mechanisms])
+        lengths = updates.new_tensor([one.update_step for one in mechanisms])
+        clipped, within = clipped_updates(updates, bounds, lengths)
+        learns = mechanisms[0].count_noise is not None
+        if learns:
+            bits = [
+                (COUNT_SENSITIVITY if inside else -COUNT_SENSITIVITY) * has / one.count_step
+                for inside, has, one in zip(within.tolist(), has_data, mechanisms, strict=True)
+            ]
+            clipped = torch.cat([clipped, clipped.new_tensor(bits).unsqueeze(1)], 1)
+        sources = [
+            noise if one.noise_multiplier else None
+            for noise, one in zip(noises, mechanisms, strict=True)
+        ]
+        whole = slice(0, clipped.shape[1])
+        release_(clipped, sources, [(whole, clipped.new_ones(len(clipped), 1))], clipped)
+        if not learns:
+            return ReleasedUpdates(clipped, [None] * len(clipped))
+        return ReleasedUpdates(clipped[:, :-1], clipped[:, -1].tolist())
+
+    def resume(self, clip_norm: LearntBound | None) -> Self:
+        """Return the mechanism with the bound that the server learnt; None: with the first one.
+
+        Guarantee: `mechanism` is the same for every bound: a wrong one costs accuracy only.
+
+        Raises:
+            ValueError: the bound is fixed, or was never learnt.
+        """
+        if clip_norm is None:
+            return self
+        if self.count_noise is None:
+            raise ValueError(f"max_update_norm is fixed, got a learnt bound of {clip_norm!r}")
+        return replace(self, max_update_norm=check_bound(clip_norm))
+
+    def _release(self, noise_factor: float) -> Event:
+        parts = tuple(noise_factor * one for one in self._part_multipliers())
+        return Gaussian(parts[0]) if len(parts) == 1 else JointGaussian(parts)
+
+    def _part_multipliers(self) -> tuple[float, ...]:
+        """Return the noise multipliers of the update and the bit, after the grid."""
+        count = () if self.count_noise is None else (self.count_noise / COUNT_SENSITIVITY,)
+        if not self.dimensions or not self.noise_multiplier:
+            return (self.update_noise, *(() if not self.noise_multiplier else count))
+        error = (self.dimensions + 32.0) * 2.0**-53
+        update = effective_multiplier(self.update_noise, self.dimensions, error)
+        return (update, *(effective_multiplier(one, 1, 0.0) for one in count))
+
+
+def clipped_updates(updates: Tensor, bounds: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """Return updates of norm at most their bound in units of `length`, and which were within.
+
+    Guarantee: a row of the result has an L2 norm of at most (1 + (d + 32) 2⁻⁵³) · bound / length,
+    and depends on its own row alone. An update with a value that is not finite is 0.
+
+    Args:
+        updates: float64 (K, d).
+        bounds: S of each, float64 (K,).
+        lengths: of a step of each one's grid, float64 (K,).
+    """
+    largest = updates.abs().amax(1)
+    finite = largest.isfinite()
+    updates = updates.masked_fill(~finite.unsqueeze(1), 0.0)
+    # Divided by its largest value, so that no square over- or underflows.
+    largest = torch.where(finite & (largest > 0.0), largest, 1.0)
+    norms = largest * (updates / largest.unsqueeze(1)).square_().sum(1).sqrt()
+    within = norms <= bounds
+    factors = torch.where(within, 1.0, bounds / norms) / lengths
+    return updates * factors.unsqueeze(1), within & finite
+
+
+def draft(request: PlanRequest) -> Draft:
+    """Return the draft of a client that releases its whole update.
+
+    Args:
+        request: its settings, its schedule and its model; its data and `local` say nothing.
+    """
+    privacy, rounds, parameters = request.privacy, request.planned_rounds, request.parameters
+    rate, clipping = 1.0 if request.drawn is None else request.drawn, privacy.clipping
+    count_noise = clipping.count_noise if clipping.name == "adaptive" else None
+
+    def build(noise: float) -> UpdateMechanism:
+        try:
+            update = UpdateMechanism(
+                privacy.clip_norm,
+                noise,
+                count_noise=count_noise,
+                participation_rate=rate,
+            )
+            if parameters is not None:
+                check_draws(rounds * (parameters.size + 1))
+                update = update.for_model(parameters)
+                if privacy.noise_multiplier is None:
+                    update = update.with_effective_noise(noise)
+        except ValueError as error:
+            raise PrivacyPlanError(f"the release of a client's update fails: {error}") from error
+        return update
+
+    return Draft(
+        public_size=1,
+        examples=0,
+        steps=rounds,
+        given=privacy.noise_multiplier,
+        like=UpdateMechanism(1.0, 1.0, participation_rate=rate),
+        build=build,
+        charges_itself=request.drawn is None,
+    )

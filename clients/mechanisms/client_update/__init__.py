@@ -1,1 +1,0 @@
-"""The release of a client's whole update of a round."""

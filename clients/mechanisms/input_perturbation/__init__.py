@@ -1,1 +1,0 @@
-"""Noise on every example, once."""

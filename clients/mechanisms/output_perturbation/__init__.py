@@ -1,1 +1,0 @@
-"""Noise on a linear model that was trained without noise."""

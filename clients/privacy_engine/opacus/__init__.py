@@ -1,1 +1,0 @@
-"""Names of Opacus: those that work here, and what takes the place of the others."""

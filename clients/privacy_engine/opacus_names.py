@@ -1,0 +1,195 @@
+"""Opacus name → its place here: arguments, attributes, and the sizes of the first Opacus."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class OpacusArgument:
+    """An argument of Opacus that has no effect here.
+
+    Attributes:
+        accepted: values that mean what fedsim does anyway.
+        instead: what takes the place of other values.
+    """
+
+    accepted: tuple[object, ...]
+    instead: str
+
+
+ARGUMENTS: Mapping[str, OpacusArgument] = {
+    "batch_first": OpacusArgument(
+        (True,), "put the examples in the first dimension of the model's input and outputs"
+    ),
+    "clip_per_layer": OpacusArgument(
+        (False,), "give max_grad_norm a list, with one bound for each layer"
+    ),
+    "clipping": OpacusArgument(
+        ("flat",),
+        "give max_grad_norm a list of bounds for clipping by layer, or "
+        "AdaptiveClipping.for_lot(batch_size, max_grad_norm=...) of "
+        "fedsim.clients.clipping.clipping for an adaptive bound",
+    ),
+    "distributed": OpacusArgument((False,), "train in one process"),
+    "enable_stat": OpacusArgument(
+        (False,), "read engine.private_statistics, which must not leave the client"
+    ),
+    "grad_norm_type": OpacusArgument((2, 2.0), "only the L2 norm has an accountant"),
+    "grad_sample_mode": OpacusArgument(
+        ("hooks", "functorch", "ew", "ghost"),
+        "leave it out: the engine chooses how per-example gradients are computed",
+    ),
+    "noise_generator": OpacusArgument(
+        (None,), "pass seed=..., or secure_mode=True for noise that nobody can repeat"
+    ),
+    "rand_on_empty": OpacusArgument(
+        (False,), "an empty lot is a step of pure noise; call optimizer.step() for it, too"
+    ),
+    "wrap_model": OpacusArgument(
+        (True, False), "leave it out: the model is the same object, attached"
+    ),
+}
+_ADAPTIVE = (
+    "pass max_grad_norm=AdaptiveClipping.for_lot(batch_size, max_grad_norm=..., quantile=..., "
+    "learning_rate=...) of fedsim.clients.clipping.clipping"
+)
+RETIRED: Mapping[str, str] = {
+    "clipbound_learning_rate": _ADAPTIVE,
+    "max_clipbound": _ADAPTIVE,
+    "min_clipbound": _ADAPTIVE,
+    "target_unclipped_quantile": _ADAPTIVE,
+    "unclipped_num_std": _ADAPTIVE,
+    "experimental": "leave it out",
+    "n_accumulation_steps": "pass max_physical_batch=..., or call optimizer.virtual_step()",
+}
+ATTRIBUTES: Mapping[str, str] = {
+    "alphas": "pass alphas= to PrivacyEngine; engine.get_privacy_spent(delta) returns the best one",
+    "clipper": "engine.backward and loss.backward() keep per-example gradients inside the engine",
+    "dataset": "the loader that make_private returned",
+    "disable_hooks": "engine.detach(), and engine.attach(optimizer) to go on",
+    "enable_hooks": "engine.attach(optimizer)",
+    "expected_batch_size": "engine.terms.batch_size",
+    "get_compatible_module": "ModuleValidator.fix(model) of fedsim.clients",
+    "get_renyi_divergence": "RdpAccountant().compose(engine.event).rdp() of fedsim.accountant",
+    "is_compatible": "ModuleValidator.is_valid(model) of fedsim.clients",
+    "load_checkpoint": "engine.load_state_dict(state['engine']), model.load_state_dict(...) and "
+    "optimizer.load_state_dict(...), in a new engine",
+    "max_grad_norm": "engine.terms has the public terms, engine.state_dict() an adapted bound",
+    "sample_rate": "engine.terms.sampling.rate",
+    "save_checkpoint": "torch.save({'model': model.state_dict(), 'optimizer': "
+    "optimizer.state_dict(), 'engine': engine.state_dict()}, path); keep it as private as the data",
+    "set_alphas": "pass alphas= to PrivacyEngine",
+    "to": "leave it out: the engine works where the model is",
+    "validate": "ModuleValidator.validate(model) of fedsim.clients",
+    "virtual_step": "optimizer.virtual_step()",
+}
+_ACCOUNTANTS = {"prv": "pld"}
+
+
+def without_opacus_arguments(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings without the arguments of Opacus that mean what happens here anyway.
+
+    Other names and values are kept, so that a name that nobody knows is refused by the engine.
+
+    Raises:
+        ValueError: an argument of Opacus has another place here; the message names it.
+    """
+    kept = {}
+    for name, value in settings.items():
+        known = ARGUMENTS.get(name)
+        if name in RETIRED:
+            raise ValueError(f"{name}={value!r} of Opacus has another place here: {RETIRED[name]}")
+        if known is None:
+            kept[name] = value
+        elif not any(value is good or value == good for good in known.accepted):
+            raise ValueError(f"{name}={value!r} of Opacus has another place here: {known.instead}")
+    return kept
+
+
+def accountant_name(name: str) -> str:
+    """Return fedsim's name of an accountant of Opacus.
+
+    Raises:
+        ValueError: the accountant gives no bound.
+    """
+    if name == "gdp":
+        raise ValueError(
+            "accountant='gdp' is a limit theorem, whose ε may be too small: it is no guarantee; "
+            "use accountant='pld', which is as tight as Opacus's 'prv'"
+        )
+    return _ACCOUNTANTS.get(name, name)
+
+
+def lot_and_population(
+    batch_size: int | None, sample_size: int | None, sample_rate: float | None
+) -> tuple[int, int]:
+    """Return the expected lot and the public number of examples.
+
+    Two of the three numbers give the third. Rounding never makes the charged rate
+    batch_size / sample_size smaller than a rate that was given.
+
+    Args:
+        batch_size: expected lot, or None.
+        sample_size: public number of examples, or None.
+        sample_rate: probability of each example to be in a lot, or None.
+
+    Raises:
+        ValueError: fewer than two are given, or the three contradict each other.
+    """
+    if sample_rate is not None and not 0.0 < sample_rate <= 1.0:
+        raise ValueError(f"sample_rate must be in (0, 1], got {sample_rate!r}")
+    if batch_size is not None and sample_size is not None:
+        if sample_rate is not None and not math.isclose(
+            sample_rate, batch_size / sample_size, rel_tol=1e-6
+        ):
+            raise ValueError(
+                f"sample_rate={sample_rate:g} is not batch_size / sample_size = {batch_size} / "
+                f"{sample_size}; leave one of the three out"
+            )
+        return batch_size, sample_size
+    if sample_rate is not None and sample_size is not None:
+        return max(1, math.ceil(sample_rate * sample_size * (1 - 1e-9))), sample_size
+    if sample_rate is not None and batch_size is not None:
+        return batch_size, max(batch_size, math.floor(batch_size / sample_rate * (1 + 1e-9)))
+    given = f"sample_rate={sample_rate:g} alone" if sample_rate is not None else "the model alone"
+    raise ValueError(
+        f"{given} does not say how large lots and data are: add sample_size=len(dataset), the "
+        "public number of examples, and batch_size (or sample_rate); or call "
+        "PrivacyEngine().make_private(module=..., optimizer=..., data_loader=...), which reads "
+        "them from the loader"
+    )
+
+
+def attribute_hint(name: str) -> str | None:
+    """Return what takes the place of an attribute of Opacus's engine; None if it has none."""
+    return ATTRIBUTES.get(name)
+
+
+class NoGradSample:
+    """What a parameter of an attached model has in place of Opacus's `grad_sample`.
+
+    It is stored and copied as None.
+    """
+
+    def __getattr__(self, name: str) -> object:
+        raise AttributeError(self._hint)
+
+    def __len__(self) -> int:
+        raise TypeError(self._hint)
+
+    def __getitem__(self, place: object) -> object:
+        raise TypeError(self._hint)
+
+    def __repr__(self) -> str:
+        return f"NoGradSample({self._hint})"
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        return type(None), ()
+
+    _hint = (
+        "'grad_sample' of Opacus has another place here: per-example gradients are clipped and "
+        "summed inside the engine, and p.grad is the noisy sum after optimizer.step(); counts of "
+        "the lot are in engine.private_statistics, which must not leave the client"
+    )

@@ -1,1 +1,0 @@
-"""Arrays of users: archives of numpy, and the layout of images."""

@@ -1,0 +1,233 @@
+"""Partitions given from outside: by a function of the user, or a partitioner of flwr-datasets.
+
+Each gives the client of each training example, by its row number.
+"""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stderr
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from io import StringIO
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.core.plugins import PluginError, plugin_calls, resolve
+from fedsim.core.streams import Purpose, stream
+from fedsim.data.examples import DataError, Examples
+from fedsim.data.names import closest_name
+from fedsim.data.partitions.settings import TARGET_NAMES, FlwrPartition, FunctionPartition
+
+LEFT_OUT = -1
+"""In place of a client's number: the example is on no client."""
+
+
+@dataclass(frozen=True, eq=False)
+class Assignment:
+    """The client of each training example.
+
+    Attributes:
+        clients: int64 (n,), from 0, or `LEFT_OUT`.
+        names: public name of each client; None: clients have numbers alone.
+        num_clients: number of clients, those without examples included.
+    """
+
+    clients: NDArray[np.int64]
+    names: tuple[str, ...] | None
+    num_clients: int
+
+    @classmethod
+    def by_name(cls, values: Sequence[str], *, order: bool = True) -> Self:
+        """Return a client for each value, in the order of the values.
+
+        Args:
+            values: the name of each example's client.
+            order: whether to sort the values, as numbers where all are; else they stay in the order
+                of their first appearance.
+        """
+        names = list(dict.fromkeys(values))
+        if order:
+            names.sort(key=_number if all(_is_number(name) for name in names) else str)
+        numbers = {name: number for number, name in enumerate(names)}
+        clients = np.array([numbers[value] for value in values], np.int64)
+        return cls(clients, tuple(names), len(names))
+
+
+def _is_number(name: str) -> bool:
+    return name.lstrip("+-").isdecimal()
+
+
+def _number(name: str) -> tuple[int, str]:
+    return int(name), name
+
+
+_WHAT = "data.partition.scheme"
+_RETURNS = (
+    "the client of each example (whole numbers from 0, or names), {client: row numbers}, or a list "
+    "of each client's row numbers"
+)
+
+
+def assign_by_function(
+    train: Examples, settings: FunctionPartition, *, seed: int, base: Path
+) -> Assignment:
+    """Return the clients that a function gives the training examples.
+
+    It is called as `function(features, targets, seed=seed, **args)`, with `num_clients` where the
+    experiment sets it and the function takes it: the file of a run names the number that it found.
+
+    Args:
+        train: the training examples.
+        settings: the function's reference and arguments.
+        seed: the experiment's seed; a `seed` in `args` replaces it.
+        base: the directory in which relative paths start.
+
+    Raises:
+        DataError: the function cannot be loaded, fails, or returns something else.
+    """
+    where = f"{_WHAT} {settings.scheme!r}"
+    try:
+        function = resolve(settings.scheme, base=base, what=_WHAT)
+    except PluginError as error:
+        raise DataError(str(error)) from error
+    args = {"seed": seed, **settings.args}
+    if settings.num_clients is not None and _takes(function, "num_clients"):
+        args = {"num_clients": settings.num_clients, **args}
+    fix = f"it is called with features, targets, {', '.join(args)}"
+    with plugin_calls(f"{where}: failed", raises=DataError, fix=fix):
+        found = function(train.features.copy(), train.targets.copy(), **args)
+    try:
+        with plugin_calls("its result failed", raises=DataError, fix=f"return {_RETURNS}"):
+            if isinstance(found, list | tuple) and all(np.ndim(one) == 1 for one in found):
+                found = dict(enumerate(found))
+            values = _of_mapping(found, len(train)) if isinstance(found, Mapping) else found
+            return _of_values(np.asarray(values), len(train), settings.num_clients)
+    except DataError as error:
+        raise DataError(f"{where}: {error}") from error
+
+
+def _takes(function: Any, name: str) -> bool:
+    """Whether a function can be called with an argument of this name."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # some functions of C have none
+        return True
+    return name in parameters or any(
+        one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values()
+    )
+
+
+def _of_values(values: NDArray[Any], n: int, num_clients: int | None) -> Assignment:
+    """Return the clients of an array of numbers or names (n,)."""
+    if values.shape != (n,):
+        raise DataError(f"must return {_RETURNS}, for {n} examples; got shape {values.shape}")
+    if values.dtype.kind in "iu":
+        clients = values.astype(np.int64)
+        if clients.min(initial=0) < LEFT_OUT:
+            raise DataError(f"clients have numbers from 0, got {clients.min()}")
+        found = int(clients.max(initial=LEFT_OUT)) + 1
+        return Assignment(clients, None, max(found, num_clients or 0))
+    if not all(isinstance(value, str) for value in values.tolist()):
+        raise DataError(f"must return {_RETURNS}; got an array of {values.dtype}")
+    return Assignment.by_name([str(value) for value in values])
+
+
+def _of_mapping(found: Mapping[Any, Any], n: int) -> list[Any]:
+    """Return the client of each example, from the examples of each client."""
+    names = all(isinstance(client, str) for client in found)
+    clients: list[Any] = [None] * n
+    for client, rows in found.items():
+        for row in np.asarray(rows, dtype=np.int64).tolist():
+            if not 0 <= row < n:
+                raise DataError(f"row numbers are from 0 to {n - 1}, got {row}")
+            if clients[row] is not None:
+                raise DataError(f"row {row} is on the clients {clients[row]!r} and {client!r}")
+            clients[row] = client
+    if None in clients and names:
+        raise DataError(f"row {clients.index(None)} is on no client; give every row a client")
+    return [LEFT_OUT if client is None else client for client in clients]
+
+
+_ROW = "fedsim_row"
+_ARRAYS = ("distribution_array",)  # arguments that are numpy arrays, written as lists
+
+
+def assign_by_flower(
+    targets: NDArray[Any],
+    groups: Mapping[str, Sequence[str]],
+    settings: FlwrPartition,
+    *,
+    seed: int,
+) -> Assignment:
+    """Return the clients that a partitioner gives the training examples.
+
+    The rows are shuffled first, as `FederatedDataset` of flwr-datasets does.
+
+    Args:
+        targets: of the n training examples; the columns `label` and `target` of the partitioner.
+        groups: further columns by name, n values each.
+        settings: the partitioner's class and arguments.
+        seed: the experiment's seed.
+
+    Raises:
+        DataError: flwr-datasets is missing, or its partitioner refuses the arguments or the data.
+    """
+    where = f"data.partition: {settings.scheme} of flwr-datasets"
+    if find_spec("flwr_datasets") is None:
+        raise DataError(f"{where} is not installed; pip install 'fedsim-dp[datasets]'")
+    kind = getattr(import_module("flwr_datasets.partitioner"), settings.scheme)
+    args = _arguments(kind, settings, seed)
+    order = stream(seed, Purpose.PARTITION).permutation(len(targets))
+    labels = targets if targets.ndim == 1 else np.arange(len(targets))
+    columns = {name: np.asarray(values)[order] for name, values in groups.items()}
+    columns |= {name: labels[order] for name in TARGET_NAMES if name not in columns}
+    clients = np.full(len(targets), LEFT_OUT)
+    # Its progress bars would write between the lines of a run.
+    with (
+        plugin_calls(f"{where} failed", raises=DataError, fix="check args"),
+        redirect_stderr(StringIO()),
+    ):
+        partitioner = kind(**args)
+        partitioner.dataset = import_module("datasets").Dataset.from_dict({_ROW: order, **columns})
+        number = partitioner.num_partitions
+        for client in range(number):
+            rows = np.asarray(partitioner.load_partition(client)[_ROW], np.int64)
+            if (clients[rows] != LEFT_OUT).any():
+                raise DataError(f"{where}: an example is on two clients; check args")
+            clients[rows] = client
+        ids = getattr(partitioner, "partition_id_to_natural_id", None)
+    names = None
+    if isinstance(ids, Mapping) and len(ids) == number:
+        names = tuple(str(ids[client]) for client in range(number))
+    return Assignment(clients, names, number)
+
+
+def _arguments(kind: type, settings: FlwrPartition, seed: int) -> dict[str, Any]:
+    """Return the arguments of the class, with the experiment's number of clients and seed."""
+    known = list(inspect.signature(kind).parameters)
+    for name in settings.args:
+        if name not in known:
+            close = closest_name(name, known)
+            hint = f"did you mean {close!r}?" if close else f"it takes {', '.join(known)}"
+            raise DataError(f"data.partition.args: {settings.scheme} has no {name!r}; {hint}")
+    own: dict[str, Any] = {"seed": seed % 2**32}
+    if settings.num_clients is not None:
+        own["num_partitions"] = settings.num_clients
+    args = {name: value for name, value in own.items() if name in known} | settings.args
+    if "num_partitions" in known and "num_partitions" not in args:
+        raise DataError("data.partition.num_clients: missing; number of clients")
+    required = [
+        name
+        for name, one in inspect.signature(kind).parameters.items()
+        if one.default is inspect.Parameter.empty and name not in args
+    ]
+    if required:
+        raise DataError(
+            f"data.partition.args: {settings.scheme} needs {', '.join(required)}; partition_by is "
+            f"{' or '.join(TARGET_NAMES)}, or a column of a table"
+        )
+    return {name: np.array(one) if name in _ARRAYS else one for name, one in args.items()}

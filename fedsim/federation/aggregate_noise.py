@@ -1,0 +1,270 @@
+"""Noise of an aggregate: the share of each client's release, and the length of what is added.
+
+Distributed trust: each client adds an equal share, so that the smallest sum that may be opened
+protects every client as its budget asks. Central trust: the server adds the noise that the client
+with the largest need asks for. Both are `NoiseShares`, with one honest draw in the second.
+
+The noise that was drawn stays secret: beside a release, its length would say something about the
+examples. Its expected length is a function of the plan, and in many dimensions nearly as exact: the
+squared length of d normal values deviates by a share of √(2 / d).
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Self
+
+from fedsim.accountant.trust import NoiseNeed, NoiseShares
+from fedsim.clients.gradients.parameters import FlatParameters
+from fedsim.clients.local_settings import LocalSettings, SgdSettings
+from fedsim.clients.mechanisms.budget import noise_of_release
+from fedsim.clients.mechanisms.client_privacy import ClientPrivacy
+from fedsim.clients.mechanisms.contract import SummedMechanism, SumPart
+from fedsim.clients.mechanisms.plan import PrivacyBudgetError, PrivacyPlan, PrivacyPlanError
+from fedsim.core.shared_values import map_shared
+from fedsim.experiment import Experiment
+from fedsim.federation.schedule import participation_of
+from fedsim.noise.grid import DEVIATION, MAX_DRAW
+from fedsim.protocol.noisy_sums import LearntBound, SumPlan, whole_bound
+from fedsim.server.aggregation.weights import ClientWeights
+
+
+def sum_scale(own: ClientPrivacy, plan: PrivacyPlan, weight: int, lr: float) -> float:
+    """Return a_k C_k: by how much one unit of a client moves its weighted update at most.
+
+    Args:
+        own: the client's privacy settings.
+        plan: its plan.
+        weight: its weight.
+        lr: learning rate of the one local step; it says nothing where the unit is the client.
+    """
+    clip_norm = own.privacy.max_grad_norm or 0.0
+    return summed(plan).sum_scale(weight, lr=lr, clip_norm=clip_norm)
+
+
+def summed(plan: PrivacyPlan) -> SummedMechanism:
+    """Return the release of a plan, which may be a part of a sum.
+
+    Raises:
+        TypeError: it may not.
+    """
+    if not isinstance(plan.release, SummedMechanism):
+        raise TypeError(f"a release of {type(plan.release).__name__} is no part of a sum")
+    return plan.release
+
+
+def share_noise(
+    experiment: Experiment,
+    client_privacy: Sequence[ClientPrivacy],
+    plans: Sequence[PrivacyPlan],
+    weights: ClientWeights,
+    shapes: Mapping[str, tuple[int, ...]],
+) -> tuple[tuple[PrivacyPlan, ...], SumPlan]:
+    """Return the plans of all clients with their parts of a sum, and the plan of the sum.
+
+    Guarantee: whichever `min_clients` clients are in a sum, of which `colluding_clients` add no
+    noise, the noise of the others is at least what each client's own plan needs.
+
+    Args:
+        experiment: with distributed or central trust.
+        client_privacy: privacy settings of each client.
+        plans: the plan of each client as if it added all noise of its claim alone.
+        weights: the weights of all clients, from these plans.
+        shapes: shape of each trained tensor of the model by name.
+
+    Raises:
+        PrivacyPlanError: no honest client would be left, or the sum has no noise.
+    """
+    privacy, secure = experiment.privacy, experiment.secure_aggregation
+    if privacy is None or privacy.trust.name == "local":
+        raise ValueError("local trust has no noisy sums")
+    distributed = privacy.trust.name == "distributed"
+    scale_of = partial(sum_scale, lr=experiment.local.optimizer.lr)
+    scales = [*map_shared(scale_of, client_privacy, plans, weights.values)]
+    needs = [*map_shared(_need, scales, client_privacy, plans)]
+    try:
+        shares = NoiseShares.meeting(
+            needs,
+            min_clients=secure.min_clients if distributed and secure is not None else 1,
+            colluding_clients=privacy.trust.colluding_clients,
+        )
+    except ValueError as error:
+        raise PrivacyPlanError(f"privacy.trust.colluding_clients cannot be met: {error}") from error
+    if shares.share == 0.0:
+        raise PrivacyPlanError(
+            f"privacy.trust: {privacy.trust.name} needs noise, and no client has any: set "
+            "target_epsilon, or a noise_multiplier above 0"
+        )
+    part = SumPart(shares.honest, adds_noise=distributed)
+
+    def with_part(scale: float, plan: PrivacyPlan) -> PrivacyPlan:
+        if not scale:
+            return plan
+        share = summed(plan).with_share(shares.own_multiplier(scale), shares.honest)
+        return replace(plan, release=share, part=part)
+
+    shared = tuple(map_shared(with_part, scales, plans))
+    parts = [plan for plan in shared if plan.part is not None]
+    sums = SumPlan(
+        unit=-shares.share / DEVIATION,  # a step goes against the gradient
+        bound=max(summed(plan).largest_integer for plan in parts)
+        + (MAX_DRAW if distributed else 0),
+        shapes=shapes,
+        server_noise=not distributed,
+        divisor=_public_divisor(experiment, weights),
+    )
+    return shared, summed(parts[0]).of_sum(sums)
+
+
+def _public_divisor(experiment: Experiment, weights: ClientWeights) -> float | None:
+    """Return the expected sum of weights of a round, where nobody may learn who takes part."""
+    rate = participation_of(experiment, len(weights.values)).secret_rate
+    return None if rate is None else rate * sum(weights.values)
+
+
+def _need(scale: float, own: ClientPrivacy, plan: PrivacyPlan) -> NoiseNeed:
+    return NoiseNeed(scale, summed(plan).value_noise, _against_server(own, plan))
+
+
+def _against_server(own: ClientPrivacy, plan: PrivacyPlan) -> float:
+    """Return the noise multiplier that `fallback_epsilon` asks for; 0 without it."""
+    limit = own.privacy.trust.fallback_epsilon
+    if limit is None or not plan.planned_steps:
+        return 0.0
+    try:
+        wanted = noise_of_release(
+            summed(plan).against_server(),
+            plan.planned_steps,
+            target_epsilon=limit,
+            delta=plan.delta,
+            accountant=own.privacy.accounting,
+            adjacency=own.privacy.adjacency.name,
+        )
+    except ValueError as error:
+        raise PrivacyBudgetError(
+            f"privacy.trust.fallback_epsilon cannot be met: {error}"
+        ) from error
+    return plan.release.with_effective_noise(wanted).noise_multiplier
+
+
+@dataclass(frozen=True)
+class SumNoise:
+    """The noise in the mean of a noisy sum.
+
+    Attributes:
+        sums: the plan of the sums.
+        weights: weight of each client.
+        clip_norm: S of the first round, where a bound is learnt.
+        size: d, trained values of the model.
+    """
+
+    sums: SumPlan
+    weights: Sequence[int]
+    clip_norm: float
+    size: int
+
+    def norm(
+        self,
+        steps: Mapping[int, int],
+        clip_norms: Mapping[int, LearntBound],
+        round_number: int = 1,
+    ) -> float | None:
+        """Return the expected L2 norm; None for a sum of nothing.
+
+        Guarantee: where the divisor is public, it does not depend on who took part.
+
+        Args:
+            steps: by participant; a sum has one release of each.
+            clip_norms: learnt bounds; empty before the first, or where the bound is fixed.
+            round_number: not used: the noise of a sum is the same in every round.
+        """
+        divisor = self.sums.divisor
+        members = [client for client in steps if self.weights[client]]
+        if divisor is None:
+            divisor = float(sum(self.weights[client] for client in members))
+        if not divisor:
+            return None
+        draws = 1 if self.sums.server_noise else len(members)
+        bound = 1.0
+        if self.sums.count_unit is not None:  # the unit is the length at S = 1
+            bound = whole_bound(clip_norms.get(0, self.clip_norm))
+        deviation = abs(self.sums.unit) * DEVIATION * bound * math.sqrt(draws)
+        return deviation * math.sqrt(self.size) / divisor
+
+
+@dataclass(frozen=True)
+class ClientNoise:
+    """The noise in the mean of updates to which each client adds its own.
+
+    Attributes:
+        variances: of each client, expected squared length of the noise of one release; None where
+            it is not known what becomes of it.
+        bounds: of each client, the clipping bound that the variance is for; 0: it does not adapt.
+        weights: weight of each client.
+        local: local training; its learning rate of a round, over `local.optimizer.lr`, scales the
+            noise of steps. None: the noise of a round does not depend on it.
+    """
+
+    variances: tuple[float | None, ...]
+    bounds: tuple[float, ...]
+    weights: Sequence[int]
+    local: LocalSettings | None = None
+
+    @classmethod
+    def of(
+        cls,
+        plans: Sequence[PrivacyPlan],
+        weights: Sequence[int],
+        parameters: FlatParameters,
+        local: LocalSettings,
+    ) -> Self:
+        """Return the noise of clients with local trust.
+
+        Noise of a step of DP-SGD moves the model by the learning rate times its value. That it also
+        moves the gradients of later steps of the round is left out, a second-order effect. An
+        optimizer with moments, or correlated noise, adds up steps in another way: not known.
+
+        Args:
+            plans: the plan of each client.
+            weights: weight of each client.
+            parameters: of the model.
+            local: local training.
+        """
+        optimizer = local.optimizer
+        is_plain = isinstance(optimizer, SgdSettings) and not optimizer.momentum
+        lr = optimizer.lr if is_plain else None
+        known = [plan.release.release_variance(parameters, lr, plan.round_steps) for plan in plans]
+        bounds = tuple(whole_bound(plan.release.adapted_clip_norm or 0.0) for plan in plans)
+        scales = local.lr_schedule is not None and not any(
+            plan.release.protects_client for plan in plans
+        )
+        return cls(tuple(known), bounds, weights, local if scales else None)
+
+    def norm(
+        self,
+        steps: Mapping[int, int],
+        clip_norms: Mapping[int, LearntBound],
+        round_number: int = 1,
+    ) -> float | None:
+        """Return the expected L2 norm; None where it is not known.
+
+        Args:
+            steps: steps of each participant.
+            clip_norms: adapted bound of each client.
+            round_number: the round ≥ 1.
+        """
+        divisor = sum(self.weights[client] for client in steps)
+        terms = []
+        for client, taken in steps.items():
+            variance, bound = self.variances[client], self.bounds[client]
+            if variance is None:
+                return None
+            scale = whole_bound(clip_norms.get(client, bound)) / bound if bound else 1.0
+            terms.append(taken * variance * (self.weights[client] * scale) ** 2)
+        if not divisor:
+            return None
+        norm = math.sqrt(math.fsum(terms)) / divisor
+        if self.local is None:
+            return norm
+        return norm * self.local.learning_rate(round_number) / self.local.optimizer.lr

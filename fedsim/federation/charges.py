@@ -1,0 +1,116 @@
+"""Charges in the durable ledger: what clients have spent, and what the server charges for them.
+
+What is spent includes charges whose updates were lost. A server that draws clients in secret
+charges every client for every round: a client that charged itself would show that it was drawn. So
+the server writes the charges of all clients to the ledger before a round's noise is drawn, also
+where nobody was drawn.
+"""
+
+from collections.abc import Sequence
+
+from flwr.app import RecordDict
+
+from fedsim.accountant.ledger.journal import FileJournal, Journal, JournalWriteError
+from fedsim.clients.account import AnswerInputs, ChargeRefusedError, PrivacyAccount, request_digest
+from fedsim.clients.mechanisms.plan import PrivacyPlan
+from fedsim.protocol.client_spend import ClientSpend
+from fedsim.protocol.errors import FederationError
+
+_RELEASES_PER_ROUND = 1  # a round is one release of a client, whatever local.steps is
+
+
+class ServerCharges:
+    """Charges all clients for each round.
+
+    Guarantee: when `charge` returns, the charge of every client for the round is on disk. A round
+    that was charged before, with noise of the seed, for the same model and settings, costs nothing
+    again: its release is the same. Other noise is a release of its own, and is charged.
+
+    Args:
+        plans: the plan of each client.
+        journal: the durable ledger; None: charges are kept in memory.
+        conditions: digest of the settings, plug-in sources, versions and device of the run.
+        seed: the experiment's seed.
+    """
+
+    def __init__(
+        self, plans: Sequence[PrivacyPlan], journal: Journal | None, *, conditions: str, seed: int
+    ) -> None:
+        self._journal, self._conditions, self._seed = journal, conditions, seed
+        self._states = [RecordDict() for _ in plans]
+        self._accounts = [
+            PrivacyAccount.restore(state, plan, client=client, journal=journal)
+            for client, (plan, state) in enumerate(zip(plans, self._states, strict=True))
+        ]
+
+    def charge(self, round_number: int, model: str) -> Sequence[ClientSpend]:
+        """Charge every client for a round; return what each has spent, by client.
+
+        Args:
+            round_number: the round.
+            model: digest of the global model that its clients start from.
+
+        Raises:
+            FederationError: the ledger cannot be written, or a client was charged for another
+                release of this round; nothing may be released.
+        """
+        try:
+            charges = [
+                account.propose(
+                    round_number=round_number,
+                    request=self._request(client, account.plan, model),
+                    steps=_RELEASES_PER_ROUND,
+                )
+                for client, account in enumerate(self._accounts)
+            ]
+            if self._journal is not None:
+                self._journal.append_all([charge for charge in charges if charge is not None])
+        except (ChargeRefusedError, JournalWriteError) as error:
+            raise FederationError(
+                f"round {round_number}: no client was charged: {error}"
+            ) from error
+        for client, charge in enumerate(charges):
+            if charge is not None:
+                account = self._accounts[client]
+                self._accounts[client] = account.commit(charge, self._states[client])
+        return [account.spend for account in self._accounts]
+
+    def _request(self, client: int, plan: PrivacyPlan, model: str) -> str:
+        """Return the digest of the release that a charge pays for; it names no participant."""
+        inputs = AnswerInputs(
+            block=(),
+            tile_rows=None,
+            model=model,
+            clip_norm=None,
+            mechanism=plan.mechanism_text,
+            conditions=self._conditions,
+            data=None,
+        )
+        return request_digest(inputs, seed=self._seed, client=client)
+
+
+class RecordedSpend:
+    """Reads the spend of clients from the ledger; a second read of a client reads new charges only.
+
+    Args:
+        plans: the plan of every client.
+        journal: the durable ledger of the run.
+    """
+
+    def __init__(self, plans: Sequence[PrivacyPlan], journal: FileJournal) -> None:
+        self._journal = journal
+        self._plans = plans
+        self._spends: dict[int, ClientSpend] = {}
+
+    def clients(self) -> tuple[int, ...]:
+        """Return the clients that were ever charged."""
+        return self._journal.clients()
+
+    def of(self, client: int) -> ClientSpend:
+        """Return what a client has spent so far."""
+        before = self._spends.get(client) or self._plans[client].initial_spend(client)
+        history = self._journal.history(client, after=before.rounds)
+        if not history:
+            return before
+        self._spends[client] = before.after(history)
+        return self._spends[client]

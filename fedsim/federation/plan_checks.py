@@ -1,0 +1,185 @@
+"""Checks of a federation's plan: batches against declared sizes, steps against the budgets.
+
+Without privacy a batch is at most the client's data, whatever the file says.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median_high
+
+from fedsim.clients.mechanisms.budget import epsilon_of_steps
+from fedsim.clients.mechanisms.plan import PrivacyBudgetError, PrivacyPlan
+from fedsim.core.formatting import epsilon_text
+from fedsim.data import DataError
+from fedsim.experiment import Experiment
+from fedsim.federation.federation import Federation
+
+_MAX_RATE_RATIO = 3.0  # of the largest sampling rate to the median, without a note
+
+
+def check_batch_size(experiment: Experiment, sizes: Sequence[int]) -> None:
+    """Check that some client is as large as an expected lot.
+
+    Args:
+        experiment: the settings.
+        sizes: number of examples of each client.
+
+    Raises:
+        DataError: `batch_size` is above the declared size of every client.
+    """
+    batch, declared = experiment.local.batch_size, _declared_sizes(experiment, sizes)
+    if batch != "full" and declared and batch > max(declared):
+        largest = max(declared)
+        raise DataError(
+            f"local.batch_size: {batch:,} is above the size of every client, at most {largest:,}; "
+            "set local.batch_size=full for lots of all examples, or a smaller number"
+        )
+
+
+def full_batch_note(experiment: Experiment, sizes: Sequence[int]) -> str | None:
+    """Return a line about small clients with a far larger sampling rate; None without one.
+
+    A fixed lot gives a small client the largest rate, and so the most noise.
+
+    Args:
+        experiment: the settings.
+        sizes: number of examples of each client.
+    """
+    batch = experiment.local.batch_size
+    declared = [size for size in _declared_sizes(experiment, sizes) if size > 0]
+    if batch == "full" or not declared:
+        return None
+    rates = [min(1.0, batch / size) for size in declared]
+    usual, largest = median_high(rates), max(rates)
+    small = [size for size in declared if size < batch]
+    if not small and largest <= _MAX_RATE_RATIO * usual:
+        return None
+    fix = f"; privacy.sampling.rate={usual:.2g} gives every client the same rate"
+    if small:
+        return (
+            f"local.batch_size = {batch:,} is above the size of {len(small):,} of {len(sizes):,} "
+            f"clients (the smallest has {min(small):,} examples): their sampling rate is 1, which "
+            f"gives no amplification{'' if usual == 1.0 else fix}"
+        )
+    return (
+        f"local.batch_size = {batch:,} is a sampling rate of {largest:.2g} for the smallest client "
+        f"({min(declared):,} examples) and {usual:.2g} for the median client: small clients get "
+        f"the most noise{fix}"
+    )
+
+
+def _declared_sizes(experiment: Experiment, sizes: Sequence[int]) -> Sequence[int]:
+    """Return the public sizes that set sampling rates; none where `batch_size` sets no rate."""
+    privacy = experiment.privacy
+    if privacy is None or not privacy.release_kind.draws_lots or privacy.sampling.rate is not None:
+        return ()
+    declared = privacy.adjacency.declared_examples
+    return sizes if declared is None else [declared] * len(sizes)
+
+
+@dataclass(frozen=True)
+class Overdrawn:
+    """A client whose plan exceeds its budget.
+
+    Attributes:
+        client: its number.
+        plan: its plan.
+        last_round: the last round in which it can take a step; 0 for none.
+    """
+
+    client: int
+    plan: PrivacyPlan
+    last_round: int
+
+
+def overdrawn_clients(federation: Federation) -> tuple[Overdrawn, ...]:
+    """Return the clients whose budget does not afford all their planned steps."""
+    return tuple(
+        Overdrawn(client, plan, last_round(federation, client))
+        for client, plan in enumerate(federation.plans or ())
+        if plan.steps_to_take < plan.planned_steps
+    )
+
+
+def last_round(federation: Federation, client: int) -> int:
+    """Return the last round in which a client takes a step, without failures; 0 for none."""
+    plan = None if federation.plans is None else federation.plans[client]
+    scheduled = federation.participation.rounds_of(client)
+    count = (
+        len(scheduled) if plan is None else federation.steps.rounds_in(client, plan.steps_to_take)
+    )
+    return scheduled[count - 1] if count else 0
+
+
+def refuse_overspending(federation: Federation) -> None:
+    """Check, before training, that the clients' budgets afford the plan.
+
+    With `on_exhausted: refuse` every client's budget must afford its whole plan. Otherwise at least
+    one client must be able to take a step.
+
+    Raises:
+        PrivacyBudgetError: the budgets do not; the message says how many rounds would fit.
+    """
+    privacy = federation.experiment.privacy
+    overdrawn = overdrawn_clients(federation)
+    if privacy is None or not overdrawn:
+        return
+    if privacy.on_exhausted == "refuse":
+        raise PrivacyBudgetError(_refusal(federation, overdrawn))
+    if all(plan.steps_to_take == 0 for plan in federation.plans or ()):
+        raise PrivacyBudgetError(
+            f"no client can take a single step: {_spending(federation, overdrawn[0], 1)}; raise "
+            "target_epsilon, delta or noise_multiplier"
+        )
+
+
+def _refusal(federation: Federation, overdrawn: tuple[Overdrawn, ...]) -> str:
+    worst = min(overdrawn, key=lambda one: one.last_round)
+    others = f" ({len(overdrawn)} clients exceed theirs)" if len(overdrawn) > 1 else ""
+    rounds = _affordable_rounds(federation)
+    fits = (
+        f"at most {rounds} of {federation.experiment.federation.rounds} rounds fit every budget: "
+        f"set federation.rounds={rounds}"
+        if rounds
+        else "not even one round fits every budget: raise target_epsilon or noise_multiplier"
+    )
+    spending = _spending(federation, worst, worst.plan.planned_steps)
+    return f"a privacy budget forbids this plan: {spending}{others}; {fits}{_way_out(federation)}"
+
+
+def _way_out(federation: Federation) -> str:
+    """Return how clients may go on with less; correlated noise is charged for whole runs only."""
+    privacy = federation.experiment.privacy
+    if privacy is not None and privacy.noise_correlation != "none":
+        return ", or leave noise_multiplier out, which calibrates it for you"
+    return ", or let clients leave when theirs is spent with privacy.on_exhausted=withdraw"
+
+
+def _spending(federation: Federation, one: Overdrawn, steps: int) -> str:
+    privacy = federation.experiment.privacy
+    if privacy is None:
+        raise ValueError("a federation without privacy spends nothing")
+    epsilon = epsilon_of_steps(
+        one.plan.release,
+        steps,
+        delta=one.plan.delta,
+        accountant=privacy.accounting,
+        adjacency=privacy.adjacency.name,
+    )
+    return (
+        f"{steps} step{'s' if steps > 1 else ''} of client {one.client} with noise_multiplier "
+        f"{one.plan.release.noise_multiplier:.4g} would spend ε = {epsilon_text(epsilon)} at δ = "
+        f"{one.plan.delta:g}, and its target_epsilon is {one.plan.target_epsilon:g}"
+    )
+
+
+def _affordable_rounds(federation: Federation) -> int:
+    """Return the largest number of rounds after which no budget is exceeded."""
+    return min(_rounds_before_exceeding(federation), default=federation.participation.rounds)
+
+
+def _rounds_before_exceeding(federation: Federation) -> Iterator[int]:
+    for client, plan in enumerate(federation.plans or ()):
+        if plan.steps_to_take < plan.planned_steps:
+            whole = federation.steps.whole_rounds_in(client, plan.steps_to_take)
+            yield federation.participation.rounds_of(client)[whole] - 1

@@ -1,0 +1,138 @@
+"""The model of a federation, equal in every process: initial values, gradients, and shared copy.
+
+Public examples are the first of the server's test set. No model is checked on private examples.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord
+from torch import Tensor, nn
+
+from fedsim.clients.gradients.choice import training_gradients
+from fedsim.clients.gradients.interface import PerExampleGradients, PerExampleLoss
+from fedsim.clients.gradients.parameters import FlatParameters
+from fedsim.clients.training.shared_model import SharedModel
+from fedsim.clients.zeroth_order.shared_model import SharedCoefficients
+from fedsim.clients.zeroth_order.slopes import Slopes
+from fedsim.data import Examples, FederatedData
+from fedsim.experiment import Experiment
+from fedsim.federation.movement import StillParameter, parameters_without_effect, still_parameters
+from fedsim.models.build import build_model
+from fedsim.models.local_base import local_base
+from fedsim.models.metrics import Task
+from fedsim.models.rebuilt import RebuiltModel
+
+NUM_CHECK_EXAMPLES = 3
+"""Public examples that check a model and choose how its per-example gradients are computed."""
+
+NUM_PROBE_EXAMPLES = 64
+"""Public examples on which a cohort is compared with its clients trained alone."""
+
+
+def initial_model(
+    experiment: Experiment, data: FederatedData, task: Task, *, base: Path
+) -> nn.Module:
+    """Return the initial model.
+
+    Args:
+        experiment: the settings; their seed sets the weights.
+        data: gives the shape of an input.
+        task: gives the number of outputs.
+        base: the directory in which the experiment's relative paths start.
+
+    Guarantee: the same weights in every process.
+    """
+    model = build_model(
+        experiment.model,
+        input_shape=data.input_shape,
+        num_outputs=task.num_outputs,
+        seed=experiment.seed,
+        base=base,
+    )
+    local = experiment.local
+    if local.zeroth_order is not None:
+        rebuilt = RebuiltModel(
+            model, local.zeroth_order, seed=experiment.seed, steps=local.given_steps
+        )
+        rebuilt.attach(model)
+    return model
+
+
+def model_arrays(model: nn.Module) -> ArrayRecord:
+    """Return the values of a model that travel, as a record."""
+    return ArrayRecord({name: value.cpu() for name, value in model.state_dict().items()})
+
+
+def public_examples(data: FederatedData, num_examples: int) -> Examples:
+    """Return a copy of the first `num_examples` public examples, or of all if there are fewer."""
+    return data.test.take(np.arange(min(num_examples, len(data.test))))
+
+
+def to_tensors(examples: Examples, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the features (n, ...) and the targets (n, ...) as tensors on a device."""
+    features, targets = torch.from_numpy(examples.features), torch.from_numpy(examples.targets)
+    return features.to(device), targets.to(device)
+
+
+@dataclass(frozen=True)
+class TrainedParts:
+    """What clients train with.
+
+    Attributes:
+        gradients: of the model; None: by torch, without privacy.
+        shared_model: the model as all clients of the process train it in turn.
+        still_parameters: finds the trained parameters that training does not move.
+    """
+
+    gradients: PerExampleGradients | None
+    shared_model: SharedModel
+    still_parameters: Callable[..., tuple[StillParameter, ...]] = still_parameters
+
+
+def trained_parts(
+    experiment: Experiment,
+    model: nn.Module,
+    loss: PerExampleLoss,
+    features: Tensor,
+    targets: Tensor,
+) -> TrainedParts:
+    """Return the gradients of a model, and the model that clients share.
+
+    Args:
+        experiment: the settings.
+        model: the initial model, on the training device.
+        loss: one value per example.
+        features: a few public examples (n ≥ 1, ...).
+        targets: their targets.
+
+    Raises:
+        UnsafeModelError: gradients are clipped, and examples are coupled.
+    """
+    base, private = local_base(model), experiment.release_kind.draws_lots
+    if isinstance(base, RebuiltModel):
+        # Their tiles are checked bit for bit (`RowIsolation`), by forward passes.
+        slopes = Slopes(model, loss, base.directions)
+        shared_model = SharedCoefficients(slopes, experiment.local.given_steps)
+        return TrainedParts(slopes, shared_model, parameters_without_effect)
+    gradients = training_gradients(model, loss, features, targets, private=private)
+    parameters = None if gradients is None else gradients.parameters
+    return TrainedParts(gradients, SharedModel(model, parameters=parameters))
+
+
+def release_parameters(
+    experiment: Experiment, gradients: PerExampleGradients | None, shared_model: SharedModel
+) -> FlatParameters:
+    """Return the parameters that one release is of: those of a step, or of a whole update.
+
+    Args:
+        experiment: the settings.
+        gradients: of the model.
+        shared_model: the model that clients share.
+    """
+    if experiment.release_kind.draws_lots and isinstance(gradients, Slopes):
+        return gradients.parameters
+    return shared_model.parameters

@@ -1,0 +1,253 @@
+"""Low-rank adapters: layers W x + scale · B A x with W frozen, put into a model and taken out.
+
+A and B are plain layers without bias, so their per-example gradients are those of the layer rules.
+A starts from random values and B from 0, so the initial model is the backbone.
+
+Source: Hu et al. 2022, "LoRA: Low-Rank Adaptation of Large Language Models" (arXiv:2106.09685);
+with privacy, Yu et al. 2022, "Differentially Private Fine-tuning of Language Models"
+(arXiv:2110.06500).
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from fedsim.models.errors import ModelError
+from fedsim.models.settings import LoraSettings
+
+
+class AdaptedLayer(nn.Module):
+    """A frozen layer with a low-rank adapter.
+
+    Code that reads `weight` or `bias` of the layer gets the values of the merged layer.
+
+    Args:
+        base: the frozen layer.
+        down: A, from the layer's input to `rank` values.
+        up: B, from there to the layer's output; its weight is set to 0.
+        scale: of the adapter's output.
+    """
+
+    def __init__(self, base: nn.Module, down: nn.Module, up: nn.Module, scale: float) -> None:
+        super().__init__()
+        self.base, self.down, self.up, self.scale = base, down, up, scale
+        nn.init.zeros_(_weight(up))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the layer's output plus the adapter's."""
+        return self.base(x) + self.scale * self.up(self.down(x))
+
+    @property
+    def weight(self) -> Tensor:
+        """Weight of the merged layer."""
+        return _weight(self.base) + self.scale * self.product()
+
+    @property
+    def bias(self) -> Tensor | None:
+        """Bias of the layer."""
+        bias: Any = getattr(self.base, "bias", None)
+        return bias
+
+    def product(self) -> Tensor:
+        """Return B A in the shape of the layer's weight."""
+        down, up = _weight(self.down), _weight(self.up)
+        if isinstance(self.base, nn.Embedding):  # a table has its rows as inputs
+            return down @ up.T
+        return (up.flatten(1) @ down.flatten(1)).view(up.shape[0], *down.shape[1:])
+
+    @torch.no_grad()
+    def merged(self) -> nn.Module:
+        """Return the plain layer with the adapter added to its weight, in place."""
+        _weight(self.base).copy_(self.weight)
+        return self.base
+
+
+def _weight(layer: nn.Module) -> Tensor:
+    weight: Any = layer.weight
+    return weight
+
+
+def takes_adapter(layer: nn.Module) -> bool:
+    """Whether the weight of a layer is frozen, and the layer of a kind that can get an adapter.
+
+    Grouped convolutions, padding by other values than zeros, and tables whose lookups change them
+    take none: their gradients have no rule.
+    """
+    if type(layer) not in _FACTORS or _weight(layer).requires_grad:
+        return False
+    if isinstance(layer, nn.Embedding):
+        return layer.max_norm is None and not layer.scale_grad_by_freq and not layer.sparse
+    if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+        return layer.groups == 1 and layer.padding_mode == "zeros"
+    return True
+
+
+def adapted(layer: nn.Module, rank: int, scale: float) -> AdaptedLayer:
+    """Return a layer with an adapter.
+
+    Args:
+        layer: the layer, which the result keeps (`takes_adapter`).
+        rank: r ≥ 1.
+        scale: of the adapter's output.
+    """
+    return AdaptedLayer(layer, *_FACTORS[type(layer)](layer, rank), scale)
+
+
+def _linear_factors(layer: nn.Linear, rank: int) -> tuple[nn.Module, nn.Module]:
+    down = nn.Linear(layer.in_features, rank, bias=False, dtype=layer.weight.dtype)
+    return down, nn.Linear(rank, layer.out_features, bias=False, dtype=layer.weight.dtype)
+
+
+def _embedding_factors(layer: nn.Embedding, rank: int) -> tuple[nn.Module, nn.Module]:
+    kind, padding = layer.weight.dtype, layer.padding_idx
+    down = nn.Embedding(layer.num_embeddings, rank, padding_idx=padding, dtype=kind)
+    with torch.no_grad():
+        down.weight.mul_(rank**-0.5)
+    return down, nn.Linear(rank, layer.embedding_dim, bias=False, dtype=kind)
+
+
+def _convolution_factors(layer: Any, rank: int) -> tuple[nn.Module, nn.Module]:
+    kind, dtype = type(layer), layer.weight.dtype
+    names = ("kernel_size", "stride", "padding", "dilation")
+    geometry = {name: getattr(layer, name) for name in names}
+    down = kind(layer.in_channels, rank, bias=False, dtype=dtype, **geometry)
+    return down, kind(rank, layer.out_channels, kernel_size=1, bias=False, dtype=dtype)
+
+
+# Exactly these types: a subclass may do anything with its weight.
+_FACTORS: Mapping[type[nn.Module], Callable[[Any, int], tuple[nn.Module, nn.Module]]] = {
+    nn.Linear: _linear_factors,
+    nn.Embedding: _embedding_factors,
+    **dict.fromkeys((nn.Conv1d, nn.Conv2d, nn.Conv3d), _convolution_factors),
+}
+
+
+_MAX_NAMES = 8
+
+
+def train_only(model: nn.Module, patterns: Sequence[str]) -> None:
+    """Freeze all parameters of a model but those of the patterns.
+
+    Args:
+        model: the model.
+        patterns: shell patterns of parameter names, such as `head.*`.
+
+    Raises:
+        ModelError: a pattern is of no parameter.
+    """
+    named = dict(model.named_parameters(remove_duplicate=False))
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in named):
+            raise ModelError(
+                f"model.train: {pattern!r} is no parameter of the model{_hint(pattern, named)}"
+            )
+    chosen = {id(named[name]) for name in named if _matches(name, patterns)}
+    for parameter in named.values():
+        parameter.requires_grad_(id(parameter) in chosen)
+
+
+def add_adapters(model: nn.Module, settings: LoraSettings) -> nn.Module:
+    """Return a model with an adapter on each target layer that is frozen.
+
+    Factors A are drawn from torch's generator, layer after layer.
+
+    Args:
+        model: frozen but for the parameters that train as they are; changed in place.
+        settings: rank, scale and targets.
+
+    Raises:
+        ModelError: a pattern is of no layer that can get an adapter.
+    """
+    layers = [
+        (name, layer)
+        for name, layer in model.named_modules(remove_duplicate=False)
+        if takes_adapter(layer)
+    ]
+    for pattern in settings.targets:
+        if not any(fnmatchcase(name, pattern) for name, _ in layers):
+            raise ModelError(
+                f"model.lora.targets: {pattern!r} is no frozen linear, embedding or convolution "
+                f"layer of the model{_hint(pattern, [name for name, _ in layers])}"
+            )
+    made: dict[int, AdaptedLayer] = {}  # a layer with two names has one adapter
+    for name, layer in layers:
+        if _matches(name, settings.targets):
+            if id(layer) not in made:
+                made[id(layer)] = adapted(layer, settings.rank, settings.scale)
+            model = _replaced(model, name, made[id(layer)])
+    return model
+
+
+def merge_adapters(model: nn.Module) -> nn.Module:
+    """Return a model with its adapters added to the weights of plain layers, in place."""
+    merged: dict[int, nn.Module] = {}
+    for name, layer in list(model.named_modules(remove_duplicate=False)):
+        if isinstance(layer, AdaptedLayer):
+            if id(layer) not in merged:
+                merged[id(layer)] = layer.merged()
+            model = _replaced(model, name, merged[id(layer)])
+    return model
+
+
+def fix_statistics(model: nn.Module) -> None:
+    """Keep frozen batch normalisation in eval mode: a backbone keeps its running statistics."""
+    for module in model.modules():
+        fixed = _FIXED.get(type(module))
+        if fixed is None or any(each.requires_grad for each in module.parameters()):
+            continue
+        if module.running_mean is not None:
+            module.__class__ = fixed
+            module.eval()
+
+
+class _StaysInEval(nn.Module):
+    """A layer that `train()` leaves in eval mode."""
+
+    def train(self, mode: bool = True) -> Self:
+        """Stay in eval mode."""
+        return super().train(False)
+
+
+class FixedBatchNorm1d(_StaysInEval, nn.BatchNorm1d):
+    """Batch normalisation by fixed statistics."""
+
+
+class FixedBatchNorm2d(_StaysInEval, nn.BatchNorm2d):
+    """Batch normalisation by fixed statistics."""
+
+
+class FixedBatchNorm3d(_StaysInEval, nn.BatchNorm3d):
+    """Batch normalisation by fixed statistics."""
+
+
+_FIXED: dict[type[nn.Module], type[nn.Module]] = {
+    nn.BatchNorm1d: FixedBatchNorm1d,
+    nn.BatchNorm2d: FixedBatchNorm2d,
+    nn.BatchNorm3d: FixedBatchNorm3d,
+}
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _replaced(model: nn.Module, name: str, layer: nn.Module) -> nn.Module:
+    """Return the model with another module in the place of a name; "" is the model itself."""
+    if not name:
+        return layer
+    parent, _, own = name.rpartition(".")
+    setattr(model.get_submodule(parent), own, layer)
+    return model
+
+
+def _hint(pattern: str, known: Iterable[str]) -> str:
+    names = [name for name in known if name]
+    close = get_close_matches(pattern, names, n=1)
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    return f"; it has {', '.join(names[:_MAX_NAMES])}{more}" if names else ""

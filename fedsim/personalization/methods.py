@@ -1,0 +1,168 @@
+"""Methods of personal models: fine-tuning, Ditto's penalised descent, shares of classes."""
+
+from collections.abc import Sequence
+from copy import deepcopy
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor, nn
+
+from fedsim.clients.gradients.interface import PerExampleLoss
+from fedsim.clients.local_settings import LocalSettings
+from fedsim.clients.training.optimizers import LocalOptimizer
+from fedsim.clients.training.plain import train_by_torch
+from fedsim.clients.training.streams import StreamKey
+from fedsim.core.errors import InputError
+from fedsim.personalization.settings import DittoSettings, FineTuneSettings, LabelPriorSettings
+
+
+class PersonalizationError(InputError):
+    """A personal model that the settings cannot make of a model; one line with the fix."""
+
+
+class FineTune:
+    """Gradient steps from the global model on a client's own examples."""
+
+    def __init__(self, settings: FineTuneSettings) -> None:
+        self._settings = settings
+
+    def __call__(
+        self, model: nn.Module, loss: PerExampleLoss, x: Tensor, y: Tensor, key: StreamKey
+    ) -> nn.Module:
+        """Return a personal model; see `Personalizer`."""
+        personal = deepcopy(model)
+        if self._settings.parameters is not None:
+            _train_only(personal, self._settings.parameters)
+        _descend(personal, loss, x, y, key, self._settings, proximal_weight=0.0)
+        return personal
+
+
+class Ditto:
+    """Minimises the client's loss + λ/2 · ‖v − w‖² over the personal model v.
+
+    This is the personal objective of Ditto (Li et al. 2021, "Ditto: Fair and Robust Federated
+    Learning Through Personalization", equation 1) at the final global model w. The paper solves it
+    along the rounds, at the global model of each. Here it is solved once, after the last round and
+    from w on: the objective is the same, and no round knows of it.
+    """
+
+    def __init__(self, settings: DittoSettings) -> None:
+        self._settings = settings
+
+    def __call__(
+        self, model: nn.Module, loss: PerExampleLoss, x: Tensor, y: Tensor, key: StreamKey
+    ) -> nn.Module:
+        """Return a personal model; see `Personalizer`."""
+        personal, weight = deepcopy(model), self._settings.proximal_weight
+        _descend(personal, loss, x, y, key, self._settings, proximal_weight=weight)
+        return personal
+
+
+class ProximalDescent(LocalOptimizer):
+    """v ← v − η g, then the minimum of λ/2 ‖u − w‖² + 1/(2η) ‖u − v‖² over u.
+
+    The second half is exact, so the steps are stable for every λ; λ = 0 leaves gradient descent.
+    w is where the first step starts.
+    """
+
+    def __init__(self, lr: float, proximal_weight: float) -> None:
+        self._lr = lr
+        self._pull = lr * proximal_weight / (1.0 + lr * proximal_weight)
+        self._start: list[Tensor] | None = None
+
+    @torch.no_grad()
+    def step(self, values: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+        """Take one step."""
+        if self._start is None:
+            self._start = [value.detach().clone() for value in values]
+        for value, gradient, start in zip(values, gradients, self._start, strict=True):
+            value.add_(gradient, alpha=-self._lr)
+            if self._pull:
+                value.lerp_(start, self._pull)
+
+
+def _descend(
+    model: nn.Module,
+    loss: PerExampleLoss,
+    x: Tensor,
+    y: Tensor,
+    key: StreamKey,
+    settings: FineTuneSettings | DittoSettings,
+    *,
+    proximal_weight: float,
+) -> None:
+    local = LocalSettings(steps=settings.steps, batch_size=settings.batch_size)
+    optimizer = ProximalDescent(settings.lr, proximal_weight)
+    train_by_torch(model, loss, x, y, local, key, optimizer=optimizer)
+
+
+def _train_only(model: nn.Module, patterns: Sequence[str]) -> None:
+    """Let the parameters of some names train, and no others.
+
+    Raises:
+        PersonalizationError: a pattern is of no parameter that the federation trains.
+    """
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in trained):
+            known = ", ".join(trained)
+            raise PersonalizationError(
+                f"personalization.parameters: {pattern!r} is no trainable parameter of the model; "
+                f"it has {known}"
+            )
+    for name, parameter in trained.items():
+        parameter.requires_grad_(any(fnmatchcase(name, pattern) for pattern in patterns))
+
+
+class ShiftedLogits(nn.Module):
+    """A classifier with a constant added to the logit of each class.
+
+    Args:
+        model: gives logits (batch, classes).
+        shift: added to them (classes,).
+    """
+
+    shift: Tensor
+
+    def __init__(self, model: nn.Module, shift: Tensor) -> None:
+        super().__init__()
+        self.model = model
+        self.register_buffer("shift", shift)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the shifted logits (batch, classes)."""
+        return self.model(x) + self.shift
+
+
+class LabelPrior:
+    """Adds log(own share / global share) to the logit of each class.
+
+    Where clients differ in how often a class occurs and in nothing else, this makes the posterior
+    of the global model that of the client, by Bayes' theorem.
+    """
+
+    def __init__(self, settings: LabelPriorSettings) -> None:
+        self._settings = settings
+
+    def __call__(
+        self, model: nn.Module, loss: PerExampleLoss, x: Tensor, y: Tensor, key: StreamKey
+    ) -> nn.Module:
+        """Return a personal model; see `Personalizer`. Loss and key are not used."""
+        personal = deepcopy(model).eval()
+        with torch.no_grad():
+            classes = personal(x[:1]).shape[-1]
+        shift = self._shift(y, classes)
+        like = next(personal.parameters(), shift)
+        return ShiftedLogits(personal, shift.to(like))
+
+    def _shift(self, y: Tensor, classes: int) -> Tensor:
+        prior = self._settings.global_prior or [1.0] * classes
+        if len(prior) != classes or y.ndim != 1 or y.is_floating_point():
+            raise PersonalizationError(
+                f"personalization: label_prior shifts one logit for each class; the model has "
+                f"{classes} outputs, global_prior {len(prior)} shares, targets {y.dtype} of shape "
+                f"{tuple(y.shape)}; give a share for each class, or use fine_tune"
+            )
+        counts = torch.bincount(y, minlength=classes).double() + self._settings.smoothing
+        shares = torch.tensor(prior, dtype=torch.float64, device=y.device)
+        return (counts / counts.sum()).log() - (shares / shares.sum()).log()

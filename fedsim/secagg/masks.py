@@ -1,0 +1,198 @@
+"""Masks: a cipher's keystream added to a vector, in pairs that cancel in the sum and for oneself.
+
+Seeds come from the operating system. Generators of numpy, torch and `random` are forbidden here:
+their seeds are too short and their output is predictable.
+
+Client u uploads Y + PRG(b_u) + Σ_{v>u} PRG(s_uv) - Σ_{v<u} PRG(s_uv). The secrets s_uv come from a
+key agreement and their masks cancel. The self-mask of b_u hides a late upload after the server has
+recovered s_uv.
+
+Source: Bonawitz et al. 2017, "Practical secure aggregation for privacy-preserving machine
+learning".
+"""
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import AEADEncryptionContext, Cipher, CipherContext
+from cryptography.hazmat.primitives.ciphers.algorithms import AES, ChaCha20
+from cryptography.hazmat.primitives.ciphers.modes import GCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from fedsim.secagg.context import RoundContext
+from fedsim.secagg.encoding import Ring
+from fedsim.secagg.hpke import agree
+
+SEED_BYTES = 32
+_Keystream = CipherContext | AEADEncryptionContext
+
+_BLOCK_BYTES = 1 << 17  # keystream and vector block stay in the cache
+_ZEROS = bytes(_BLOCK_BYTES)
+_MAX_OPEN_STREAMS = 64  # cipher states held while a block of the vector is in the cache
+
+
+def new_seed() -> bytes:
+    """Return 32 bytes of the operating system's randomness."""
+    return os.urandom(SEED_BYTES)
+
+
+def derive_key(seed: bytes, info: bytes) -> bytes:
+    """Return a 32-byte key: HKDF-SHA256 of `seed` (RFC 5869).
+
+    Args:
+        seed: input keying material, of any length.
+        info: context of the key.
+    """
+    return HKDF(algorithm=SHA256(), length=32, salt=None, info=info).derive(seed)
+
+
+class SeedExpander:
+    """Expands 32-byte keys to masks of any length and adds them to a vector in place.
+
+    Guarantee: the mask of a key is its cipher's keystream, read as little-endian ring elements:
+    AES-256-CTR from counter block 2, as GCM encrypts under a zero nonce; or ChaCha20 from counter
+    0. Use each key once; `derive_key` with a unique `info` gives such keys.
+
+    Args:
+        algorithm: "aes256_ctr" (fast with AES instructions) or "chacha20".
+    """
+
+    def __init__(self, algorithm: Literal["aes256_ctr", "chacha20"] = "aes256_ctr") -> None:
+        self.algorithm = algorithm
+
+    def add_into(self, vector: Ring, keys: Iterable[bytes], *, subtract: bool = False) -> None:
+        """Add the masks of keys to a vector, in place.
+
+        Each block of the vector is in the cache while all keys are applied to it. Memory beside the
+        vector is O(1).
+
+        Args:
+            vector: ring elements (d,).
+            keys: 32-byte keys.
+            subtract: subtract the masks instead.
+        """
+        pending = list(keys)
+        for start in range(0, len(pending), _MAX_OPEN_STREAMS):
+            group = [self._stream(key) for key in pending[start : start + _MAX_OPEN_STREAMS]]
+            _add(vector, group, subtract=subtract)
+
+    def expand(self, key: bytes, length: int, dtype: np.dtype) -> Ring:
+        """Return the mask of a key.
+
+        Args:
+            key: 32 bytes.
+            length: number of ring elements.
+            dtype: type of ring elements, uint32 or uint64.
+        """
+        mask = np.zeros(length, dtype)
+        self.add_into(mask, [key])
+        return mask
+
+    def _stream(self, key: bytes) -> _Keystream:
+        if len(key) != SEED_BYTES:
+            raise ValueError(f"a key must have {SEED_BYTES} bytes, got {len(key)}")
+        if self.algorithm == "aes256_ctr":
+            # The counter mode inside GCM: OpenSSL has wider instructions for it than for plain CTR,
+            # and computes it more than twice as fast where the processor has them.
+            return Cipher(AES(key), GCM(bytes(12))).encryptor()
+        return Cipher(ChaCha20(key, bytes(16)), None).encryptor()
+
+
+def _add(vector: Ring, streams: Sequence[_Keystream], *, subtract: bool) -> None:
+    combine = np.subtract if subtract else np.add
+    width = vector.dtype.itemsize
+    step = _BLOCK_BYTES // width
+    buffer = bytearray(min(_BLOCK_BYTES, len(vector) * width) + 16)
+    keystream = np.frombuffer(buffer, vector.dtype.newbyteorder("<"), len(buffer) // width)
+    zeros = memoryview(_ZEROS)
+    for start in range(0, len(vector), step):
+        block = vector[start : start + step]
+        nothing, mask = zeros[: len(block) * width], keystream[: len(block)]
+        for stream in streams:
+            stream.update_into(nothing, buffer)
+            combine(block, mask, out=block)
+
+
+@dataclass
+class PairwiseMasks:
+    """Collects the masks of one round and applies all of them in two passes over the vector.
+
+    Args:
+        context: context of the round; part of every mask's key.
+        expander: keystream generator of the masks.
+    """
+
+    context: RoundContext
+    expander: SeedExpander
+    _plus: list[bytes] = field(default_factory=list)
+    _minus: list[bytes] = field(default_factory=list)
+
+    def add_self_mask(self, client: int, seed: bytes, *, remove: bool = False) -> None:
+        """Collect the self-mask of a client.
+
+        Args:
+            client: number of the client.
+            seed: its self-mask seed b_u, 32 bytes.
+            remove: subtract the mask instead of adding it.
+        """
+        info = self.context.info(purpose="self mask", sender=client, receiver=client)
+        (self._minus if remove else self._plus).append(derive_key(seed, info))
+
+    def add_pairwise_mask(self, client: int, private: bytes, peer: int, public: bytes) -> None:
+        """Collect the client's mask with a peer.
+
+        The masks of both clients cancel, so the server adds the mask of a client that dropped out.
+
+        Args:
+            client: number of the client that owns the private key.
+            private: its private masking key, 32 bytes.
+            peer: number of the other client.
+            public: the peer's public masking key, 32 bytes.
+        """
+        low, high = min(client, peer), max(client, peer)
+        info = self.context.info(purpose="pairwise mask", sender=low, receiver=high)
+        key = derive_key(agree(private, public, owner=peer), info)
+        (self._plus if client == low else self._minus).append(key)
+
+    def apply(self, vector: Ring) -> None:
+        """Apply the collected masks to a vector, in place, and discard them."""
+        self.expander.add_into(vector, self._plus)
+        self.expander.add_into(vector, self._minus, subtract=True)
+        self._plus, self._minus = [], []
+
+
+def commitment(context: RoundContext, client: int, seed: bytes) -> bytes:
+    """Return a hash of a self-mask seed, 32 bytes; it hides the seed, which has 256 random bits.
+
+    Args:
+        context: context of the round.
+        client: number of the client that owns the seed.
+        seed: 32 bytes.
+    """
+    info = context.info(purpose="self mask commitment", sender=client, receiver=0)
+    return derive_key(seed, info)
+
+
+def secret_share_info(context: RoundContext, sender: int, receiver: int) -> bytes:
+    """Return the `info` of sealed secret shares.
+
+    Args:
+        context: context of the round.
+        sender: number of the client that owns the secrets.
+        receiver: number of the client that holds the shares.
+    """
+    return context.info(purpose="secret shares", sender=sender, receiver=receiver)
+
+
+def masked_info(context: RoundContext, client: int) -> bytes:
+    """Return the `info` of a masked payload.
+
+    Args:
+        context: context of the round.
+        client: number of the client that sends it.
+    """
+    return context.info(purpose="masked payload", sender=client, receiver=0)
