@@ -69,11 +69,11 @@ class Contender:
             parts = (Charges(ClientLedgers(privacy.accountant.name, privacy.adjacency.name)),)
         self._setup = RoundSetup(
             self._federation.algorithm,
-            self._federation.participation,
+            self._federation.plan.participation,
             {FIRST_NODE + client: client for client in range(clients)},
-            PlainAggregator(self._federation.weights),
+            PlainAggregator(self._federation.plan.weights),
             self._federation.test_metrics,
-            weights=self._federation.weights,
+            weights=self._federation.plan.weights,
             parts=parts,
         )
         self._state = ServerState(self._federation.initial_arrays())

@@ -109,5 +109,5 @@ def _run(experiment: Mapping[str, Any]) -> _Measured:
         client = client_app(federation, in_process=True, ledger=None)
         LocalEngine().execute(server, client, federation.num_nodes)
     times = [end - start for start, end in pairwise(ends)]
-    size = sum(one.numel() for one in federation.model.parameters())
+    size = sum(one.numel() for one in federation.model.module.parameters())
     return _Measured(statistics.median(times), size)

@@ -137,12 +137,12 @@ class _Server:
         self._grid = grid
         self._setup = RoundSetup(
             federation.algorithm,
-            federation.participation,
+            federation.plan.participation,
             call_roll(grid, federation.num_clients, patience=60.0),
-            PlainAggregator(federation.weights),
+            PlainAggregator(federation.plan.weights),
             evaluate=lambda _: {},
-            weights=federation.weights,
-            parts=() if federation.plans is None else (Charges(ClientLedgers("pld")),),
+            weights=federation.plan.weights,
+            parts=() if federation.plan.clients is None else (Charges(ClientLedgers("pld")),),
         )
         self._state = ServerState(federation.initial_arrays())
 

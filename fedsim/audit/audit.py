@@ -106,7 +106,7 @@ def _audit(
             on_client(done, len(chosen))
     phases.begin("comparing with the claims")
     audited.sort(key=lambda one: one.client)  # stable: the claimed view of a client is first
-    if federation.sums is None and federation.experiment.release_kind.draws_lots:
+    if federation.plan.sums is None and federation.experiment.release_kind.draws_lots:
         views = views_of(federation, {one.client: one.findings.uploads for one in audited})
         audited = [replace(one, views=views.get(one.client)) for one in audited]
     return Audit(
@@ -122,7 +122,7 @@ def _audit(
 def _choose_clients(federation: Federation, most: int) -> list[tuple[int, list[Observer]]]:
     """Return the clients with the largest claimed ε, each with its observers."""
     privacy = federation.experiment.privacy
-    if privacy is None or federation.plans is None:
+    if privacy is None or federation.plan.clients is None:
         raise PrivacyPlanError("there is nothing to audit: the experiment has no privacy section")
     if privacy.noise_correlation != "none":
         raise PrivacyPlanError(
@@ -132,7 +132,7 @@ def _choose_clients(federation: Federation, most: int) -> list[tuple[int, list[O
         )
     claims = [
         (client, observers_of(federation, client))
-        for client, plan in enumerate(federation.plans)
+        for client, plan in enumerate(federation.plan.clients)
         if plan.release.noise_multiplier > 0.0 and federation.data.clients.size(client)
     ]
     if not claims:
@@ -145,7 +145,11 @@ def _choose_clients(federation: Federation, most: int) -> list[tuple[int, list[O
 def _audit_client(
     federation: Federation, client: int, observer: Observer, *, steps: int, miss: float
 ) -> ClientAudit:
-    experiment, plans, terms = federation.experiment, federation.plans, federation.client_privacy
+    experiment, plans, terms = (
+        federation.experiment,
+        federation.plan.clients,
+        federation.plan.client_privacy,
+    )
     if plans is None or terms is None or experiment.privacy is None:
         raise ValueError("an audit needs plans")
     plan, size = plans[client], federation.data.clients.size(client)
@@ -203,7 +207,7 @@ def _audit_updates(
     federation: Federation, client: int, observer: Observer, *, steps: int, miss: float
 ) -> ClientAudit:
     """Audit a client that releases whole updates: all that it has is one canary."""
-    experiment, plan = federation.experiment, (federation.plans or ())[client]
+    experiment, plan = federation.experiment, (federation.plan.clients or ())[client]
     if experiment.privacy is None:
         raise ValueError("an audit needs plans")
     rounds = UpdateRounds(federation, client, observer.view)
@@ -243,20 +247,20 @@ def _canary_gradients(
     client's own and are never drawn.
     """
     own = federation.data.clients[client]
-    features, targets = to_tensors(own, federation.device)
+    features, targets = to_tensors(own, federation.model.device)
     public = public_examples(federation.data, NUM_CHECK_EXAMPLES)
-    check_features, check_targets = to_tensors(public, federation.device)
-    carries = torch.zeros(len(features) + len(check_features), device=federation.device)
+    check_features, check_targets = to_tensors(public, federation.model.device)
+    carries = torch.zeros(len(features) + len(check_features), device=federation.model.device)
     carries[: len(features)] = torch.from_numpy(has_canary)
-    network = deepcopy(federation.model)
+    network = deepcopy(federation.model.module)
     with preserve_state(network), torch.no_grad():
         shape = network(check_features[:1]).shape[1:]
     model = CanaryModel(
         network, torch.cat([features, check_features]), carries, bound, spares=spares, groups=groups
     )
-    model = model.to(federation.device)
-    checks = torch.arange(len(features), len(carries), device=federation.device)
-    loss = add_canary_loss(federation.loss, shape)
+    model = model.to(federation.model.device)
+    checks = torch.arange(len(features), len(carries), device=federation.model.device)
+    loss = add_canary_loss(federation.model.loss, shape)
     return gradients_for(model, loss, checks, check_targets), targets
 
 

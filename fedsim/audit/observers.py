@@ -72,9 +72,9 @@ def observers_of(federation: Federation, client: int) -> list[Observer]:
     Raises:
         ValueError: the federation has no privacy.
     """
-    if federation.plans is None:
+    if federation.plan.clients is None:
         raise ValueError("an observer needs plans")
-    plans = federation.plans
+    plans = federation.plan.clients
     plan, step_length = plans[client], step_length_of(federation, client)
     claimed = _epsilon(federation, plan, against_server=False)
     if plan.part is None or step_length is None:
@@ -132,7 +132,7 @@ class OtherNoise:
         self._federation, self._view, self._gradients = federation, view, gradients
         self._model, self._loss, self._targets = model, loss, targets[:0]
         self._index = torch.arange(0, device=targets.device)
-        plans = federation.plans or ()
+        plans = federation.plan.clients or ()
         self._releases = {
             client: plans[client].release_as(SummedMechanism).for_model(model.parameters)
             for client in view.others

@@ -57,17 +57,17 @@ class UpdateRounds:
     """
 
     def __init__(self, federation: Federation, client: int, view: SumView | None) -> None:
-        plan = (federation.plans or ())[client]
+        plan = (federation.plan.clients or ())[client]
         release = plan.release_as(UpdateMechanism)
         self._federation, self._client, self._plan = federation, client, plan
-        self._data = to_tensors(federation.data.clients[client], federation.device)
+        self._data = to_tensors(federation.data.clients[client], federation.model.device)
         rate = federation.experiment.local.optimizer.lr
-        network = deepcopy(federation.model)
+        network = deepcopy(federation.model.module)
         with preserve_state(network), torch.no_grad():
             shape = network(self._data[0][:1]).shape[1:]
         model = CanaryClient(network, _STEEPNESS * release.max_update_norm / rate)
-        self._shared_model = SharedModel(model.to(federation.device))
-        self._loss = add_canary_loss(federation.loss, shape)
+        self._shared_model = SharedModel(model.to(federation.model.device))
+        self._loss = add_canary_loss(federation.model.loss, shape)
         parameters = self._shared_model.parameters
         self.update = release.for_model(parameters)
         (self._place,) = parameters.slices([parameters.names.index("canaries")])
@@ -86,7 +86,7 @@ class UpdateRounds:
             rounds: number of rounds.
         """
         secure, numbers = self._plan.secure_noise, range(1, rounds + 1)
-        draws = self._federation.participation
+        draws = self._federation.plan.participation
         drawn = np.array(
             [not draws.is_secret or self._client in draws.draw(number) for number in numbers]
         )
@@ -127,7 +127,7 @@ class UpdateRounds:
             features,
             targets,
             StreamKey(federation.experiment.seed, self._client, number),
-            range(federation.steps.whole_rounds[self._client] if has_data else 0),
+            range(federation.plan.steps.whole_rounds[self._client] if has_data else 0),
             secure=secure,
             part=self._plan.part,
             release=self.update,

@@ -234,13 +234,13 @@ def views_of(federation: Federation, laws: Mapping[int, UploadLaw | None]) -> di
         laws: law of the uploads, by client.
     """
     known = {client: law for client, law in laws.items() if law is not None}
-    plans = federation.plans
+    plans = federation.plan.clients
     if plans is None or not known:
         return {}
-    weights = [float(weight) for weight in federation.weights.values]
+    weights = [float(weight) for weight in federation.plan.weights.values]
     own_rounds = [_rounds(federation, client, plan) for client, plan in enumerate(plans)]
     rounds = noise_of_rounds(
-        _participants(own_rounds, federation.participation.rounds),
+        _participants(own_rounds, federation.plan.participation.rounds),
         _noise(federation, plans, known),
         weights,
     )
@@ -267,8 +267,8 @@ def _is_sum_of_rounds(federation: Federation) -> bool:
 
 def _rounds(federation: Federation, client: int, plan: PrivacyPlan) -> tuple[int, ...]:
     """Return the rounds that a client's budget affords."""
-    count = federation.steps.rounds_in(client, plan.steps_to_take)
-    return federation.participation.rounds_of(client)[:count]
+    count = federation.plan.steps.rounds_in(client, plan.steps_to_take)
+    return federation.plan.participation.rounds_of(client)[:count]
 
 
 def _participants(own_rounds: Sequence[Sequence[int]], rounds: int) -> Iterator[list[int]]:
@@ -284,7 +284,7 @@ def _noise(
     federation: Federation, plans: Sequence[PrivacyPlan], known: Mapping[int, UploadLaw]
 ) -> dict[int, float]:
     """Return the variance of the noise of every client's upload."""
-    terms = federation.client_privacy or ()
+    terms = federation.plan.client_privacy or ()
     charged = [
         (release.noise_multiplier * own.privacy.clip_norm / release.expected_lot) ** 2
         for plan, own in zip(plans, terms, strict=True)

@@ -26,7 +26,7 @@ def node_policy_command(file: str, check: bool, plan: str | None) -> None:
 
         loaded = load_experiment(Path(plan))
         check_experiment(load_policy(path), loaded)
-        click.echo(assemble(loaded, ledger=None).plan_digest)
+        click.echo(assemble(loaded, ledger=None).plan.digest)
         return
     if not check:
         write_template(path)

@@ -24,8 +24,8 @@ def pair_digests(federation: "Federation") -> dict[str, str]:
     """Return a digest of each of `SHARED_PARTS`, that of data keyed, before the run."""
     data = federation.data
     examples = chain(data.clients, [data.test], data.held_out or ())
-    state = federation.model.state_dict()
-    schedule = federation.participation
+    state = federation.model.module.state_dict()
+    schedule = federation.plan.participation
     rounds = range(1, federation.experiment.federation.rounds + 1)
     return {
         "data": private_digest(x for one in examples for x in (one.features, one.targets)),

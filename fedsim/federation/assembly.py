@@ -7,34 +7,23 @@ import torch
 from torch import nn
 
 from fedsim.accountant.ledger.journal import FileJournal
-from fedsim.algorithms.algorithm import Algorithm
 from fedsim.clients.app import one_thread
 from fedsim.clients.augmentation import check_views
 from fedsim.clients.gradients.interface import PerExampleLoss
-from fedsim.clients.mechanisms.client_privacy import ClientPrivacy, resolve_client_privacy
 from fedsim.clients.mechanisms.dp_sgd.draft import whole_round_steps
-from fedsim.clients.mechanisms.plan import PrivacyPlan
 from fedsim.clients.model_checks.safety import check_private_model
 from fedsim.core.commands import Phases
 from fedsim.core.plugin_errors import plugin_calls
 from fedsim.data import DataError, FederatedData, load_federated_data
 from fedsim.experiment import Experiment, LoadedExperiment
 from fedsim.experiment.load import with_num_clients
-from fedsim.federation.aggregate_noise import share_noise
 from fedsim.federation.algorithm import checked_algorithm
-from fedsim.federation.client_plans import (
-    client_plans,
-    client_weights,
-    plan_digest,
-    read_client_tables,
-)
 from fedsim.federation.client_tensors import order_by_client
 from fedsim.federation.conditions import choose_device, plugin_sources, refuse_edited_plugins
-from fedsim.federation.federation import Federation
+from fedsim.federation.federation import Federation, FederationModel
 from fedsim.federation.movement import StillParameter
+from fedsim.federation.plan import plan_of, schedule_of
 from fedsim.federation.plan_checks import check_batch_size
-from fedsim.federation.release_problem import problem_of
-from fedsim.federation.schedule import StepSchedule, participation_of
 from fedsim.federation.trained_model import (
     NUM_CHECK_EXAMPLES,
     NUM_PROBE_EXAMPLES,
@@ -42,7 +31,6 @@ from fedsim.federation.trained_model import (
     initial_model,
     model_arrays,
     public_examples,
-    release_parameters,
     to_tensors,
     trained_parts,
 )
@@ -54,9 +42,6 @@ from fedsim.models.losses import resolve_loss
 from fedsim.models.metrics import Task, task_for
 from fedsim.models.preflight import preflight
 from fedsim.protocol.arrays import upload_base
-from fedsim.protocol.noisy_sums import SumPlan
-from fedsim.server.aggregation.weights import ClientWeights
-from fedsim.server.participation.participation import Participation
 
 
 def assemble(
@@ -116,9 +101,7 @@ def _assemble(
     task = task_for(experiment.model.loss, data.test.targets, num_classes=data.num_classes)
     device = choose_device(experiment.runtime.device)
     check_views(experiment.local.views or (), data.input_shape)
-    participation = participation_of(experiment, len(data.clients))
-    client_privacy = _client_privacy(loaded, len(data.clients))
-    steps = StepSchedule.of(experiment, participation, client_privacy, data.clients.sizes)
+    client_privacy, steps = schedule_of(loaded, data.clients.sizes)
     phases.begin("checking the model")
     model, parts = _checked_model(loaded, data, loss, task, device)
     still = _still_parameters(experiment, model, loss, data, parts, device)
@@ -128,39 +111,32 @@ def _assemble(
     algorithm = checked_algorithm(experiment, model, len(data.clients), loaded.base)
     if client_privacy is not None:
         phases.begin("calibrating noise")
-    plans, weights, sums = _planned(experiment, client_privacy, data, steps, parts, algorithm)
-    digest = plan_digest(experiment, plans, weights, sums)
+    plan = plan_of(experiment, client_privacy, data, steps, parts, algorithm)
     secure = None
     if (settings := experiment.secure_aggregation) is not None:
         from fedsim.federation.secure_setup import check_train_metrics, secure_channel
 
         upload = upload_base(model_arrays(parts.shared_model.model))
         secure = secure_channel(
-            experiment, settings, upload, weights, sums, base=loaded.base, plan=digest
+            experiment,
+            settings,
+            upload,
+            plan.weights,
+            plan.sums,
+            base=loaded.base,
+            plan=plan.digest,
         )
         public = public_examples(data, NUM_CHECK_EXAMPLES)
         check_train_metrics(settings.metrics, model, loss, task, public)
     federation = Federation(
-        experiment=experiment,
-        base=loaded.base,
-        data=data,
-        model=model,
-        shared_model=parts.shared_model,
-        loss=loss,
-        gradients=parts.gradients,
-        task=task,
-        participation=participation,
-        client_privacy=client_privacy,
-        plans=plans,
-        device=device,
+        experiment,
+        loaded.base,
+        sources,
+        data,
+        FederationModel(model, parts.shared_model, loss, parts.gradients, task, device, still),
+        plan,
         journal=None if ledger is None else FileJournal(ledger),
-        weights=weights,
-        sources=sources,
-        steps=steps,
         secure=secure,
-        sums=sums,
-        plan_digest=digest,
-        still=still,
         goal=goal,
     )
     federation.public_scores.check()
@@ -212,62 +188,6 @@ def _still_parameters(
         return parts.still_parameters(model, loss, *public, lr=lr)
 
 
-def _planned(
-    experiment: Experiment,
-    client_privacy: tuple[ClientPrivacy, ...] | None,
-    data: FederatedData,
-    steps: StepSchedule,
-    parts: TrainedParts,
-    algorithm: Algorithm,
-) -> tuple[tuple[PrivacyPlan, ...] | None, ClientWeights, SumPlan | None]:
-    """Return the plans and weights of all clients, and the plan of noisy sums where there are any.
-
-    Weights follow from the plans of clients that add all of their noise alone, and shares of the
-    noise from both.
-    """
-    plans = None
-    if client_privacy is not None:
-        parameters = release_parameters(experiment, parts.gradients, parts.shared_model)
-        problem = problem_of(experiment, parts.shared_model.model, data, algorithm)
-        sizes = data.clients.sizes
-        plans = client_plans(experiment, client_privacy, sizes, steps, parameters, problem)
-    weights = client_weights(
-        experiment, data.clients.sizes, plans, takes_weights=algorithm.takes_weights
-    )
-    if client_privacy is None or plans is None or not _has_noisy_sums(experiment):
-        return plans, weights, None
-    plans, sums = share_noise(
-        experiment, client_privacy, plans, weights, parts.shared_model.trained_shapes
-    )
-    return plans, weights, _with_public_divisor(sums, steps.participation, weights)
-
-
-def _with_public_divisor(
-    sums: SumPlan, participation: Participation, weights: ClientWeights
-) -> SumPlan:
-    """Return the plan of sums that are divided by a public number where participation is secret."""
-    if not participation.is_secret:
-        return sums
-    return replace(sums, divisor=participation.rate * sum(weights.values))
-
-
-def _has_noisy_sums(experiment: Experiment) -> bool:
-    return experiment.privacy is not None and experiment.privacy.trust.name != "local"
-
-
-def _client_privacy(loaded: LoadedExperiment, num_clients: int) -> tuple[ClientPrivacy, ...] | None:
-    privacy = loaded.experiment.privacy
-    if privacy is None:
-        return None
-    return resolve_client_privacy(
-        privacy,
-        num_clients=num_clients,
-        seed=loaded.experiment.seed,
-        tables=read_client_tables(privacy, loaded.base),
-        clients_per_round=participation_of(loaded.experiment, num_clients).round_sizes[1],
-    )
-
-
 def with_plans(federation: Federation, loaded: LoadedExperiment) -> Federation:
     """Return a federation with the plans of other privacy settings, for the same data and model.
 
@@ -283,27 +203,11 @@ def with_plans(federation: Federation, loaded: LoadedExperiment) -> Federation:
     data = federation.data
     loaded = with_num_clients(loaded, len(data.clients))
     experiment = loaded.experiment
-    participation = participation_of(experiment, len(data.clients))
-    client_privacy = _client_privacy(loaded, len(data.clients))
+    client_privacy, steps = schedule_of(loaded, data.clients.sizes)
     if client_privacy is None:
         raise ValueError("there is nothing to plan without privacy")
-    algorithm = checked_algorithm(experiment, federation.model, len(data.clients), loaded.base)
-    steps = StepSchedule.of(experiment, participation, client_privacy, data.clients.sizes)
-    plans, weights, sums = _planned(
-        experiment,
-        client_privacy,
-        data,
-        steps,
-        TrainedParts(federation.gradients, federation.shared_model),
-        algorithm,
-    )
-    return replace(
-        federation,
-        experiment=experiment,
-        participation=participation,
-        steps=steps,
-        client_privacy=client_privacy,
-        plans=plans,
-        weights=weights,
-        sums=sums,
-    )
+    model = federation.model
+    algorithm = checked_algorithm(experiment, model.module, len(data.clients), loaded.base)
+    parts = TrainedParts(model.gradients, model.shared)
+    plan = plan_of(experiment, client_privacy, data, steps, parts, algorithm)
+    return replace(federation, experiment=experiment, plan=plan)

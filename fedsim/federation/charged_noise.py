@@ -108,18 +108,22 @@ def step_length_of(federation: Federation, client: int) -> float | None:
         federation: assembled, with plans.
         client: a client with a part of the sums.
     """
-    plans, terms, sums = federation.plans, federation.client_privacy, federation.sums
+    plans, terms, sums = (
+        federation.plan.clients,
+        federation.plan.client_privacy,
+        federation.plan.sums,
+    )
     if plans is None or terms is None or sums is None:
         return None
     plan, rate = plans[client], federation.experiment.local.optimizer.lr
-    scale = sum_scale(terms[client], plan, federation.weights.values[client], rate)
+    scale = sum_scale(terms[client], plan, federation.plan.weights.values[client], rate)
     adapts = plan.release.adapted_clip_norm is not None
     return abs(sums.unit) * (terms[client].privacy.clip_norm if adapts else 1.0) / scale
 
 
 def server_adds_noise(federation: Federation) -> bool:
     """Whether the server adds the noise of a sum, and the clients add none."""
-    return federation.sums is not None and federation.sums.server_noise
+    return federation.plan.sums is not None and federation.plan.sums.server_noise
 
 
 def server_draw(federation: Federation, size: int, *, seed: int | None, number: int) -> Tensor:
@@ -133,7 +137,7 @@ def server_draw(federation: Federation, size: int, *, seed: int | None, number: 
     """
     zeros = {"values": np.zeros(size, dtype=np.int64)}
     drawn = add_noise(zeros, ServerNoise(seed).source(number))["values"]
-    return torch.from_numpy(drawn).to(federation.device, torch.float64)
+    return torch.from_numpy(drawn).to(federation.model.device, torch.float64)
 
 
 def factor_of_charge(federation: Federation, client: int) -> float:
@@ -145,7 +149,7 @@ def factor_of_charge(federation: Federation, client: int) -> float:
         federation: assembled, with plans.
         client: the client.
     """
-    part = (federation.plans or ())[client].part
+    part = (federation.plan.clients or ())[client].part
     if part is None:
         return 1.0
     return max(1.0, part.noise_factor / math.sqrt(honest_draws(federation.experiment)))

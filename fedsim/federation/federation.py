@@ -17,8 +17,6 @@ from fedsim.algorithms.state import ServerState
 from fedsim.clients.faults import FaultPlan
 from fedsim.clients.gradients.interface import PerExampleGradients, PerExampleLoss
 from fedsim.clients.gradients.parameters import FlatParameters
-from fedsim.clients.mechanisms.client_privacy import ClientPrivacy
-from fedsim.clients.mechanisms.plan import PrivacyPlan
 from fedsim.clients.task import (
     ClientData,
     ClientScores,
@@ -37,8 +35,8 @@ from fedsim.federation.charges import RecordedSpend
 from fedsim.federation.client_tensors import ClientTensors, TrainMetrics
 from fedsim.federation.conditions import digest_conditions
 from fedsim.federation.movement import StillParameter
+from fedsim.federation.plan import FederationPlan
 from fedsim.federation.public_scores import Models, PublicScores
-from fedsim.federation.schedule import StepSchedule
 from fedsim.federation.trained_model import model_arrays, release_parameters
 from fedsim.federation.voting import Goal, Voting
 from fedsim.models.adapters import merge_adapters
@@ -46,75 +44,70 @@ from fedsim.models.local_base import LocalBase, whole_state
 from fedsim.models.metrics import Task, evaluate
 from fedsim.models.scores.metrics import MetricValue, choose_metrics
 from fedsim.protocol.arrays import to_numpy
-from fedsim.protocol.noisy_sums import SumPlan
-from fedsim.server.aggregation.weights import ClientWeights
 from fedsim.server.client_ledgers import ClientLedgers
-from fedsim.server.participation.participation import Participation
 
 if TYPE_CHECKING:
     from fedsim.clients.secure.channel import SecureChannel
 
 
 @dataclass(frozen=True)
+class FederationModel:
+    """The model of a federation, with what it is trained by.
+
+    Attributes:
+        module: the initial model; rounds overwrite its values.
+        shared: what all clients of this process train in turn: the same model, or with
+            `task: pate` the board that they vote on.
+        loss: one value per example.
+        gradients: gradients of the model under the loss; None: by torch, without privacy.
+        task: targets and metrics of the loss.
+        device: the device that trains.
+        still: trained parameters that training does not move, on public examples.
+    """
+
+    module: nn.Module
+    shared: SharedModel
+    loss: PerExampleLoss
+    gradients: PerExampleGradients | None
+    task: Task
+    device: torch.device
+    still: tuple[StillParameter, ...] = ()
+
+
+@dataclass(frozen=True)
 class Federation:
-    """Data, model, plans and parties of an experiment, ready to run in this process.
+    """Data, model, plan and parties of an experiment, ready to run in this process.
 
     Attributes:
         experiment: the settings.
         base: the directory in which the experiment's relative paths start.
-        data: the clients' examples and the server's test set.
-        model: the initial model; rounds overwrite its values.
-        shared_model: the same model, as all clients of this process train it in turn.
-        loss: one value per example.
-        gradients: gradients of the model under the loss; None: by torch, without privacy.
-        task: targets and metrics of the loss.
-        participation: the clients of each round, or their secret draw.
-        client_privacy: privacy settings of each client; None without privacy.
-        plans: privacy plan of each client; None without privacy.
-        device: the device that trains.
-        journal: the durable ledger; None: accounts live in the clients' state only.
-        weights: the weights of all clients' updates.
         sources: what is recorded of the plug-ins' sources.
-        steps: the planned steps of each client in each round.
+        data: the clients' examples and the server's test set.
+        model: the model, and what it is trained by.
+        plan: who takes part, by which steps, with what noise and what weight.
+        journal: the durable ledger; None: accounts live in the clients' state only.
         secure: keys and encoding of secure aggregation; None where updates are sent in clear.
-        sums: the plan of noisy sums; None with local trust.
-        still: trained parameters that training does not move, on public examples.
-        plan_digest: digest of everything public that fixes the clients' releases; "" without
-            privacy.
-        goal: what the clients work on; with `task: pate` a `Voting`, where `shared_model` is the
-            board that clients vote on.
+        goal: what the clients work on; with `task: pate` a `Voting`.
     """
 
     experiment: Experiment
     base: Path
-    data: FederatedData
-    model: nn.Module
-    shared_model: SharedModel
-    loss: PerExampleLoss
-    gradients: PerExampleGradients | None
-    task: Task
-    participation: Participation
-    client_privacy: tuple[ClientPrivacy, ...] | None
-    plans: tuple[PrivacyPlan, ...] | None
-    device: torch.device
-    journal: FileJournal | None
-    weights: ClientWeights
     sources: PluginSources
-    steps: StepSchedule
+    data: FederatedData
+    model: FederationModel
+    plan: FederationPlan
+    journal: FileJournal | None = None
     secure: "SecureChannel | None" = None
-    sums: SumPlan | None = None
-    plan_digest: str = ""
-    still: tuple[StillParameter, ...] = ()
     goal: Goal = field(default_factory=Goal)
 
     @cached_property
     def _tensors(self) -> ClientTensors:
-        return ClientTensors(self.data.clients, self.device)
+        return ClientTensors(self.data.clients, self.model.device)
 
     @cached_property
     def conditions(self) -> str:
         """Digest of the settings, plug-in sources, versions and device that train."""
-        found = digest_conditions(self.experiment, self.sources.digest, self.device)
+        found = digest_conditions(self.experiment, self.sources.digest, self.model.device)
         return self.goal.digest(found)
 
     @property
@@ -139,7 +132,7 @@ class Federation:
     @property
     def sizes(self) -> dict[str, Any]:
         """Public sizes of the experiment, for `summary.json`: no number of private examples."""
-        parameters = list(self.model.parameters())
+        parameters = list(self.model.module.parameters())
         return {
             "test_examples": len(self.data.test),
             "input_shape": list(self.data.raw_input_shape),
@@ -150,7 +143,7 @@ class Federation:
 
     def initial_arrays(self) -> ArrayRecord:
         """Return the initial global model as a record; with ballots, the empty board."""
-        return model_arrays(self.shared_model.model)
+        return model_arrays(self.model.shared.model)
 
     def final_model(self, state: ServerState) -> ArrayRecord:
         """Return the model of a run in a state of the server: the student, with ballots."""
@@ -165,8 +158,8 @@ class Federation:
         arrays = self.goal.model_of(arrays)
         if not self.goal.averages or not self.experiment.saves_derived_model:
             return to_numpy(arrays)
-        self.model.load_state_dict(arrays.to_torch_state_dict())
-        lora, model = self.experiment.model.lora, deepcopy(self.model)
+        self.model.module.load_state_dict(arrays.to_torch_state_dict())
+        lora, model = self.experiment.model.lora, deepcopy(self.model.module)
         state = whole_state(model if lora and lora.save == "adapters" else merge_adapters(model))
         if lora is not None and lora.save == "adapters":
             LocalBase(model).to_wire(state)
@@ -176,16 +169,16 @@ class Federation:
         """Return the task of a client: its data, its settings and the shared model."""
         return ClientTask(
             client,
-            RunTerms(self.experiment.seed, self.conditions, self.plan_digest),
+            RunTerms(self.experiment.seed, self.conditions, self.plan.digest),
             ClientData(
                 self.data.clients.size(client),
                 partial(self._tensors.of, client),
                 partial(self._tensors.digest, client),
             ),
             self._training,
-            None if self.plans is None else self.plans[client],
+            None if self.plan.clients is None else self.plan.clients[client],
             self.journal,
-            weight=self.weights.announced(client),
+            weight=self.plan.weights.announced(client),
             secure=self.secure,
             scores=ClientScores(self._evaluate(client), self._train_metrics(client)),
             faults=self._faults,
@@ -194,11 +187,11 @@ class Federation:
     @cached_property
     def _training(self) -> LocalTraining:
         return LocalTraining(
-            self.shared_model,
-            self.loss,
-            self.gradients,
+            self.model.shared,
+            self.model.loss,
+            self.model.gradients,
             self.experiment.local,
-            self.steps.local_steps,
+            self.plan.steps.local_steps,
             self.blocks,
             rule=self.algorithm.client(),
             sent=self.algorithm.sent_arrays(),
@@ -211,21 +204,21 @@ class Federation:
         return Blocks(
             experiment=self.experiment,
             data=self.data,
-            model=self.model,
-            gradients=None if self.goal.voter else self.gradients,
-            participation=self.participation,
-            plans=self.plans,
-            device=self.device,
+            model=self.model.module,
+            gradients=None if self.goal.voter else self.model.gradients,
+            participation=self.plan.participation,
+            plans=self.plan.clients,
+            device=self.model.device,
         )
 
     def _train_metrics(self, client: int) -> TrainMetrics | None:
         """Return the numbers that a client declares; None under privacy: they carry no noise."""
         declared = tuple(() if self.secure is None else self.secure.settings.metrics)
         declared = declared or self.algorithm.private_numbers()
-        if not declared or self.plans is not None:
+        if not declared or self.plan.clients is not None:
             return None
         examples = partial(self.data.clients.__getitem__, client)
-        return TrainMetrics(declared, self.loss, self.task, examples)
+        return TrainMetrics(declared, self.model.loss, self.model.task, examples)
 
     def _evaluate(self, client: int) -> Evaluate | None:
         """Return how a client scores a model for the server; None without `evaluation.holdout`.
@@ -245,9 +238,9 @@ class Federation:
         if held_out is None or held_out.size(client) == 0:
             return 0, {}
         examples = held_out[client]
-        self.shared_model.load(arrays)
-        self.shared_model.restart()
-        metrics = evaluate(self.model, self.loss, self.task, examples)
+        self.model.shared.load(arrays)
+        self.model.shared.restart()
+        metrics = evaluate(self.model.module, self.model.loss, self.model.task, examples)
         return len(examples), {name: value for name, value in metrics.items() if name != "r2"}
 
     def client_ledgers(self) -> ClientLedgers | None:
@@ -255,9 +248,9 @@ class Federation:
         privacy = self.experiment.privacy
         if privacy is None:
             return None
-        if self.plans is None or self.journal is None:
+        if self.plan.clients is None or self.journal is None:
             return ClientLedgers(privacy.accounting, privacy.adjacency.name)
-        recorded = RecordedSpend(self.plans, self.journal)
+        recorded = RecordedSpend(self.plan.clients, self.journal)
         ledgers = ClientLedgers(privacy.accounting, privacy.adjacency.name, recorded=recorded.of)
         for client in recorded.clients():
             ledgers.look_up(client)
@@ -272,8 +265,8 @@ class Federation:
             PluginError: a function of `evaluation.metrics` cannot be found or loaded.
         """
         names, data = self.experiment.metrics, self.data
-        chosen = None if names is None else choose_metrics(names, self.task, base=self.base)
-        parts = (self.model, self.loss, self.task, data.test, self.device)
+        chosen = None if names is None else choose_metrics(names, self.model.task, base=self.base)
+        parts = (self.model.module, self.model.loss, self.model.task, data.test, self.model.device)
         return PublicScores(*parts, chosen, data.class_names)
 
     def scored_models(self, state: ServerState) -> Models:
@@ -302,9 +295,9 @@ class Federation:
             AlgorithmError: there is no such algorithm, or it does not take its settings.
         """
         made = self.goal.algorithm()
-        return made or algorithm_of(self.experiment, self.model, self.num_clients, self.base)
+        return made or algorithm_of(self.experiment, self.model.module, self.num_clients, self.base)
 
     @property
     def release_parameters(self) -> FlatParameters:
         """The parameters that one release of a client is of."""
-        return release_parameters(self.experiment, self.gradients, self.shared_model)
+        return release_parameters(self.experiment, self.model.gradients, self.model.shared)

@@ -211,7 +211,7 @@ def probe_mechanisms(federation: Federation) -> None:
             contributes more than its clipping bound; the message names both numbers.
         PluginError: a plug-in fails, or replaced a function that the mechanism is computed with.
     """
-    if federation.plans is None:
+    if federation.plan.clients is None:
         return
     evidence = NoiseEvidence()
     mixed = not federation.experiment.plugins
@@ -223,7 +223,7 @@ def probe_mechanisms(federation: Federation) -> None:
             for trial in probe.noise_trials():
                 measurements.measure_noise(trial)
     refuse_replaced_functions()
-    federation.shared_model.restart()
+    federation.model.shared.restart()
     for mismatch in evidence.mismatches():
         raise MechanismMismatchError(_message(mismatch))
 
@@ -237,7 +237,7 @@ def _message(mismatch: str) -> str:
 
 def _private_clients(federation: Federation) -> Iterator[int]:
     """Yield the clients that will release with noise."""
-    for client, plan in enumerate(federation.plans or ()):
+    for client, plan in enumerate(federation.plan.clients or ()):
         has_unit = plan.release.protects_client or plan.examples
         if plan.steps_to_take and has_unit and plan.release.noise_multiplier > 0.0:
             yield client
@@ -245,7 +245,7 @@ def _private_clients(federation: Federation) -> Iterator[int]:
 
 def _probes(federation: Federation) -> Iterator[ReleaseProbe[Any]]:
     """Yield a probe of each block, of the clients that no block before has."""
-    plans, private = federation.plans or (), [*_private_clients(federation)]
+    plans, private = federation.plan.clients or (), [*_private_clients(federation)]
     left, seed = set(private), _probe_seed(federation)
     for block in _blocks_to_probe(federation, private):
         clients = [client for client in block if client in left]
@@ -263,7 +263,7 @@ def _probe_seed(federation: Federation) -> int:
 
 def _blocks_to_probe(federation: Federation, private: Sequence[int]) -> list[tuple[int, ...]]:
     """Return planned blocks: one for each privacy setting, and at least two if there are two."""
-    terms = federation.client_privacy or ()
+    terms = federation.plan.client_privacy or ()
     first_of: dict[tuple[object, ...], int] = {}
     for client in private:
         first_of.setdefault(terms[client].privacy.own_values, client)
@@ -280,7 +280,7 @@ def _blocks_to_probe(federation: Federation, private: Sequence[int]) -> list[tup
 
 def _block_of(federation: Federation, client: int) -> tuple[int, ...]:
     """Return the client's block in its first round."""
-    rounds = federation.participation.rounds_of(client)
+    rounds = federation.plan.participation.rounds_of(client)
     return federation.blocks.plan.block_of(rounds[0], client)
 
 

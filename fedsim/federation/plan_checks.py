@@ -96,18 +96,17 @@ def overdrawn_clients(federation: Federation) -> tuple[Overdrawn, ...]:
     """Return the clients whose budget does not afford all their planned steps."""
     return tuple(
         Overdrawn(client, plan, last_round(federation, client))
-        for client, plan in enumerate(federation.plans or ())
+        for client, plan in enumerate(federation.plan.clients or ())
         if plan.steps_to_take < plan.planned_steps
     )
 
 
 def last_round(federation: Federation, client: int) -> int:
     """Return the last round in which a client takes a step, without failures; 0 for none."""
-    plan = None if federation.plans is None else federation.plans[client]
-    scheduled = federation.participation.rounds_of(client)
-    count = (
-        len(scheduled) if plan is None else federation.steps.rounds_in(client, plan.steps_to_take)
-    )
+    plan, scheduled = federation.plan, federation.plan.participation.rounds_of(client)
+    count = len(scheduled)
+    if plan.clients is not None:
+        count = plan.steps.rounds_in(client, plan.clients[client].steps_to_take)
     return scheduled[count - 1] if count else 0
 
 
@@ -126,7 +125,7 @@ def refuse_overspending(federation: Federation) -> None:
         return
     if privacy.on_exhausted == "refuse":
         raise PrivacyBudgetError(_refusal(federation, overdrawn))
-    if all(plan.steps_to_take == 0 for plan in federation.plans or ()):
+    if all(plan.steps_to_take == 0 for plan in federation.plan.clients or ()):
         raise PrivacyBudgetError(
             f"no client can take a single step: {_spending(federation, overdrawn[0], 1)}; raise "
             "target_epsilon, delta or noise_multiplier"
@@ -175,11 +174,11 @@ def _spending(federation: Federation, one: Overdrawn, steps: int) -> str:
 
 def _affordable_rounds(federation: Federation) -> int:
     """Return the largest number of rounds after which no budget is exceeded."""
-    return min(_rounds_before_exceeding(federation), default=federation.participation.rounds)
+    return min(_rounds_before_exceeding(federation), default=federation.plan.participation.rounds)
 
 
 def _rounds_before_exceeding(federation: Federation) -> Iterator[int]:
-    for client, plan in enumerate(federation.plans or ()):
+    for client, plan in enumerate(federation.plan.clients or ()):
         if plan.steps_to_take < plan.planned_steps:
-            whole = federation.steps.whole_rounds_in(client, plan.steps_to_take)
-            yield federation.participation.rounds_of(client)[whole] - 1
+            whole = federation.plan.steps.whole_rounds_in(client, plan.steps_to_take)
+            yield federation.plan.participation.rounds_of(client)[whole] - 1

@@ -87,7 +87,7 @@ class ReleaseProbe(ABC, Generic[M]):
         self, federation: Federation, block: Sequence[int], clients: Sequence[int], seed: int
     ) -> None:
         self.federation, self.block, self.clients, self.seed = federation, block, clients, seed
-        self._example = to_tensors(public_examples(federation.data, 1), federation.device)
+        self._example = to_tensors(public_examples(federation.data, 1), federation.model.device)
 
     @abstractmethod
     def run(self, trial: Trial, see: Callable[[Release], None]) -> None:
@@ -116,7 +116,7 @@ class ReleaseProbe(ABC, Generic[M]):
             yield Trial(number)
 
     def _plan(self, client: int) -> PrivacyPlan:
-        return (self.federation.plans or ())[client]
+        return (self.federation.plan.clients or ())[client]
 
     def _mechanism(self, client: int) -> M:
         return cast(M, self._plan(client).release)  # `PROBES` chose this class by its type
@@ -159,12 +159,12 @@ class _TrainedProbe(ReleaseProbe[M]):
     ) -> BlockResult:
         """Train the block; `scale` is the factor of losses whose gradients exceed every bound."""
         federation = self.federation
-        loss = scaled_loss(federation.loss, scale if trial.is_large else 0.0)
-        gradients = copy(federation.gradients)
+        loss = scaled_loss(federation.model.loss, scale if trial.is_large else 0.0)
+        gradients = copy(federation.model.gradients)
         if gradients is not None:
             gradients.loss = loss
         return train_block(
-            federation.shared_model,
+            federation.model.shared,
             loss,
             gradients,
             federation.experiment.local.with_equal_views(),
@@ -190,7 +190,7 @@ class StepProbe(_TrainedProbe[DpSgdMechanism]):
 
     def noise_trials(self) -> Iterator[Trial]:
         """Yield two rounds of several steps; a part of a sum is one step."""
-        if self.federation.sums is not None:
+        if self.federation.plan.sums is not None:
             yield from super().noise_trials()
             return
         steps = min(-(-NUM_NOISE_VALUES // (2 * self.noise_values)), _MAX_NOISE_STEPS)
@@ -266,7 +266,7 @@ class UpdateProbe(_TrainedProbe[UpdateRelease]):
     def size(self) -> int:
         """Number of values of one release."""
         has_bit = self._mechanism(self.clients[0]).count_noise is not None
-        return self.federation.shared_model.parameters.size + has_bit
+        return self.federation.model.shared.parameters.size + has_bit
 
     @property
     def noise_values(self) -> int:
@@ -279,8 +279,8 @@ class UpdateProbe(_TrainedProbe[UpdateRelease]):
         largest = max(self._mechanism(client).max_update_norm for client in self.clients)
         rate = federation.experiment.local.learning_rate(trial.number)
         result, offset = self._train(trial, _FAR_ABOVE * largest / rate), None
-        if federation.sums is None:  # a client sends the trained values
-            start = federation.shared_model.start_values.double()
+        if federation.plan.sums is None:  # a client sends the trained values
+            start = federation.model.shared.start_values.double()
             offset = torch.cat([start, start.new_zeros(self.size - len(start))])
         for client, row, count in zip(self.block, result.values, result.counts, strict=True):
             if client in self.clients:
@@ -289,7 +289,7 @@ class UpdateProbe(_TrainedProbe[UpdateRelease]):
 
     def _member(self, client: int, trial: Trial) -> BlockMember:
         plan = self._plan(client)
-        steps = min(self.federation.steps.whole_rounds[client], _UPDATE_STEPS)
+        steps = min(self.federation.plan.steps.whole_rounds[client], _UPDATE_STEPS)
         return BlockMember(
             *self._copies(_UPDATE_EXAMPLES if trial.is_large else 0),
             self._key(client, trial),
@@ -301,7 +301,7 @@ class UpdateProbe(_TrainedProbe[UpdateRelease]):
 
     def _parts(self, client: int) -> Sequence[ChargedPart]:
         """Return the update, and the bit as halves."""
-        update, sums = self._mechanism(client), self.federation.sums
+        update, sums = self._mechanism(client), self.federation.plan.sums
         length, end = step_length_of(self.federation, client), self.size
         own, *count = self._charged(client, update)
         in_bounds = 1.0 / update.max_update_norm if length is None else length
@@ -332,7 +332,7 @@ class VoteProbe(ReleaseProbe[VoteMechanism]):
         for client in self.clients:
             plan, release = self._plan(client), self._mechanism(client).of_round(trial.number)
             votes = noisy_votes(labels, self._classes, plan, self._key(client, trial))
-            values = torch.from_numpy(votes).to(self.federation.device).view(shape)
+            values = torch.from_numpy(votes).to(self.federation.model.device).view(shape)
             [charged] = self._charged(client, release)
             deviation = DEVIATION * (1.0 if plan.part is not None else release.update_step)
             part = ChargedPart(charged, charged / deviation, [slice(None)])
@@ -346,12 +346,12 @@ class ModelProbe(ReleaseProbe[OutputMechanism]):
     @property
     def size(self) -> int:
         """Number of values of a model."""
-        return self.federation.shared_model.parameters.size
+        return self.federation.model.shared.parameters.size
 
     def run(self, trial: Trial, see: Callable[[Release], None]) -> None:
         """Let every client release a model, after a short training or none."""
         features, targets = self._copies(int(trial.is_large))
-        start, order = self.federation.shared_model.start_values, np.arange(len(features))
+        start, order = self.federation.model.shared.start_values, np.arange(len(features))
         for client in self.clients:
             used = self._mechanism(client)
             descent, steps = used.descent, 0

@@ -66,12 +66,12 @@ def server_app(
         roll = whole_roll(grid, federation.num_clients, helpers, patience=patience)
         return RoundSetup(
             federation.algorithm,
-            federation.participation,
+            federation.plan.participation,
             roll.clients,
             _aggregator(federation, roll, opened_sums),
             federation.test_metrics,
-            weights=federation.weights,
-            steps=federation.steps,
+            weights=federation.plan.weights,
+            steps=federation.plan.steps,
             deadline=settings.deadline,
             evaluation=None
             if evaluation is None
@@ -84,7 +84,7 @@ def server_app(
 
 def _aggregator(federation: Federation, roll: Roll, opened_sums: OpenedSums) -> Aggregator[Any]:
     """Return what aggregates the updates: in clear or in secret, of models or of integers."""
-    experiment, weights, sums = federation.experiment, federation.weights, federation.sums
+    experiment, weights, sums = federation.experiment, federation.plan.weights, federation.plan.sums
     aggregator: Aggregator[Any]
     if federation.secure is not None:
         from fedsim.server.secure.aggregator import SecureAggregator
@@ -95,7 +95,7 @@ def _aggregator(federation: Federation, roll: Roll, opened_sums: OpenedSums) -> 
             roll=roll,
             opened_sums=opened_sums,
             weights=weights,
-            plan=federation.plan_digest,
+            plan=federation.plan.digest,
         )
     elif sums is not None:
         aggregator = IntegerSum(sums, num_clients=federation.num_clients)
@@ -109,14 +109,14 @@ def _aggregator(federation: Federation, roll: Roll, opened_sums: OpenedSums) -> 
         weights,
         ServerNoise(experiment.seed if experiment.privacy.noise == "seeded" else None),
         opened_sums=opened_sums,
-        secret=federation.participation.is_secret,
-        tied=federation.shared_model.tied_names,
+        secret=federation.plan.participation.is_secret,
+        tied=federation.model.shared.tied_names,
     )
 
 
 def _parts(federation: Federation, ledgers: ClientLedgers | None) -> Iterator[RoundPart]:
     """Yield the parts of the federation's rounds."""
-    experiment, participation = federation.experiment, federation.participation
+    experiment, participation = federation.experiment, federation.plan.participation
     privacy, settings = experiment.privacy, experiment.federation
     if not experiment.has_server_noise:  # with central trust an upload is no release
         yield Tags(UploadTags(experiment.seed))
@@ -139,7 +139,7 @@ def _parts(federation: Federation, ledgers: ClientLedgers | None) -> Iterator[Ro
 
 def _shared_bound(federation: Federation) -> SharedBound | None:
     """Return what learns the bound of whole updates; None where no server learns one."""
-    privacy, sums = federation.experiment.privacy, federation.sums
+    privacy, sums = federation.experiment.privacy, federation.plan.sums
     learns = federation.experiment.release_kind.server_learns_bound
     if privacy is None or not learns or privacy.clipping.name != "adaptive":
         return None
@@ -154,10 +154,10 @@ def _shared_bound(federation: Federation) -> SharedBound | None:
 
 def _charge_round(federation: Federation) -> ChargeRound | None:
     """Return what charges all clients for a round; None where they charge themselves."""
-    if federation.sums is None or not federation.participation.is_secret:
+    if federation.plan.sums is None or not federation.plan.participation.is_secret:
         return None
     return ServerCharges(
-        federation.plans or (),
+        federation.plan.clients or (),
         federation.journal,
         conditions=federation.conditions,
         seed=federation.experiment.seed,
@@ -166,20 +166,20 @@ def _charge_round(federation: Federation) -> ChargeRound | None:
 
 def _expected_noise(federation: Federation) -> ExpectedNoise | None:
     """Return the length of the noise in an aggregate; None where it is not known."""
-    experiment, weights = federation.experiment, federation.weights.values
+    experiment, weights = federation.experiment, federation.plan.weights.values
     privacy, parameters = experiment.privacy, federation.release_parameters
-    if privacy is None or federation.plans is None or not _averages_plain_steps(federation):
+    if privacy is None or federation.plan.clients is None or not _averages_plain_steps(federation):
         return None
-    if federation.sums is not None:
-        return SumNoise(federation.sums, weights, privacy.clip_norm, parameters.size).norm
-    if federation.participation.is_secret:  # a sum of uploads would show how many came
+    if federation.plan.sums is not None:
+        return SumNoise(federation.plan.sums, weights, privacy.clip_norm, parameters.size).norm
+    if federation.plan.participation.is_secret:  # a sum of uploads would show how many came
         return None
-    return ClientNoise.of(federation.plans, weights, parameters, experiment.local).norm
+    return ClientNoise.of(federation.plan.clients, weights, parameters, experiment.local).norm
 
 
 def _averages_plain_steps(federation: Federation) -> bool:
     """Whether the aggregate update is the weighted sum of the noise of plain local steps."""
     algorithm = federation.algorithm
     is_mean = not (algorithm.uses_each_update or algorithm.weighs_steps)
-    scales = federation.participation.buffered is not None  # stale updates
+    scales = federation.plan.participation.buffered is not None  # stale updates
     return federation.goal.averages and is_mean and not scales and algorithm.client() is None

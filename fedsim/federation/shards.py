@@ -18,7 +18,7 @@ from fedsim.experiment import Experiment, LoadedExperiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.blocks import BlockPlan
 from fedsim.federation.conditions import choose_device, refuse_edited_plugins
-from fedsim.federation.federation import Federation
+from fedsim.federation.federation import Federation, FederationModel
 from fedsim.federation.mechanism_probe import probe_mechanisms
 from fedsim.federation.nodes import make_node_app, num_helpers
 from fedsim.federation.trained_model import (
@@ -31,20 +31,12 @@ from fedsim.federation.trained_model import (
 )
 from fedsim.federation.voting import GOALS
 from fedsim.models.losses import resolve_loss
+from fedsim.models.metrics import Task
 from fedsim.protocol.messages import TrainRequest
 from fedsim.simulation.shardable_app import ShardFactory
 
 # Fields of a federation that every process builds for itself.
-_LOCAL_FIELDS = {
-    "model",
-    "shared_model",
-    "loss",
-    "gradients",
-    "device",
-    "journal",
-    "data",
-    "goal",
-}
+_LOCAL_FIELDS = {"model", "journal", "data", "goal"}
 
 
 def client_app(
@@ -127,13 +119,13 @@ class FederationClientApp(ClientApp):
     @property
     def ledger(self) -> Path | None:
         """File of the durable ledger."""
-        return None if self._federation.plans is None else self._source.ledger
+        return None if self._federation.plan.clients is None else self._source.ledger
 
     def expected_work(self) -> list[float]:
         """Return the expected number of per-example gradients of each node in the run."""
         federation = self._federation
-        local, steps = federation.experiment.local, federation.steps.whole_rounds
-        rounds = federation.participation.planned_rounds()
+        local, steps = federation.experiment.local, federation.plan.steps.whole_rounds
+        rounds = federation.plan.participation.planned_rounds()
         clients = [
             float(planned * own * local.lot(size))
             for planned, own, size in zip(rounds, steps, federation.data.clients.sizes, strict=True)
@@ -170,7 +162,8 @@ class FederationClientApp(ClientApp):
             test=public_examples(data, NUM_PROBE_EXAMPLES),
         )
         queries = federation.goal.public_queries
-        return _FederationShard(type(federation), rest, own, federation.blocks.plan, queries)
+        task, blocks = federation.model.task, federation.blocks.plan
+        return _FederationShard(type(federation), rest, own, task, blocks, queries)
 
 
 @dataclass(frozen=True)
@@ -178,7 +171,8 @@ class _FederationShard:
     federation_class: type[Federation]
     rest: Mapping[str, Any]
     data: FederatedData
-    plan: BlockPlan  # of all clients, so that every process has the same blocks
+    task: Task
+    blocks: BlockPlan  # of all clients, so that every process has the same blocks
     queries: Examples | None = None
 
     def __call__(self, journal: Journal | None) -> ClientApp:
@@ -187,11 +181,11 @@ class _FederationShard:
         device = choose_device(experiment.runtime.device)
         loss = resolve_loss(experiment.model.loss, base=base)
         with one_thread():  # as the checks of the whole federation
-            model = initial_model(experiment, self.data, self.rest["task"], base=base).to(device)
+            model = initial_model(experiment, self.data, self.task, base=base).to(device)
             examples = to_tensors(public_examples(self.data, NUM_CHECK_EXAMPLES), device)
             parts = trained_parts(experiment, model, loss, *examples)
         refuse_edited_plugins(self.rest["sources"], experiment, base)
-        goal, shared_model = GOALS[experiment.task].of(
+        goal, shared = GOALS[experiment.task].of(
             experiment,
             self.queries,
             parts,
@@ -203,13 +197,9 @@ class _FederationShard:
         federation = self.federation_class(
             **self.rest,
             data=self.data.copy(),
-            model=model,
-            shared_model=shared_model,
+            model=FederationModel(model, shared, loss, parts.gradients, self.task, device),
             goal=goal,
-            loss=loss,
-            gradients=parts.gradients,
-            device=device,
             journal=cast("Any", journal),
         )
         probe_mechanisms(federation)
-        return _app_in_process(federation, self.plan.block_of)
+        return _app_in_process(federation, self.blocks.block_of)

@@ -181,7 +181,7 @@ def _changes(privacy: PrivacySettings, trust: str, unit: str) -> dict[str, Any]:
 
 
 def _planned(federation: Federation, *, is_own: bool) -> PlannedCell:
-    plans, terms = list(federation.plans or ()), list(federation.client_privacy or ())
+    plans, terms = list(federation.plan.clients or ()), list(federation.plan.client_privacy or ())
     trust, unit = terms[0].privacy.trust.name, terms[0].privacy.unit
     clients = tuple(
         CellClient(number, plan.release.noise_multiplier, _epsilons(plan, own.privacy))
@@ -235,7 +235,7 @@ def _epsilon(charges: Any, delta: float, accountant: Any, adjacency: Any) -> flo
 
 def _strictest(federation: Federation, clients: tuple[CellClient, ...]) -> tuple[int, ...]:
     """Return the clients that have no more noise than their own settings ask for."""
-    plans, terms = federation.plans or (), federation.client_privacy or ()
+    plans, terms = federation.plan.clients or (), federation.plan.client_privacy or ()
     use = {one.client: _use(plans[one.client], terms[one.client].privacy, one) for one in clients}
     most = max(use.values(), default=0.0)
     return tuple(client for client, share in use.items() if share >= _TIGHT * most)

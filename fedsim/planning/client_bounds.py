@@ -53,7 +53,7 @@ def client_kinds(federation: Federation) -> tuple[StepSchedule, ...]:
     Args:
         federation: with privacy.
     """
-    plans, terms = federation.plans or (), federation.client_privacy or ()
+    plans, terms = federation.plan.clients or (), federation.plan.client_privacy or ()
     found: dict[tuple[object, ...], list[int]] = {}
     for client, plan in enumerate(plans):
         if plan.steps_to_take:

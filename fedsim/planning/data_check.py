@@ -114,11 +114,11 @@ def check_data(loaded: LoadedExperiment, *, phases: Phases | None = None) -> Dat
 
 
 def _public_sizes(federation: Federation) -> tuple[int, ...] | None:
-    if federation.plans is None:
+    if federation.plan.clients is None:
         return tuple(federation.data.clients.sizes)
     if federation.experiment.release_kind.protects_client:
         return None
-    return tuple(plan.examples for plan in federation.plans)
+    return tuple(plan.examples for plan in federation.plan.clients)
 
 
 def _classes(federation: Federation) -> tuple[tuple[str, int], ...] | None:

@@ -176,8 +176,8 @@ def plan_experiment(
     phases = phases or Phases()
     federation = assemble(loaded, ledger=None, phases=phases)
     phases.begin("projecting ε")
-    rounds = federation.participation.planned_rounds()
-    plans, terms = federation.plans or (), federation.client_privacy or ()
+    rounds = federation.plan.participation.planned_rounds()
+    plans, terms = federation.plan.clients or (), federation.plan.client_privacy or ()
     clients = tuple(
         _plan_client(federation, client, rounds[client], curve=curves)
         for client in range(len(plans))
@@ -209,11 +209,11 @@ def _refusal(federation: Federation) -> str | None:
 
 
 def _plan_client(federation: Federation, client: int, rounds: int, *, curve: bool) -> PlannedClient:
-    plans, terms = federation.plans or (), federation.client_privacy or ()
+    plans, terms = federation.plan.clients or (), federation.plan.client_privacy or ()
     plan, own = plans[client], terms[client]
     parts = range(1, _MAX_CURVE_POINTS + 1) if curve else (_MAX_CURVE_POINTS,)
     marks = sorted({max(1, round(rounds * k / _MAX_CURVE_POINTS)) for k in parts})
-    steps_after = partial(federation.steps.steps_after, client)
+    steps_after = partial(federation.plan.steps.steps_after, client)
     points = tuple(
         (mark, _epsilon(plan, own.privacy, min(steps_after(mark), plan.steps_to_take)))
         for mark in marks
@@ -244,16 +244,16 @@ def _shown(client: PlannedClient) -> dict[str, Any]:
 
 
 def _affordable_rounds(federation: Federation, client: int, privacy: PrivacySettings) -> int | None:
-    plan = (federation.plans or ())[client]
-    steps_after = partial(federation.steps.steps_after, client)
+    plan = (federation.plan.clients or ())[client]
+    steps_after = partial(federation.plan.steps.steps_after, client)
     if plan.target_epsilon is None:
         return None
-    taken = federation.steps.whole_rounds_in(client, plan.steps_to_take)
+    taken = federation.plan.steps.whole_rounds_in(client, plan.steps_to_take)
     if plan.release.correlation is not None:  # charged for these rounds, and for no others
         return taken
     if taken and _epsilon(plan, privacy, steps_after(taken + 1)) > plan.target_epsilon:
         return taken  # as of every calibrated noise, but for thousands of rounds
-    planned = federation.steps.whole_rounds_in(client, plan.planned_steps)
+    planned = federation.plan.steps.whole_rounds_in(client, plan.planned_steps)
     most = _MAX_PLANNED_RUNS * max(planned, 1)
     found = largest_count(
         lambda count: _epsilon(plan, privacy, steps_after(count)) if count <= most else math.inf,
@@ -280,7 +280,7 @@ def _variations(
                     other_local,
                     examples=examples,
                     planned_rounds=other_rounds,
-                    drawn=federation.participation.secret_rate,
+                    drawn=federation.plan.participation.secret_rate,
                 )
             )
         except PrivacyPlanError:

@@ -27,10 +27,10 @@ def headline(federation: Federation) -> list[str]:
         f"{_sizes(federation)}, {len(federation.data.test):,} test examples, "
         f"{experiment.task_facts.work(experiment.federation.rounds, experiment.local)}"
     )
-    if federation.plans is None:
+    if federation.plan.clients is None:
         return [first, "no differential privacy"]
-    noise = range_text([plan.noise_multiplier for plan in federation.plans], digits=3)
-    delta = delta_text(max(plan.delta for plan in federation.plans))
+    noise = range_text([plan.noise_multiplier for plan in federation.plan.clients], digits=3)
+    delta = delta_text(max(plan.delta for plan in federation.plan.clients))
     target = experiment.privacy.target_epsilon if experiment.privacy else None
     goal = f"target ε = {target:g}" if target is not None else "given noise"
     return [first, f"{_mechanism(federation)}: {goal} at δ = {delta}, noise multiplier {noise}"]
@@ -41,7 +41,7 @@ def notes(federation: Federation) -> list[str]:
     experiment = federation.experiment
     found = (
         full_batch_note(experiment, federation.data.clients.sizes),
-        ignored_weighting(experiment, federation.weights),
+        ignored_weighting(experiment, federation.plan.weights),
         scale_note(federation.data.test.features, _feature_names(federation)),
     )
     return [note for note in found if note is not None]
@@ -128,16 +128,16 @@ def _sizes(federation: Federation) -> str:
 
 def warnings(federation: Federation) -> list[str]:
     """Return warnings of parameters that would not learn, and of a δ that is too large."""
-    return [*still_warnings(federation.still), *_loose_deltas(federation)]
+    return [*still_warnings(federation.model.still), *_loose_deltas(federation)]
 
 
 def _loose_deltas(federation: Federation) -> list[str]:
     """Return a warning if δ of a client allows publishing a whole example; else nothing."""
-    if federation.plans is None:
+    if federation.plan.clients is None:
         return []
     loose = [
         str(client)
-        for client, plan in enumerate(federation.plans)
+        for client, plan in enumerate(federation.plan.clients)
         if plan.delta * plan.examples >= 1
     ]
     if not loose:

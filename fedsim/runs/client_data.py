@@ -42,7 +42,7 @@ def client_data(federation: Federation, arrays: ArrayRecord | None) -> dict[str,
         arrays: the final global model; None: it is not scored.
     """
     data = federation.data
-    count = None if federation.task.name == "regression" else data.num_classes
+    count = None if federation.model.task.name == "regression" else data.num_classes
     if not may_write(federation.experiment) or count is None:
         return None
     if count * len(data.clients) > MAX_COUNTS:
@@ -99,7 +99,8 @@ def _held_out(
     held_out = federation.data.held_out
     if federation.experiment.client_evaluation is None or held_out is None:
         return
-    federation.model.load_state_dict(arrays.to_torch_state_dict())
+    model = federation.model
+    model.module.load_state_dict(arrays.to_torch_state_dict())
     for client in range(len(held_out)):
         examples = held_out[client]
         hits = [0] * count
@@ -108,13 +109,9 @@ def _held_out(
                 "the global model failed on held-out examples", raises=FederationError
             ):
                 _, outputs = evaluate_with_outputs(
-                    federation.model,
-                    federation.loss,
-                    federation.task,
-                    examples,
-                    device=federation.device,
+                    model.module, model.loss, model.task, examples, device=model.device
                 )
-            found = predictions_of(federation.task, outputs, torch.from_numpy(examples.targets))
+            found = predictions_of(model.task, outputs, torch.from_numpy(examples.targets))
             if not isinstance(found, ClassPredictions):
                 return
             hits = _counts(found.targets[found.predicted == found.targets], count)

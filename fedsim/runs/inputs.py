@@ -39,7 +39,7 @@ def fingerprint(federation: Federation) -> dict[str, str]:
         "data": private_digest(part for each in examples for part in _arrays_of(each)),
         "test": _sha256([*_array_bytes(data.test.targets)]),
         "model": digest(federation.initial_arrays()),
-        "privacy": _sha256(map_shared(_mechanism_bytes, federation.plans or ())),
+        "privacy": _sha256(map_shared(_mechanism_bytes, federation.plan.clients or ())),
         **federation.sources.entries,
     }
 

@@ -233,8 +233,12 @@ def summarise_privacy(
         JournalError: the ledger was changed.
         ValueError: a private federation without a ledger.
     """
-    settings, plans, journal = federation.experiment.privacy, federation.plans, federation.journal
-    terms, names = federation.client_privacy, federation.data.client_names
+    settings, plans, journal = (
+        federation.experiment.privacy,
+        federation.plan.clients,
+        federation.journal,
+    )
+    terms, names = federation.plan.client_privacy, federation.data.client_names
     if settings is None or plans is None or terms is None:
         return None
     if journal is None:

@@ -410,7 +410,7 @@ class _Recorder:
     @property
     def _setup(self) -> dict[str, float]:
         """Seconds of each phase before the rounds; none where participation hides all times."""
-        if self._federation.participation.is_secret:
+        if self._federation.plan.participation.is_secret:
             return {}
         return {name: round(value, 3) for name, value in self._parts.phases.seconds.items()}
 
@@ -448,9 +448,9 @@ class _Recorder:
         data = self._federation.data
         return ModelCard(
             input_shape=data.input_shape,
-            num_outputs=self._federation.task.num_outputs,
+            num_outputs=self._federation.model.task.num_outputs,
             raw_input_shape=data.raw_input_shape,
-            task=self._federation.task.name,
+            task=self._federation.model.task.name,
             class_names=data.class_names,
             columns=data.columns,
             experiment=self._federation.experiment.name,

@@ -102,8 +102,8 @@ def score_personal_models(federation: Federation, arrays: ArrayRecord) -> dict[s
         return None
     from fedsim.personalization.scores import ScoredModel, score_clients
 
-    federation.model.load_state_dict(arrays.to_torch_state_dict())
-    scored = ScoredModel(federation.model, federation.loss, federation.task)
+    federation.model.module.load_state_dict(arrays.to_torch_state_dict())
+    scored = ScoredModel(federation.model.module, federation.model.loss, federation.model.task)
     seed = federation.experiment.seed
     found = list(score_clients(settings, scored, federation.data, seed=seed))
     return {

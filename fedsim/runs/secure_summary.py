@@ -28,8 +28,8 @@ def secure_summary(
     report = SecureAggregationReport(
         settings=channel.settings,
         encoder=channel.codec.encoder,
-        clients_sampled=federation.participation.round_sizes[1],
-        plan_digest=federation.plan_digest,
+        clients_sampled=federation.plan.participation.round_sizes[1],
+        plan_digest=federation.plan.digest,
         repeats_noise=_repeats_noise(federation, one_operator=one_operator),
         is_integer_sum=channel.codec.is_integers,
     )

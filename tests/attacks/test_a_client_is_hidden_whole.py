@@ -81,9 +81,9 @@ def train(federation: Federation, block: tuple[int, ...]) -> BlockResult:
         )
     with one_thread():
         return train_block(
-            federation.shared_model,
-            federation.loss,
-            federation.gradients,
+            federation.model.shared,
+            federation.model.loss,
+            federation.model.gradients,
             federation.experiment.local,
             members,
             rows=federation.blocks.rows(block),
@@ -95,7 +95,7 @@ def train(federation: Federation, block: tuple[int, ...]) -> BlockResult:
 def test_no_bit_of_another_client_depends_on_its_data(batch_size: int | str) -> None:
     loaded = load_experiment(EXPERIMENT, overrides={"local.batch_size": batch_size})
     federation = assemble(loaded, ledger=None)
-    federation.shared_model.load(federation.initial_arrays())
+    federation.model.shared.load(federation.initial_arrays())
     block = federation.blocks.plan.block_of(1, ATTACKED)
     assert len(block) > 1
     place = block.index(ATTACKED)

@@ -102,8 +102,9 @@ def test_a_wrong_share_never_starts(
 def test_a_grid_that_is_not_the_one_of_the_sum_never_starts(factor: float) -> None:
     """Shorter steps make the noise small, longer ones the contribution large."""
     whole = federation()
-    assert whole.sums is not None
-    other = replace(whole, sums=replace(whole.sums, unit=factor * whole.sums.unit))
+    assert whole.plan.sums is not None
+    sums = replace(whole.plan.sums, unit=factor * whole.plan.sums.unit)
+    other = replace(whole, plan=replace(whole.plan, sums=sums))
     with pytest.raises(
         MechanismMismatchError, match=r"noise multiplier is|clipping bounds to a sum"
     ):

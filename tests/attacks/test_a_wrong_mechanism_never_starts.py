@@ -193,9 +193,9 @@ SOUND: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("sections", SOUND.values(), ids=SOUND)
 def test_a_right_mechanism_passes_and_leaves_no_trace(sections: dict[str, Any]) -> None:
     sound = federation(**sections)
-    before, state = sound.shared_model.parameters.data.clone(), torch.get_rng_state()
+    before, state = sound.model.shared.parameters.data.clone(), torch.get_rng_state()
     probe_mechanisms(sound)
-    assert torch.equal(sound.shared_model.parameters.data, before)
+    assert torch.equal(sound.model.shared.parameters.data, before)
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -207,8 +207,8 @@ def test_a_model_of_ones_own_with_dropout_passes(tmp_path: Path) -> None:
     )
     loaded = load_experiment(experiment(model={"name": "./net.py:build"}), base=tmp_path)
     own = assemble(loaded, ledger=None, in_process=True)
-    assert own.gradients is not None
-    assert not own.gradients.stacks
+    assert own.model.gradients is not None
+    assert not own.model.gradients.stacks
     probe_mechanisms(own)
 
 

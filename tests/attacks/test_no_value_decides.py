@@ -68,7 +68,7 @@ def federation(base: Path, trust: str, values: str, noise: float) -> Federation:
 
 
 def integers_of(whole: Federation) -> np.ndarray:
-    assert whole.plans is not None
+    assert whole.plan.clients is not None
     members = [
         BlockMember(
             *whole.client_task(k).data.tensors(),
@@ -78,10 +78,10 @@ def integers_of(whole: Federation) -> np.ndarray:
             plan.secure_noise,
             plan.part,
         )
-        for k, plan in enumerate(whole.plans)
+        for k, plan in enumerate(whole.plan.clients)
     ]
     result = train_block(
-        whole.shared_model, whole.loss, whole.gradients, whole.experiment.local, members
+        whole.model.shared, whole.model.loss, whole.model.gradients, whole.experiment.local, members
     )
     return result.values.numpy()
 
@@ -94,14 +94,15 @@ def test_every_upload_is_within_the_public_bound(values: str, trust: str, tmp_pa
     except ValueError:  # data that are not finite never start
         assert "np." in values
         return
-    assert whole.sums is not None
+    assert whole.plan.sums is not None
     found = integers_of(whole)
     assert np.array_equal(found, np.rint(found))
-    assert np.abs(found).max() <= whole.sums.bound
-    codec = PayloadCodec.of_integers(whole.sums.shapes, bound=whole.sums.bound, num_clients=3)
+    assert np.abs(found).max() <= whole.plan.sums.bound
+    sums = whole.plan.sums
+    codec = PayloadCodec.of_integers(sums.shapes, bound=sums.bound, num_clients=3)
     for row in found.astype(np.int64):
-        (shape,) = whole.sums.shapes.values()
-        arrays = {name: row.reshape(shape) for name in whole.sums.shapes}
+        (shape,) = sums.shapes.values()
+        arrays = {name: row.reshape(shape) for name in sums.shapes}
         encoded = codec.encode(arrays, reference=None, weight=1)
         assert np.array_equal(encoded.view(np.int64)[: row.size], row)
 
@@ -110,9 +111,9 @@ def test_every_upload_is_within_the_public_bound(values: str, trust: str, tmp_pa
 def test_the_bound_is_no_more_than_what_a_full_lot_needs(trust: str, tmp_path: Path) -> None:
     """All 40 examples in one direction: each of three rows has 1/√3 of a gradient's norm."""
     whole = federation(tmp_path, trust, VALUES["all in one direction"], noise=0.3)
-    assert whole.sums is not None
-    assert whole.plans is not None
+    assert whole.plan.sums is not None
+    assert whole.plan.clients is not None
     reserve = MAX_DRAW if trust == "distributed" else 0
-    full = 40 / whole.plans[0].release.noise_multiplier * 2**24
-    assert whole.sums.bound - reserve == pytest.approx(full, rel=2e-3)
+    full = 40 / whole.plan.clients[0].release.noise_multiplier * 2**24
+    assert whole.plan.sums.bound - reserve == pytest.approx(full, rel=2e-3)
     assert np.abs(integers_of(whole)).max() == pytest.approx(full / 3**0.5, rel=0.05)

@@ -166,8 +166,8 @@ def test_the_code_that_runs_is_the_code_of_the_digest(layout: Path) -> None:
     def gradient() -> float:
         of = federation(layout)
         targets = np.zeros(1, dtype=np.int64)
-        outputs = of.model(*[torch_of(np.ones((1, 4), dtype=np.float32))])
-        return of.loss(outputs, torch_of(targets)).item()
+        outputs = of.model.module(torch_of(np.ones((1, 4), dtype=np.float32)))
+        return of.model.loss(outputs, torch_of(targets)).item()
 
     before = gradient()
     edit(layout)

@@ -89,7 +89,7 @@ def federation(base: Path, **kinds: Any) -> Federation:
 
 def released(whole: Federation, number: int) -> np.ndarray:
     """Return the releases of all clients in a round (clients, size)."""
-    assert whole.plans is not None
+    assert whole.plan.clients is not None
     found: list[torch.Tensor] = []
     members = [
         BlockMember(
@@ -100,12 +100,12 @@ def released(whole: Federation, number: int) -> np.ndarray:
             plan.secure_noise,
             plan.part,
         )
-        for k, plan in enumerate(whole.plans)
+        for k, plan in enumerate(whole.plan.clients)
     ]
     train_block(
-        whole.shared_model,
-        whole.loss,
-        whole.gradients,
+        whole.model.shared,
+        whole.model.loss,
+        whole.model.gradients,
         whole.experiment.local,
         members,
         on_step=lambda lots, values, used: found.append(values.double().clone()),
@@ -118,11 +118,11 @@ def steps_of(whole: Federation) -> np.ndarray:
     found = []
     for number in range(1, ROUNDS + 1):
         values = released(whole, number)
-        if whole.sums is None:
+        if whole.plan.sums is None:
             mean = values.mean(0)
         else:  # the server's formula: the global model moves by unit · Σ / weights
-            weights = float(sum(whole.weights.values))
-            mean = whole.sums.unit * values.astype(np.int64).sum(0) / weights / -ETA
+            weights = float(sum(whole.plan.weights.values))
+            mean = whole.plan.sums.unit * values.astype(np.int64).sum(0) / weights / -ETA
         found.append(mean.reshape(400, 64) * LOT * CLIENTS)
     return np.stack(found)
 
@@ -178,9 +178,9 @@ def test_one_honest_client_is_local_trust_to_the_bit(tmp_path: Path) -> None:
     """The release is float32 in local trust: 24 bits of a value below 16 deviations."""
     shared = federation(tmp_path, trust="distributed", clients=2, colluding=1)
     local = federation(tmp_path, trust="local", clients=2)
-    assert shared.plans is not None
-    assert local.plans is not None
-    for one, other in zip(shared.plans, local.plans, strict=True):
+    assert shared.plan.clients is not None
+    assert local.plan.clients is not None
+    for one, other in zip(shared.plan.clients, local.plan.clients, strict=True):
         z = other.release.noise_multiplier
         assert z <= one.release.noise_multiplier <= z * (1 + 2**-39)
         assert one.charges(0, 3)[0][0] == one.release_as(DpSgdMechanism).event
@@ -196,9 +196,9 @@ def test_one_honest_client_is_local_trust_to_the_bit(tmp_path: Path) -> None:
 def test_both_events_with_dp_accounting(clients: int, colluding: int, tmp_path: Path) -> None:
     """From the settings alone: q = 1/5, z of a claim that each client would have alone."""
     whole = federation(tmp_path, trust="distributed", clients=clients, colluding=colluding)
-    assert whole.plans is not None
+    assert whole.plan.clients is not None
     honest = clients - colluding
-    plan = whole.plans[0]
+    plan = whole.plan.clients[0]
     for charges, z in (
         (plan.charges(0, ROUNDS), Z),
         (plan.server_charges(0, ROUNDS), Z / honest**0.5),
@@ -227,7 +227,7 @@ def test_whole_runs_have_one_law(trust: str, clients: int, tmp_path: Path) -> No
     content = experiment(tmp_path, trust=trust, clients=clients)
     file = tmp_path / "e.yaml"
     file.write_text(yaml.safe_dump(content))
-    start = federation(tmp_path, trust=trust, clients=clients).model.state_dict()
+    start = federation(tmp_path, trust=trust, clients=clients).model.module.state_dict()
     final = run_experiment(file, out=tmp_path / "run").model().state_dict()
     (before,), (after,) = start.values(), final.values()
     moved = (after.double() - before.double()).numpy() * -(LOT * CLIENTS) / ETA

@@ -140,7 +140,7 @@ def test_the_charge_is_that_of_one_view_and_the_run_can_be_replayed(tmp_path: Pa
 def test_a_sum_over_views_never_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each view clipped by itself, and added: K times the bound."""
     federation = assemble(load_experiment(experiment(augmentations=3)), ledger=None)
-    gradients = federation.gradients
+    gradients = federation.model.gradients
     assert gradients is not None
     right = type(gradients).clipped
 

@@ -114,11 +114,11 @@ def test_client_metrics_are_the_final_model_on_each_clients_data_and_marked_priv
     federation = assemble(load_experiment(path / "experiment.yaml"), ledger=None)
     from safetensors.torch import load_file
 
-    federation.model.load_state_dict(load_file(path / "model.safetensors"))
+    federation.model.module.load_state_dict(load_file(path / "model.safetensors"))
     for row, examples in zip(content["clients"], federation.data.clients, strict=True):
         import torch
 
-        guesses = federation.model(torch.from_numpy(examples.features)).argmax(dim=1).numpy()
+        guesses = federation.model.module(torch.from_numpy(examples.features)).argmax(dim=1).numpy()
         assert row["client_accuracy"] == pytest.approx(float((guesses == examples.targets).mean()))
     report = (path / "report.html").read_text()
     assert "client_accuracy" not in report

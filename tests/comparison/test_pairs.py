@@ -87,6 +87,7 @@ def test_secret_draws_of_clients_are_not_on_record() -> None:
     }
     federation = assemble(load_experiment(experiment), ledger=None)
     nobody = SimpleNamespace(on_record=lambda number: ())
-    hidden = replace(federation, participation=nobody)
+    steps = replace(federation.plan.steps, participation=nobody)
+    hidden = replace(federation, plan=replace(federation.plan, steps=steps))
     assert pair_digests(federation)["participants"] == pair_digests(hidden)["participants"]
     assert pair_digests(federation)["participants"] == _digest(np.array(()) for _ in range(3))

@@ -81,7 +81,7 @@ def test_full_is_the_largest_batch_size_of_equal_clients() -> None:
     for batch in ("full", 480):
         loaded = load_experiment(EXPERIMENT, {**iid, "local.batch_size": batch})
         federation = assemble(loaded, ledger=None)
-        plans = federation.plans or ()
+        plans = federation.plan.clients or ()
         models.append(
             [
                 (
@@ -99,7 +99,7 @@ def test_every_client_has_a_rate_of_one_and_the_same_noise() -> None:
     federation = assemble(load_experiment(EXPERIMENT), ledger=None)
     sizes = federation.data.clients.sizes
     assert max(sizes) > 2 * min(sizes)
-    steps = [plan.release_as(DpSgdMechanism) for plan in federation.plans or ()]
+    steps = [plan.release_as(DpSgdMechanism) for plan in federation.plan.clients or ()]
     assert {step.sampling.sampling_rate for step in steps} == {1.0}
     assert [step.expected_lot for step in steps] == [float(size) for size in sizes]
     noise = [step.noise_multiplier for step in steps]

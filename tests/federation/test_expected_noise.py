@@ -47,7 +47,11 @@ def test_noise_of_clients_adds_up_to_the_length_of_the_update(tmp_path: Path) ->
         CLIENT,
         {**CLIENT, "privacy.clipping": {"name": "adaptive", "count_noise": 50.0}},
         {**CLIENT, "privacy.trust": "distributed", "secure_aggregation": SECURE},
-        {**CLIENT, "privacy.trust": "central", "federation.participation": {"scheme": "poisson"}},
+        {
+            **CLIENT,
+            "privacy.trust": "central",
+            "federation.participation": {"scheme": "poisson"},
+        },
         {
             **CLIENT,
             "privacy.trust": "central",

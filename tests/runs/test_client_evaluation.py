@@ -69,7 +69,7 @@ def test_the_average_is_that_of_all_held_out_examples(tmp_path: Path) -> None:
     result = fedsim.run(experiment(), out=tmp_path / "run")
     federation = assembled()
     assert federation.data.held_out is not None
-    model = federation.model
+    model = federation.model.module
     model.load_state_dict(load_file(str(tmp_path / "run" / "model.safetensors")))
     right, loss, count = 0, 0.0, 0
     for examples in federation.data.held_out:

@@ -66,7 +66,7 @@ def test_a_round_is_one_release_and_nothing_else_leaves(tmp_path: Path) -> None:
 
 
 def test_rounds_are_budgeted_client_by_client(tmp_path: Path) -> None:
-    plans = federation_of(**{"privacy.clients": {"3": {"target_epsilon": 2.0}}}).plans
+    plans = federation_of(**{"privacy.clients": {"3": {"target_epsilon": 2.0}}}).plan.clients
     assert plans is not None
     assert {plan.planned_steps for plan in plans} <= {1, 2}
     two = [plan for plan in plans if plan.planned_steps == 2]
@@ -95,7 +95,7 @@ def test_a_secret_draw_shapes_no_block() -> None:
     federation = federation_of(
         **{"federation.participation": draw}, **{f"privacy.{k}": v for k, v in central.items()}
     )
-    assert not federation.participation.is_keyed
+    assert not federation.plan.participation.is_keyed
     blocks = federation.blocks.plan.blocks(1)
     assert sorted(client for block in blocks for client in block) == list(range(8))
     assert federation.blocks.places == 4

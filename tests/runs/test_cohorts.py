@@ -141,7 +141,7 @@ def test_the_shape_of_tiles_is_planned_whoever_is_absent(
     size = assemble(load_experiment(content), ledger=None).data.clients.size(4)
     content["privacy"] = {**PRIVACY, "clients": {"4": {"sampling_rate": 31 / size}}}
     content["faults"] = [{"kind": "dropout_before", "clients": [4], "rounds": [1]}]
-    plans = assemble(load_experiment(content), ledger=None).plans or ()
+    plans = assemble(load_experiment(content), ledger=None).plan.clients or ()
     rows = [plan.release_as(DpSgdMechanism).tile_rows for plan in plans]
     assert rows[4] > max(rows[3], rows[5], rows[6])
     run_experiment(content, out=tmp_path / "r")

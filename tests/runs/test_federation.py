@@ -84,7 +84,7 @@ def start_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def least_squares_by_hand(experiment: Mapping, base: Path, weights: list[float]) -> np.ndarray:
     """FedAvg of full-batch gradient descent in plain numpy, float64."""
     federation = loaded(experiment, base)
-    state = federation.model.state_dict()
+    state = federation.model.module.state_dict()
     theta = np.array([state["weight"].item(), state["bias"].item()])
     data = [
         (np.column_stack([c.features[:, 0], np.ones(len(c))]).astype(np.float64), c.targets)
@@ -399,6 +399,6 @@ def test_dp_and_plain_arms_share_data_start_and_participants(tmp_path: Path) -> 
     one, other = loaded(digits(), tmp_path), loaded(digits(privacy=None), tmp_path)
     for a, b in zip(one.data.clients, other.data.clients, strict=True):
         np.testing.assert_array_equal(a.features, b.features)
-    for a, b in zip(one.model.parameters(), other.model.parameters(), strict=True):
+    for a, b in zip(one.model.module.parameters(), other.model.module.parameters(), strict=True):
         np.testing.assert_array_equal(a.detach().numpy(), b.detach().numpy())
-    assert one.participation == other.participation
+    assert one.plan.participation == other.plan.participation

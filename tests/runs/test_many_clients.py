@@ -70,7 +70,7 @@ def test_a_run_plans_each_kind_and_keeps_the_state_of_clients_that_were_asked(
     assert seen.grid is not None
     assert len(seen.grid._contexts._made) == len(asked)
     assert seen.federation is not None
-    assert len(planned) == len(set(map(id, seen.federation.plans or ()))) <= 6
+    assert len(planned) == len(set(map(id, seen.federation.plan.clients or ()))) <= 6
     lines = (tmp_path / "r" / "privacy.json").read_text().splitlines()
     rows = [json.loads(line.rstrip(",")) for line in lines if line.startswith('    {"client"')]
     assert [row["client"] for row in rows] == list(range(CLIENTS))
@@ -81,7 +81,7 @@ def test_the_largest_epsilon_of_kinds_is_that_of_clients() -> None:
     federation = assembly.assemble(load_experiment(EXPERIMENT), ledger=None, in_process=True)
     for accountant in ("pld", "rdp"):
         book = ClientLedgers(accountant)
-        for client, own in enumerate(federation.plans or ()):
+        for client, own in enumerate(federation.plan.clients or ()):
             spend = own.initial_spend(client)
             for event, count in own.charges(0, 2 * (1 + client % 3)):
                 spend.ledger.record(event, count)
@@ -93,7 +93,7 @@ def test_the_largest_epsilon_of_kinds_is_that_of_clients() -> None:
 
 def test_requests_do_not_look_at_all_weights() -> None:
     """They once did: a round of 1,000 among 100,000 clients compared 100,000,000 weights."""
-    weights = assembly.assemble(load_experiment(EXPERIMENT), ledger=None).weights
+    weights = assembly.assemble(load_experiment(EXPERIMENT), ledger=None).plan.weights
     assert "is_uniform" not in vars(weights)
     assert weights.announced(3) is None
     assert vars(weights)["is_uniform"] is True

@@ -99,7 +99,11 @@ def test_groups_take_turns_under_every_trust_model(
 
 def test_a_resumed_run_keeps_its_trace_and_ends_alike(tmp_path: Path) -> None:
     settings = {
-        "federation.participation": {"scheme": "trace", "availability": "0-3: 1-9", "period": 2},
+        "federation.participation": {
+            "scheme": "trace",
+            "availability": "0-3: 1-9",
+            "period": 2,
+        },
         "federation.clients_per_round": 2,
         "privacy": {"noise_multiplier": 1.0, "delta": 1e-3, "max_grad_norm": 0.5},
     }
@@ -163,7 +167,11 @@ def test_stragglers_take_and_are_charged_fewer_steps(tmp_path: Path) -> None:
         },
         {
             "federation.partial_work": {"share": 0.5},
-            "federation.participation": {"scheme": "buffered", "concurrency": 4, "buffer_size": 2},
+            "federation.participation": {
+                "scheme": "buffered",
+                "concurrency": 4,
+                "buffer_size": 2,
+            },
         },
     ],
 )

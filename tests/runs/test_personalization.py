@@ -54,7 +54,7 @@ def read(path: Path, name: str = "personalization.json") -> dict[str, Any]:
 def test_scores_are_those_of_models_made_by_hand(tmp_path: Path) -> None:
     result = fedsim.run(experiment(), out=tmp_path / "run")
     federation = assemble(load_experiment(experiment()), ledger=None)
-    model, held_out = federation.model, federation.data.held_out
+    model, held_out = federation.model.module, federation.data.held_out
     assert held_out is not None
     model.load_state_dict(load_file(str(result.path / "model.safetensors")))
     content = read(result.path)
@@ -62,9 +62,9 @@ def test_scores_are_those_of_models_made_by_hand(tmp_path: Path) -> None:
     for row, own, rest in zip(content["clients"], federation.data.clients, held_out, strict=True):
         assert (row["examples"], row["held_out"]) == (len(own), len(rest))
         found = fedsim.personalize(model, own.features, own.targets, TUNED, client=row["client"])
-        scores = evaluate(found, federation.loss, federation.task, rest)
+        scores = evaluate(found, federation.model.loss, federation.model.task, rest)
         assert row["personal"] == scores
-        assert row["global"] == evaluate(model, federation.loss, federation.task, rest)
+        assert row["global"] == evaluate(model, federation.model.loss, federation.model.task, rest)
         right += scores["accuracy"] * len(rest)
     assert content["personal"]["accuracy"] == pytest.approx(right / content["held_out"])
     assert result.metrics["personal_accuracy"] == content["personal"]["accuracy"]

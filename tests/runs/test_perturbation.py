@@ -219,7 +219,7 @@ def test_a_rate_without_proof_and_another_model_are_refused_before_training() ->
     for model in (deep, frozen):
         with pytest.raises(PrivacyPlanError, match="one linear layer"):
             problem_of(federation.experiment, model, federation.data, FedAvg())
-    linear = federation.model
+    linear = federation.model.module
     with pytest.raises(PrivacyPlanError, match="changes local steps"):
         problem_of(federation.experiment, linear, federation.data, FedProx())
 

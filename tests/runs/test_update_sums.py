@@ -68,9 +68,9 @@ def events(path: Path) -> set[Any]:
 
 def test_shares_are_planned_for_the_smallest_sum() -> None:
     federation = federation_of(**DISTRIBUTED)
-    assert federation.plans is not None
-    assert federation.sums is not None
-    for plan in federation.plans:
+    assert federation.plan.clients is not None
+    assert federation.plan.sums is not None
+    for plan in federation.plan.clients:
         update = plan.release_as(UpdateMechanism)
         ((event, count),) = plan.charges(0, 1)
         assert isinstance(event, Gaussian)
@@ -79,28 +79,28 @@ def test_shares_are_planned_for_the_smallest_sum() -> None:
         ((own, _),) = plan.server_charges(0, 1) or []
         assert isinstance(own, Gaussian)
         assert own.noise_multiplier == pytest.approx(0.7 / 3.0, rel=1e-4)  # h = 10 - 1
-        assert federation.sums.unit == pytest.approx(update.update_step)
-    assert federation.sums.unit * DEVIATION == pytest.approx(0.7 * 0.4 / 3.0)
+        assert federation.plan.sums.unit == pytest.approx(update.update_step)
+    assert federation.plan.sums.unit * DEVIATION == pytest.approx(0.7 * 0.4 / 3.0)
 
 
 def test_central_trust_leaves_the_noise_to_the_server() -> None:
     federation = federation_of(**CENTRAL)
-    assert federation.plans is not None
-    assert federation.sums is not None
-    assert federation.sums.server_noise
-    plan = federation.plans[0]
+    assert federation.plan.clients is not None
+    assert federation.plan.sums is not None
+    assert federation.plan.sums.server_noise
+    plan = federation.plan.clients[0]
     assert plan.part is not None
     assert not plan.part.adds_noise
     assert plan.server_charges(0, 1) is None
-    assert federation.sums.unit * DEVIATION == pytest.approx(0.7 * 0.4)
+    assert federation.plan.sums.unit * DEVIATION == pytest.approx(0.7 * 0.4)
 
 
 def test_a_secret_draw_amplifies_and_divides_by_a_public_number() -> None:
     federation = federation_of(**POISSON)
-    assert federation.plans is not None
-    assert federation.sums is not None
-    assert federation.sums.divisor == pytest.approx(4.0)
-    for plan in federation.plans:
+    assert federation.plan.clients is not None
+    assert federation.plan.sums is not None
+    assert federation.plan.sums.divisor == pytest.approx(4.0)
+    for plan in federation.plan.clients:
         assert not plan.charges_itself
         assert plan.planned_steps == ROUNDS
         ((event, _),) = plan.charges(0, ROUNDS)
@@ -111,13 +111,13 @@ def test_a_secret_draw_amplifies_and_divides_by_a_public_number() -> None:
 def test_the_bit_is_a_part_of_the_sum_and_of_the_event() -> None:
     for trust, honest in ((DISTRIBUTED, 9), (CENTRAL, 1)):
         federation = federation_of(**trust, **ADAPTIVE)
-        assert federation.plans is not None
-        assert federation.sums is not None
-        assert federation.sums.shapes[CLIP_COUNT] == (1,)
-        assert federation.sums.count_unit == pytest.approx(2.0 / math.sqrt(honest) / DEVIATION)
-        plan = federation.plans[0]
+        assert federation.plan.clients is not None
+        assert federation.plan.sums is not None
+        assert federation.plan.sums.shapes[CLIP_COUNT] == (1,)
+        assert federation.plan.sums.count_unit == pytest.approx(2.0 / math.sqrt(honest) / DEVIATION)
+        plan = federation.plan.clients[0]
         update = plan.release_as(UpdateMechanism)
-        assert federation.sums.unit * 0.4 == pytest.approx(update.update_step)  # at S = 1
+        assert federation.plan.sums.unit * 0.4 == pytest.approx(update.update_step)  # at S = 1
         ((event, _),) = plan.charges(0, 1)
         assert isinstance(event, JointGaussian)
         assert group_noise_multiplier(event.noise_multipliers) == pytest.approx(0.7, rel=1e-4)

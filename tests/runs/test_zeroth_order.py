@@ -60,7 +60,7 @@ def numpy_rounds(federation) -> tuple[np.ndarray, list[np.ndarray]]:
     values, history = np.zeros(650), []
     for number in range(1, 4):
         uploads = []
-        for client, plan in enumerate(federation.plans):
+        for client, plan in enumerate(federation.plan.clients):
             x, y = federation.data.clients[client].features, federation.data.clients[client].targets
             x, here, key = (
                 x.reshape(len(x), -1).astype(float),

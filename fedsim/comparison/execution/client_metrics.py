@@ -31,17 +31,16 @@ def write_client_metrics(federation: "Federation", directory: "RunDirectory") ->
         federation: the federation of the same experiment; its model is overwritten.
         directory: the run directory with its `model.safetensors`.
     """
-    model = federation.model
+    trained = federation.model
+    model = trained.module
     if federation.experiment.saves_derived_model:
-        model = load_core(directory.path, base=federation.base).to(federation.device)
+        model = load_core(directory.path, base=federation.base).to(trained.device)
     else:
         path = directory.path / "model.safetensors"
-        model.load_state_dict(load_file(str(path), device=str(federation.device)))
+        model.load_state_dict(load_file(str(path), device=str(trained.device)))
     rows: list[dict[str, Any]] = []
     for client, examples in enumerate(federation.data.clients):
-        found = evaluate(
-            model, federation.loss, federation.task, examples, device=federation.device
-        )
+        found = evaluate(model, trained.loss, trained.task, examples, device=trained.device)
         figures = {f"client_{name}": _finite(value) for name, value in found.items()}
         rows.append({"client": client, "examples": len(examples), **figures})
     content = {"schema": SCHEMAS[FILE], "private": True, "warning": WARNING, "clients": rows}

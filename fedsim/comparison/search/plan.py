@@ -115,7 +115,7 @@ def plan_search(
 
 
 def _candidate(name: str, federation: Federation) -> Candidate:
-    privacy, plans = federation.experiment.privacy, federation.plans
+    privacy, plans = federation.experiment.privacy, federation.plan.clients
     if privacy is None or plans is None:
         raise SearchError(f"candidate {name!r} has no privacy")
     ledgers = []
@@ -126,7 +126,7 @@ def _candidate(name: str, federation: Federation) -> Candidate:
         if ledger.epsilon(plan.delta, "rdp", privacy.adjacency.name) == float("inf"):
             raise SearchError(f"candidate {name!r} has no finite ε, so its runs cannot be charged")
         ledgers.append(ledger)
-    values = federation.shared_model.parameters.size
+    values = federation.model.shared.parameters.size
     return Candidate(
         name=name,
         data=pair_digests(federation)["data"],

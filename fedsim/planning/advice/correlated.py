@@ -35,7 +35,7 @@ def correlated_candidates(
     if privacy is None or privacy.noise_correlation != "none":
         return
     place = facts.median_place
-    rounds = federation.participation.planned_rounds()[facts.members[place]]
+    rounds = federation.plan.participation.planned_rounds()[facts.members[place]]
     size, steps = int(facts.examples[place]), max(1, rounds) * facts.steps
     lot, delta = max(1, round(size * facts.rates[place])), facts.deltas[place]
     for bands in _BANDS:

@@ -91,15 +91,15 @@ def public_facts(federation: Federation) -> PublicFacts:
         federation: assembled; its examples are not read.
     """
     experiment, data = federation.experiment, federation.data
-    every = [own.privacy for own in federation.client_privacy or ()]
-    planned = federation.plans or ()
+    every = [own.privacy for own in federation.plan.client_privacy or ()]
+    planned = federation.plan.clients or ()
     spends = [planned_epsilon(plan, own) for plan, own in zip(planned, every, strict=True)]
     members = [client for client, epsilon in enumerate(spends) if epsilon > 0.0]
     plans = [planned[client] for client in members]
     settings = [every[client] for client in members]
     spent = [spends[client] for client in members]
     clip_norms = np.array([own.clip_norm for own in settings])
-    values = sum(p.numel() for p in federation.model.parameters() if p.requires_grad)
+    values = sum(p.numel() for p in federation.model.module.parameters() if p.requires_grad)
     given = [e for e, own in zip(spent, settings, strict=True) if own.gives_noise]
     mus = [_unit_mu(e, p.delta, own) for e, p, own in zip(spent, plans, settings, strict=True)]
     return PublicFacts(
@@ -110,9 +110,9 @@ def public_facts(federation: Federation) -> PublicFacts:
         deltas=np.array([plan.delta for plan in plans]),
         clip_norms=clip_norms,
         unit_mu=np.array(mus),
-        clients_per_round=min(federation.participation.round_sizes[1], len(members)),
+        clients_per_round=min(federation.plan.participation.round_sizes[1], len(members)),
         rounds=experiment.federation.rounds,
-        steps=int(np.median([federation.steps.whole_rounds[client] for client in members])),
+        steps=int(np.median([federation.plan.steps.whole_rounds[client] for client in members])),
         learning_rate=experiment.local.optimizer.lr,
         stride=_stride(federation, float(clip_norms.mean()), values),
         trained_values=values,

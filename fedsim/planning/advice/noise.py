@@ -127,8 +127,8 @@ def sampling_noise_ratio(
     """
     place = facts.median_place
     client = int(facts.members[place])
-    privacy = (federation.client_privacy or ())[client].privacy
-    rounds = federation.participation.planned_rounds()[client]
+    privacy = (federation.plan.client_privacy or ())[client].privacy
+    rounds = federation.plan.participation.planned_rounds()[client]
     own = privacy.accountant
     by_rdp = own if own.name == "rdp" else RenyiAccountantSettings(name="rdp")
     found = []

@@ -94,7 +94,7 @@ def _trust(
 def _sums(federation: Federation) -> dict[str, Any]:
     """Return the settings of sums that distributed trust needs and the file lacks."""
     secure = federation.experiment.secure_aggregation
-    per_round, _ = federation.participation.round_sizes
+    per_round, _ = federation.plan.participation.round_sizes
     if secure is None:
         return {"secure_aggregation": {"aggregators": 2, "min_clients": per_round}}
     if "min_clients" not in secure.model_fields_set:

@@ -101,7 +101,7 @@ def _federation(directory: RunDirectory, base: Path | None, phases: Phases) -> F
     except RunDirectoryError as error:
         what = str(error).partition(",")[0]
         raise ReplayImpossibleError(f"{what}; a replay needs the original") from error
-    for client, plan in enumerate(federation.plans or ()):
+    for client, plan in enumerate(federation.plan.clients or ()):
         if plan.secure_noise:
             raise ReplayImpossibleError(
                 f"client {client} has noise: secure, which comes from the operating system and "
@@ -202,7 +202,7 @@ class _Comparison:
             rounds=self._rounds,
             failures=self._failures,
             is_secure=federation.secure is not None,
-            is_secret=federation.participation.is_secret,
+            is_secret=federation.plan.participation.is_secret,
         )
         app = client_app(federation, in_process=True, ledger=None, block_of=self._block_of)
         LocalEngine(grid).execute(server, app, federation.num_nodes)
@@ -240,7 +240,7 @@ class _Comparison:
         if recorded.row is not None and set(report.clients.participants) != recorded.participants:
             yield f"{where}: the replay has other participants than rounds.jsonl"
         if recorded.releases is not None and report.model.digest != recorded.releases.model:
-            secret = self._federation.participation.is_secret
+            secret = self._federation.plan.participation.is_secret
             because = ", or a client failed: the record names none" if secret else ""
             yield (
                 f"{where}: the global model is not the mean of the uploads computed again{because}"

@@ -54,11 +54,11 @@ def test_means_are_those_of_the_clients_own_measurements(
     plain = assemble(load_experiment(lab.experiment(secure, federation=federation)), ledger=None)
     starts = [plain.initial_arrays(), to_arrays(lab.model(first.path))]
     for start, found in zip(starts, means(result), strict=True):
-        plain.model.load_state_dict(start.to_torch_state_dict())
+        plain.model.module.load_state_dict(start.to_torch_state_dict())
         rows = []
         for own in plain.data.clients:
             targets = torch.from_numpy(own.targets)
-            outputs = plain.model(torch.from_numpy(own.features))
+            outputs = plain.model.module(torch.from_numpy(own.features))
             loss = torch.nn.functional.cross_entropy(outputs, targets).item()
             rows.append((loss, (outputs.argmax(1) == targets).double().mean().item()))
         sizes = [len(own) if weighting == "examples" else 1 for own in plain.data.clients]
@@ -80,7 +80,7 @@ def test_metrics_do_not_depend_on_where_the_examples_lie_in_memory(lab: Any) -> 
         moved = room[start : start + features.nbytes].view(np.float32).reshape(features.shape)
         moved[:] = features
         there = partial(Examples, moved, own.targets)
-        found.add(tuple(replace(measure, examples=there)(federation.model).values()))
+        found.add(tuple(replace(measure, examples=there)(federation.model.module).values()))
     assert len(found) == 1
 
 

@@ -1,0 +1,125 @@
+"""The plan of a federation: who takes part, by which steps, with what noise and what weight.
+
+Everything here follows from settings, public client sizes and the seed, before the first round.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from fedsim.algorithms.algorithm import Algorithm
+from fedsim.clients.mechanisms.client_privacy import ClientPrivacy, resolve_client_privacy
+from fedsim.clients.mechanisms.plan import PrivacyPlan
+from fedsim.data import FederatedData
+from fedsim.experiment import Experiment, LoadedExperiment
+from fedsim.federation.aggregate_noise import share_noise
+from fedsim.federation.client_plans import (
+    client_plans,
+    client_weights,
+    plan_digest,
+    read_client_tables,
+)
+from fedsim.federation.release_problem import problem_of
+from fedsim.federation.schedule import StepSchedule, participation_of
+from fedsim.federation.trained_model import TrainedParts, release_parameters
+from fedsim.protocol.noisy_sums import SumPlan
+from fedsim.server.aggregation.weights import ClientWeights
+from fedsim.server.participation.participation import Participation
+
+
+@dataclass(frozen=True)
+class FederationPlan:
+    """What is public of a federation before its first round.
+
+    Attributes:
+        steps: the planned steps of each client in each round.
+        client_privacy: privacy settings of each client; None without privacy.
+        clients: privacy plan of each client; None without privacy.
+        weights: the weights of all clients' updates.
+        sums: the plan of noisy sums; None with local trust.
+        digest: of everything public that fixes the clients' releases; "" without privacy.
+    """
+
+    steps: StepSchedule
+    client_privacy: tuple[ClientPrivacy, ...] | None
+    clients: tuple[PrivacyPlan, ...] | None
+    weights: ClientWeights
+    sums: SumPlan | None = None
+    digest: str = ""
+
+    @property
+    def participation(self) -> Participation:
+        """The clients of each round, or their secret draw."""
+        return self.steps.participation
+
+
+def schedule_of(
+    loaded: LoadedExperiment, sizes: Sequence[int]
+) -> tuple[tuple[ClientPrivacy, ...] | None, StepSchedule]:
+    """Return the privacy settings of each client, None without privacy, and the planned steps.
+
+    Args:
+        loaded: the experiment, with its number of clients.
+        sizes: number of examples of each client.
+
+    Raises:
+        ValueError: a table of clients does not fit, or steps exceed their limit.
+    """
+    experiment, terms = loaded.experiment, None
+    participation = participation_of(experiment, len(sizes))
+    if experiment.privacy is not None:
+        terms = resolve_client_privacy(
+            experiment.privacy,
+            num_clients=len(sizes),
+            seed=experiment.seed,
+            tables=read_client_tables(experiment.privacy, loaded.base),
+            clients_per_round=participation.round_sizes[1],
+        )
+    return terms, StepSchedule.of(experiment, participation, terms, sizes)
+
+
+def plan_of(
+    experiment: Experiment,
+    client_privacy: tuple[ClientPrivacy, ...] | None,
+    data: FederatedData,
+    steps: StepSchedule,
+    parts: TrainedParts,
+    algorithm: Algorithm,
+) -> FederationPlan:
+    """Return the plan of a federation.
+
+    Weights follow from the plans of clients that add all of their noise alone, and shares of the
+    noise from both.
+
+    Args:
+        experiment: the settings.
+        client_privacy: privacy settings of each client.
+        data: for the clients' public sizes.
+        steps: the planned steps.
+        parts: what clients train with.
+        algorithm: the federated algorithm.
+
+    Raises:
+        ValueError: no noise meets the settings; the message names the setting and the fix.
+    """
+    plans, sizes = None, data.clients.sizes
+    if client_privacy is not None:
+        parameters = release_parameters(experiment, parts.gradients, parts.shared_model)
+        problem = problem_of(experiment, parts.shared_model.model, data, algorithm)
+        plans = client_plans(experiment, client_privacy, sizes, steps, parameters, problem)
+    weights = client_weights(experiment, sizes, plans, takes_weights=algorithm.takes_weights)
+    sums, privacy = None, experiment.privacy
+    if privacy is not None and privacy.trust.name != "local" and client_privacy and plans:
+        shapes = parts.shared_model.trained_shapes
+        plans, sums = share_noise(experiment, client_privacy, plans, weights, shapes)
+        sums = _with_public_divisor(sums, steps.participation, weights)
+    digest = plan_digest(experiment, plans, weights, sums)
+    return FederationPlan(steps, client_privacy, plans, weights, sums, digest)
+
+
+def _with_public_divisor(
+    sums: SumPlan, participation: Participation, weights: ClientWeights
+) -> SumPlan:
+    """Return the plan of sums that are divided by a public number where participation is secret."""
+    if not participation.is_secret:
+        return sums
+    return replace(sums, divisor=participation.rate * sum(weights.values))
