@@ -18,8 +18,7 @@ import hashlib
 import json
 import os
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -27,9 +26,8 @@ from typing import Any, BinaryIO, Protocol, Self
 
 from fedsim.accountant.events import Event
 from fedsim.accountant.ledger.privacy_ledger import PrivacyLedger, records_of
+from fedsim.core.durable import GENESIS, append, exclusive
 from fedsim.core.errors import FedsimError, os_error_text
-
-GENESIS = "0" * 64
 
 _COMPACT = json.JSONEncoder(separators=(",", ":"))
 _SORTED = json.JSONEncoder(separators=(",", ":"), sort_keys=True)
@@ -270,17 +268,13 @@ class FileJournal:
 
     def _write(self, charges: Sequence[Charge]) -> None:
         lines = [charge.to_line().encode() for charge in charges]
-        with self._path.open("a+b") as file, _exclusive(file):
+        with self._path.open("a+b") as file, exclusive(file):
             self._catch_up(file)
             heads: dict[int, str] = {}
             for charge in charges:
                 self._check(charge, heads.get(charge.client), where="new record")
                 heads[charge.client] = charge.hash
-            file.truncate(self._offset)
-            file.seek(0, os.SEEK_END)
-            file.write(b"".join(lines))
-            file.flush()
-            os.fsync(file.fileno())
+            append(file, b"".join(lines), at=self._offset)
         for charge, line in zip(charges, lines, strict=True):
             self._remember(charge, len(line))
 
@@ -320,18 +314,3 @@ class FileJournal:
         chain.head = charge.hash
         chain.places.append(self._offset)
         self._offset += length
-
-
-@contextmanager
-def _exclusive(file: BinaryIO) -> Iterator[None]:
-    """Hold the file against other processes; without file locks (Windows), there is one process."""
-    try:
-        import fcntl
-    except ImportError:
-        yield
-        return
-    fcntl.flock(file, fcntl.LOCK_EX)
-    try:
-        yield
-    finally:
-        fcntl.flock(file, fcntl.LOCK_UN)

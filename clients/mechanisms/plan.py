@@ -7,7 +7,6 @@ from functools import cached_property
 from typing import TypeVar
 
 from fedsim.accountant import PrivacyLedger
-from fedsim.accountant.ledger.journal import GENESIS
 from fedsim.accountant.sampler_slack import MAX_DRAWS
 from fedsim.clients.gradients.parameters import FlatParameters
 from fedsim.clients.local_settings import LocalSettings
@@ -15,6 +14,7 @@ from fedsim.clients.mechanisms.contract import Mechanism, SumPart
 from fedsim.clients.mechanisms.kinds import ReleaseKind
 from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.clients.sampling.sampling import Charges
+from fedsim.core.durable import GENESIS
 from fedsim.core.errors import ExitCode, InputError
 from fedsim.protocol.client_spend import ClientSpend
 

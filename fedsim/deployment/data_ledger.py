@@ -29,18 +29,13 @@ from typing import Any, Self, get_args
 
 from fedsim.accountant import PrivacyLedger
 from fedsim.accountant.events import Adjacency, check_adjacency
-from fedsim.accountant.ledger.journal import GENESIS, JournalError
+from fedsim.accountant.ledger.journal import JournalError
+from fedsim.core.durable import GENESIS, append, digest_of, sync_directory
 from fedsim.data.settings import FileDataset
 from fedsim.deployment.data_budget import Releases, Trust, counted_releases
 from fedsim.deployment.errors import DeploymentError
 from fedsim.deployment.policy import NodePolicy
-from fedsim.deployment.private_files import (
-    exclusive,
-    private_directory,
-    private_file,
-    sync_directory,
-    write_whole,
-)
+from fedsim.deployment.private_files import exclusive, private_directory, private_file, write_whole
 from fedsim.experiment import LoadedExperiment
 
 _CODE = "code"
@@ -190,11 +185,9 @@ class DataLedger:
     def append(self, charge: DataCharge) -> None:
         """Write a charge and force it to disk."""
         fields = {**charge.fields(), "previous": self._head}
-        digest = _digest(fields)
+        digest = digest_of(fields)
         with self._path.open("ab") as file:
-            file.write((json.dumps({**fields, "hash": digest}) + "\n").encode())
-            file.flush()
-            os.fsync(file.fileno())
+            append(file, (json.dumps({**fields, "hash": digest}) + "\n").encode())
         self._head = digest
         self._charges.append(charge)
         self._write_count()
@@ -221,7 +214,7 @@ class DataLedger:
             charge = DataCharge.from_fields(fields)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise JournalError(f"{where}: not a record: {error!r}") from error
-        if _digest(fields) != declared or previous != self._head:
+        if digest_of(fields) != declared or previous != self._head:
             raise JournalError(f"{where}: it was changed, or a record before it is missing")
         self._head = declared
         return charge
@@ -267,8 +260,3 @@ def _refuse_lost_counts(state: Path, counts: Path) -> None:
 
 def _counted(number: int, head: str) -> bytes:
     return f"{number} {head}\n".encode()
-
-
-def _digest(fields: dict[str, Any]) -> str:
-    text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()

@@ -6,7 +6,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
+from fedsim.core.durable import exclusive as hold
+from fedsim.core.durable import replace_file
 from fedsim.deployment.errors import DeploymentError
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
@@ -72,13 +75,7 @@ def exclusive(directory: Path) -> Iterator[None]:
     is one process.
     """
     private_file(directory / _LOCK)
-    with (directory / _LOCK).open("r+b") as file:
-        try:
-            import fcntl
-        except ImportError:
-            pass
-        else:
-            fcntl.flock(file, fcntl.LOCK_EX)  # closing the file releases it
+    with (directory / _LOCK).open("r+b") as file, hold(file):
         yield
 
 
@@ -89,22 +86,10 @@ def write_whole(path: Path, text: str) -> None:
         path: the file, in a directory that the caller holds (`exclusive`).
         text: its content.
     """
-    new = path.with_name(f".{path.name}.new")
-    new.unlink(missing_ok=True)  # of a crash between the two steps below
-    with os.fdopen(os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(new, path)
-    sync_directory(path.parent)
+    replace_file(path, text.encode(), open_new=_open_private)
 
 
-def sync_directory(path: Path) -> None:
-    """Force the names of new files to disk; without such directories (Windows), do nothing."""
-    if sys.platform == "win32":
-        return
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _open_private(path: Path) -> BinaryIO:
+    """Create a file that only its user can open."""
+    path.unlink(missing_ok=True)  # of a crash before it got its name
+    return os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb")

@@ -13,6 +13,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, RootModel
 from safetensors.numpy import save
 
+from fedsim.core.durable import sync_directory
 from fedsim.core.text_formats import csv_text
 from fedsim.experiment import Experiment, ExperimentError, load_experiment
 from fedsim.runs.checkpoint import FILE as CHECKPOINT
@@ -25,7 +26,6 @@ from fedsim.runs.files import (
     read_bytes,
     read_object,
     read_sealed,
-    sync_directory,
     write_bytes,
     write_sealed,
 )

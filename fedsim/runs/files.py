@@ -9,9 +9,7 @@ of a node and a checkpoint also name their version: another version may draw or 
 so only the version that began a run or a node can resume it.
 """
 
-import hashlib
 import json
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,6 +17,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 import fedsim
+from fedsim.core.durable import digest_of, replace_file
 from fedsim.core.errors import ExitCode, InputError, name_file
 from fedsim.core.text_formats import parse_json, parse_plain_yaml
 
@@ -60,14 +59,8 @@ def write_bytes(path: Path, data: bytes) -> None:
     Raises:
         OSError: with the name of the file; the old content stays.
     """
-    temporary = path.with_name(f".{path.name}.tmp")
     with name_file(path):
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        sync_directory(path.parent)
+        replace_file(path, data)
 
 
 def read_bytes(path: Path) -> bytes:
@@ -154,28 +147,6 @@ def checked(path: Path, model: type[_Model], content: object) -> _Model:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
         raise DamagedRunError.of(path, f"the file is damaged: {place}: {first['msg']}") from error
-
-
-def digest_of(content: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of a JSON object, whatever its whitespace and the order of its keys."""
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def sync_directory(path: Path) -> None:
-    """Force new file names to disk; platforms that cannot open a directory go without.
-
-    Raises:
-        OSError: the disk failed.
-    """
-    try:
-        descriptor = os.open(path, os.O_RDONLY)
-    except PermissionError:  # Windows; or a directory that may be written and not listed
-        return
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 SCHEMAS: Mapping[str, int] = {

@@ -7,12 +7,12 @@ round is without it, and that is on disk before the checkpoint.
 
 import hashlib
 import json
-import os
 from pathlib import Path
 from typing import Any, Literal, Self, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from fedsim.core.durable import append
 from fedsim.core.errors import name_file
 from fedsim.runs.files import DamagedRunError, checked, read_bytes, write_bytes
 from fedsim.server.round_report import RoundReport, RoundRow
@@ -70,9 +70,7 @@ class RoundsFile:
         """
         line = (json.dumps(row, allow_nan=False) + "\n").encode()
         with name_file(self._path), self._path.open("ab") as file:
-            file.write(line)
-            file.flush()
-            os.fsync(file.fileno())
+            append(file, line)
         self._remember(line, row)
 
     @classmethod
@@ -196,9 +194,7 @@ class ReleasesFile:
         """
         line = releases.model_dump_json().encode() + b"\n"
         with name_file(self._path), self._path.open("ab") as file:
-            file.write(line)
-            file.flush()
-            os.fsync(file.fileno())
+            append(file, line)
         self._hash.update(line)
 
     def cut(self, round_number: int) -> None:

@@ -4,8 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fedsim.accountant.ledger.journal import GENESIS, Charge
+from fedsim.accountant.ledger.journal import Charge
 from fedsim.accountant.ledger.privacy_ledger import PrivacyLedger
+from fedsim.core.durable import GENESIS
 from fedsim.core.errors import FedsimError
 from fedsim.runs.checkpoint import RunCheckpoint
 from fedsim.runs.directory import RunDirectory

@@ -18,7 +18,8 @@ from flwr.serverapp import ServerApp
 
 import fedsim
 from fedsim.accountant import PrivacyLedger
-from fedsim.accountant.ledger.journal import GENESIS, Charge, FileJournal
+from fedsim.accountant.ledger.journal import Charge, FileJournal
+from fedsim.core.durable import GENESIS
 from fedsim.deployment.ledgers import LEDGER, collect_ledgers, ledger_reply
 from fedsim.protocol.errors import NODE_RESTARTED
 from fedsim.protocol.flower_internals import server_identity

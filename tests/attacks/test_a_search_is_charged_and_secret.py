@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from fedsim.accountant import Gaussian, PldAccountant, PrivacyLedger, RdpAccountant, RepeatAndSelect
-from fedsim.accountant.ledger.journal import GENESIS, Charge, FileJournal
+from fedsim.accountant.ledger.journal import Charge, FileJournal
 from fedsim.accountant.sampler_slack import epsilon_with_slack
 from fedsim.comparison.search import perform
 from fedsim.comparison.search.directory import PATH, SearchLedger, line_of
@@ -31,6 +31,7 @@ from fedsim.comparison.search.records import (
 )
 from fedsim.comparison.search.statement import figures_of
 from fedsim.comparison.search.verify import verify_search
+from fedsim.core.durable import GENESIS
 from fedsim.runs.directory import RunDirectory, RunDirectoryError
 from fedsim.runs.files import SchemaError
 from fedsim.runs.manifest import write_manifest

@@ -12,13 +12,14 @@ from fedsim.accountant import (
     RepeatAndSelect,
     SelfComposed,
 )
-from fedsim.accountant.ledger.journal import GENESIS, Charge, FileJournal
+from fedsim.accountant.ledger.journal import Charge, FileJournal
 from fedsim.comparison.file.settings import SelectSettings
 from fedsim.comparison.outcomes import RunOutcome
 from fedsim.comparison.pairs import PairCheck
 from fedsim.comparison.results import Results, VariantResult
 from fedsim.comparison.statistics import t_interval
 from fedsim.comparison.tuning import Tuning, tuning_cost
+from fedsim.core.durable import GENESIS
 
 DELTA = 1e-5
 STRONG, WEAK = PoissonSampled(0.1, Gaussian(2.0)), PoissonSampled(0.1, Gaussian(1.0))

@@ -6,7 +6,8 @@ import pytest
 from flwr.app import ConfigRecord
 
 from fedsim.accountant import Gaussian, PoissonSampled, PrivacyLedger
-from fedsim.accountant.ledger.journal import GENESIS, Charge, JournalError
+from fedsim.accountant.ledger.journal import Charge, JournalError
+from fedsim.core.durable import GENESIS
 from fedsim.protocol.client_spend import ClientSpend
 from fedsim.protocol.errors import ProtocolError
 

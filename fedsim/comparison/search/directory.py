@@ -5,9 +5,7 @@ keys and no spaces. `hash` is the SHA-256 of the line without it, `previous` the
 before, or 64 zeros.
 """
 
-import hashlib
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,6 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from fedsim.accountant.ledger.journal import GENESIS
 from fedsim.comparison.file.load import LoadedComparison
 from fedsim.comparison.search.records import (
     FILE,
@@ -25,9 +22,10 @@ from fedsim.comparison.search.records import (
     SearchLedgerError,
     replay,
 )
+from fedsim.core.durable import GENESIS, append, digest_of, sync_directory
 from fedsim.core.errors import name_file
 from fedsim.runs.directory import RunDirectory, RunDirectoryError
-from fedsim.runs.files import SchemaError, check_schema, sync_directory
+from fedsim.runs.files import SchemaError, check_schema
 
 PATH = f"account/{FILE}"
 
@@ -74,11 +72,7 @@ class SearchLedger:
         data = line.encode()
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with name_file(self._path), self._path.open("a+b") as file:
-            file.truncate(self._size)
-            file.seek(0, os.SEEK_END)
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+            append(file, data, at=self._size)
         sync_directory(self._path.parent)
         sync_directory(self._path.parent.parent)
         self._records.append(record)
@@ -106,7 +100,7 @@ def line_of(record: Record, previous: str) -> tuple[str, str]:
         previous: hash of the record before it.
     """
     content = {**record.model_dump(mode="json", by_alias=True), "previous": previous}
-    digest = hashlib.sha256(_text(content).encode()).hexdigest()
+    digest = digest_of(content)
     return _text({**content, "hash": digest}) + "\n", digest
 
 

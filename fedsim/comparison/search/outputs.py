@@ -21,9 +21,10 @@ from fedsim.comparison.search.statement import (
     figures_of,
     selection_sentences,
 )
+from fedsim.core.durable import sync_directory
 from fedsim.core.formatting import delta_text, epsilon_text
 from fedsim.runs.directory import RunDirectory
-from fedsim.runs.files import SCHEMAS, sync_directory
+from fedsim.runs.files import SCHEMAS
 
 MODEL = ("model.safetensors", "experiment.yaml")
 SELECTION = "selection.json"

@@ -13,10 +13,11 @@ from fedsim.accountant import FleetAccountant, PrivacyLedger
 from fedsim.accountant.accountants import AccountantChoice, choose_accountant, renyi_choice
 from fedsim.accountant.events import Adjacency
 from fedsim.accountant.fleet import Client
-from fedsim.accountant.ledger.journal import GENESIS, FileJournal, total_against_server, total_of
+from fedsim.accountant.ledger.journal import FileJournal, total_against_server, total_of
 from fedsim.accountant.sampler_slack import SHARE, sampler_slack
 from fedsim.clients.mechanisms.kinds import KINDS
 from fedsim.clients.sampling.schemes import SAMPLING_SCHEMES
+from fedsim.core.durable import GENESIS
 from fedsim.runs.answers import FILE as ANSWERS
 from fedsim.runs.verification.run_files import RunFiles
 from fedsim.statement.privacy_file import PrivateClientRow

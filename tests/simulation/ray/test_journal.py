@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from fedsim.accountant import Gaussian, PoissonSampled, PrivacyLedger
-from fedsim.accountant.ledger.journal import GENESIS, Charge, FileJournal, JournalError
+from fedsim.accountant.ledger.journal import Charge, FileJournal, JournalError
+from fedsim.core.durable import GENESIS
 from fedsim.simulation.ray.journal import JournalActor, RemoteJournal
 
 
