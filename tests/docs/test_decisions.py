@@ -1,13 +1,19 @@
 """The decision records are complete, numbered, listed, and name files that exist."""
 
 import re
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+import fedsim
+from fedsim.noise.release import release_
 
 ROOT = Path(__file__).parent.parent.parent
 FOLDER = ROOT / "docs" / "decisions"
 INDEX = FOLDER / "README.md"
+ROOMS = {"fedsim", "clients", "server", "accountant"}
 pytestmark = pytest.mark.skipif(not INDEX.exists(), reason="reads the documents of a checkout")
 
 
@@ -48,7 +54,33 @@ def test_every_path_exists(page: str) -> None:
 
 def test_the_round_in_the_design_names_files_that_exist() -> None:
     design = (ROOT / "docs" / "design.md").read_text()
-    (block,) = re.findall(r"## One round\n\n```\n(.*?)```", design, re.DOTALL)
+    (block,) = re.findall(r"## One round\n.*?```\n(.*?)```", design, re.DOTALL)
     named = [line.split()[0] for line in block.splitlines()]
     assert len(named) > 8
     assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def test_the_round_in_the_design_is_the_call_stack_of_a_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    design = (ROOT / "docs" / "design.md").read_text()
+    (block,) = re.findall(r"## One round\n.*?```\n(.*?)```", design, re.DOTALL)
+    named = [line.split()[0] for line in block.splitlines() if line[0] != " "]
+    stack: list[str] = []
+
+    def release(*given: Any) -> None:
+        frame = None if stack else sys._getframe()
+        while frame is not None and stack[-1:] != named[:1]:
+            path = Path(frame.f_code.co_filename).resolve()
+            if path.is_relative_to(ROOT) and path.relative_to(ROOT).parts[0] in ROOMS:
+                stack.append(path.relative_to(ROOT).as_posix())
+            frame = frame.f_back
+        release_(*given)
+
+    monkeypatch.setattr("fedsim.runs.runner.probe_mechanisms", lambda federation: None)
+    monkeypatch.setattr("fedsim.clients.mechanisms.dp_sgd.step.release_", release)
+    short = {"federation.rounds": 1}
+    fedsim.run(ROOT / "experiments" / "digits_dp.yaml", overrides=short, out=tmp_path / "run")
+    assert len(stack) <= 14
+    assert list(dict.fromkeys(reversed(stack))) == named[:-1]
+    assert named[-1] == "fedsim/noise/release.py"
