@@ -5,7 +5,8 @@ calibrated to one ε, no single client is the worst case at every false-alarm ra
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -78,26 +79,16 @@ def attack_bound(
 ) -> AttackBound | None:
     """Return the bound on every attack on any client; None where a ledger proves nothing.
 
-    Equal ledgers under one δ are read once. Of ledgers of one event, the longest is read: further
-    releases make no attack weaker.
+    Of ledgers of one event, those are read that no other one dominates: further releases make no
+    attack weaker, and less noise makes none either, since more noise is a function of less.
 
     Args:
         rows: `clients` of `privacy.json`.
         accountant: the method that computes δ(ε).
         adjacency: the adjacency of the ledgers' events.
     """
-    distinct: dict[str, Mapping[str, Any]] = {}
-    for row in rows:
-        ledger = row["ledger"]
-        if not ledger:
-            continue
-        released = ledger[0]["event"] if len(ledger) == 1 else ledger
-        key = json.dumps([released, row["delta"]], sort_keys=True)
-        longest = distinct.setdefault(key, row)
-        if len(ledger) == 1 and ledger[0]["count"] > longest["ledger"][0]["count"]:
-            distinct[key] = row
     profiles = []
-    for row in distinct.values():
+    for row in _undominated(rows):
         try:
             found = profile_of(
                 row["client"],
@@ -112,6 +103,42 @@ def attack_bound(
             return None
         profiles.append(found)
     return AttackBound.over(profiles) if profiles else None
+
+
+def _undominated(rows: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """Yield the rows that have charges, without those whose releases are functions of another's."""
+    groups: dict[str, list[tuple[float, int, Mapping[str, Any]]]] = {}
+    for row in rows:
+        ledger, noise, count = row["ledger"], 0.0, 0
+        if not ledger:
+            continue
+        released: object = ledger
+        if len(ledger) == 1 and isinstance(ledger[0]["count"], int):
+            released, noise = _without_noise(ledger[0]["event"])
+            count = ledger[0]["count"]
+        key = json.dumps([released, row["delta"]], sort_keys=True)
+        groups.setdefault(key, []).append((noise, count, row))
+    for group in groups.values():
+        most = -1
+        for _, count, row in sorted(group, key=lambda one: (one[0], -one[1])):
+            if count > most:  # more releases than all with at most this noise
+                yield row
+                most = count
+
+
+def _without_noise(event: Mapping[str, Any]) -> tuple[Mapping[str, Any], float]:
+    """Return an event without the noise multiplier of its Gaussian, and that; 0 if there is none.
+
+    Args:
+        event: as JSON values.
+    """
+    noise, inner = event.get("noise_multiplier"), event.get("event")
+    if event.get("type") == "Gaussian" and isinstance(noise, float) and math.isfinite(noise):
+        return {**event, "noise_multiplier": None}, noise
+    if isinstance(inner, Mapping):
+        without, noise = _without_noise(inner)
+        return {**event, "event": without}, noise
+    return event, 0.0
 
 
 def _are_rates(values: Sequence[object]) -> bool:

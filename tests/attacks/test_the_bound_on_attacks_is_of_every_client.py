@@ -190,6 +190,32 @@ def test_fewer_releases_of_one_event_are_not_read_again(
     assert len(calls) == len(sizes)
 
 
+@pytest.mark.parametrize("sampling_rate", [None, 0.1])
+def test_a_client_with_more_noise_and_no_more_releases_is_not_read(
+    sampling_rate: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bound is that over all clients, for mixed numbers of releases, too."""
+    from fedsim.statement import attack
+
+    rows = []
+    for client, (noise, count) in enumerate([(4.0, 60), (5.0, 60), (6.0, 80), (6.5, 70), (7, 81)]):
+        event: dict[str, Any] = {"type": "Gaussian", "noise_multiplier": float(noise)}
+        if sampling_rate is not None:
+            event = {"type": "PoissonSampled", "sampling_rate": sampling_rate, "event": event}
+        ledger = [{"event": event, "count": count}]
+        rows.append({"client": client, "delta": 1e-5, "ledger": ledger})
+    account = {"accountant": "pld", "adjacency": "zero_out"}
+    profiles = [profile_of(row["client"], row["ledger"], delta=1e-5, **account) for row in rows]
+    read, whole = [], attack.profile_of
+    monkeypatch.setattr(attack, "profile_of", lambda *a, **k: read.append(a[0]) or whole(*a, **k))
+    found = attack_bound(rows, **account)
+    assert read == [0, 2, 4]
+    assert found == attack.AttackBound.over([one for one in profiles if one is not None])
+    rows[1]["delta"] = 1e-6
+    attack_bound(rows, **account)
+    assert read[3:] == [0, 2, 4, 1]
+
+
 def test_verify_computes_the_bound_again(tmp_path: Path) -> None:
     experiment = {
         "name": "bound",
