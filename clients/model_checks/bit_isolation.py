@@ -7,6 +7,7 @@ product alike. That is a property of a library on a machine, so it is tested on 
 run: their shape, type, device and threads.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -18,14 +19,13 @@ from fedsim.clients.gradients.clip_factors import ClipBounds
 from fedsim.clients.gradients.fallback import OneAtATime
 from fedsim.clients.gradients.interface import PerExampleGradients, Tile
 from fedsim.clients.gradients.layers.base import ExampleUse, LayerUse
-from fedsim.clients.gradients.rule_gradients import RuleGradients
 from fedsim.clients.model_checks.safety import UnsafeModelError, preserve_state
 
 _SCALE = 0.1  # of the watched rows' clipped gradients, no power of two
 _STEP = 3  # between the places of two clients' watched rows
 
 
-class RowIsolation:
+class _Isolation(ABC):
     """Checks the tiles of each shape once.
 
     Args:
@@ -36,16 +36,46 @@ class RowIsolation:
     """
 
     def __init__(
-        self,
-        gradients: PerExampleGradients,
-        features: Tensor,
-        targets: Tensor,
-        *,
-        views: int = 1,
+        self, gradients: PerExampleGradients, features: Tensor, targets: Tensor, *, views: int = 1
     ) -> None:
-        self._gradients, self._examples = gradients, (features, targets)
-        self._views = views
+        self._gradients, self._examples, self._views = gradients, (features, targets), views
         self._found: dict[tuple[int, int], str | None] = {}
+
+    def check(self, clients: int, rows: int) -> None:
+        """Check tiles of one shape; call it with the number of threads that will train.
+
+        Args:
+            clients: K.
+            rows: R of each client.
+
+        Guarantee:
+            the model's values, buffers and modes and the global random generators are unchanged.
+
+        Raises:
+            UnsafeModelError: what was watched changed; the message names the cause and the fix.
+        """
+        reason = self._reason(clients, rows)
+        if reason is not None:
+            raise UnsafeModelError(reason)
+
+    def _reason(self, clients: int, rows: int) -> str | None:
+        shape = clients, rows
+        if shape not in self._found:
+            self._found[shape] = self._first_difference(clients, rows)
+        return self._found[shape]
+
+    @abstractmethod
+    def _first_difference(self, clients: int, rows: int) -> str | None:
+        """Return why tiles of a shape are refused; None: they are not."""
+
+
+class RowIsolation(_Isolation):
+    """Checks that rows of a tile are kept apart.
+
+    One example of each client is watched. It changes its place, and the other rows get other
+    examples, large values, NaN and zeros. Its clipped contribution must stay the same, bit for bit.
+    Of permuted rows, the gradient norms of all must stay the same.
+    """
 
     def height(self, clients: int, rows: int, *, most: int | None = None, unit: int = 1) -> int:
         """Return the height of tiles in which examples keep apart: `rows`, or the next that does.
@@ -69,40 +99,13 @@ class RowIsolation:
                 return tried
         raise UnsafeModelError(self._reason(clients, rows * unit) or "")
 
-    def check(self, clients: int, rows: int) -> None:
-        """Check tiles of one shape; call it with the number of threads that will train.
-
-        One example of each client is watched. It changes its place, and the other rows get other
-        examples, large values, NaN and zeros. Its clipped contribution must stay the same, bit for
-        bit. Of permuted rows, the gradient norms of all must stay the same.
-
-        Args:
-            clients: K.
-            rows: R of each client.
-
-        Guarantee:
-            the model's values, buffers and modes and the global random generators are unchanged.
-
-        Raises:
-            UnsafeModelError: a contribution changed; the message names the layer and the fix.
-        """
-        reason = self._reason(clients, rows)
-        if reason is not None:
-            raise UnsafeModelError(reason)
-
-    def _reason(self, clients: int, rows: int) -> str | None:
-        shape = clients, rows
-        if shape not in self._found:
-            self._found[shape] = self._first_difference(clients, rows)
-        return self._found[shape]
-
     def _first_difference(self, clients: int, rows: int) -> str | None:
         gradients = self._gradients
         if clients * rows == 1 or isinstance(gradients, OneAtATime):
             return None  # each example has passes of its own
         with preserve_state(gradients.model):
             gradients.model.eval()  # dropout draws by place
-            trial = _Trial(gradients, _base(*self._examples, (clients, rows, self._views)))
+            trial = _Trial(gradients, _base(self._examples, (clients, rows, self._views)))
             found = trial.first_difference()
         if found is None:
             return None
@@ -165,21 +168,26 @@ class _Layout:
         return Tile(clients, x, y, weights.repeat_interleave(views), views)
 
 
-def _base(features: Tensor, targets: Tensor, shape: tuple[int, int, int]) -> _Layout:
-    """Return a tile's rows: the examples again and again, moved a little where they can be.
-
-    Args:
-        features: a few examples (m, ...).
-        targets: their targets (m, ...).
-        shape: (K, R, V).
-    """
-    clients, rows, views = shape
-    n, generator = clients * rows * views, torch.Generator().manual_seed(0)
+def _many_rows(examples: tuple[Tensor, Tensor], n: int) -> tuple[Tensor, Tensor]:
+    """Return n rows: the examples again and again, moved a little where they can be."""
+    features, targets = examples
     index = torch.arange(n, device=features.device) % len(features)
     x, y = features[index], targets[index]
     if x.is_floating_point():
-        noise = torch.randn(x.shape, generator=generator).to(x)
+        noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).to(x)
         x = x + 0.3 * (x.std(correction=0) + 0.1) * noise
+    return x, y
+
+
+def _base(examples: tuple[Tensor, Tensor], shape: tuple[int, int, int]) -> _Layout:
+    """Return the rows of a tile.
+
+    Args:
+        examples: a few, with their targets.
+        shape: (K, R, V).
+    """
+    clients, rows, views = shape
+    x, y = _many_rows(examples, clients * rows * views)
     places = torch.arange(clients, device=x.device) * rows
     places += torch.arange(clients, device=x.device) * _STEP % rows
     return _Layout(x.unflatten(0, shape), y.unflatten(0, shape), places)
@@ -289,56 +297,33 @@ def _same(one: Tensor, two: Tensor) -> bool:
     return bool(((one == two) | (one.isnan() & two.isnan())).all())
 
 
-class MemberIsolation:
-    """Checks the tiles of each shape once.
+class MemberIsolation(_Isolation):
+    """Checks that clients of a block are kept apart.
 
-    Args:
-        gradients: of the model, as training will use them.
-        features: a few public or synthetic examples (n ≥ 1, ...), never private ones.
-        targets: their targets (n, ...).
-        views: V, the rows of each example, side by side.
+    Every other client gets other examples, large values, NaN, or none. The sums of gradients of the
+    clients between them must stay the same, bit for bit. They must also stay the same in another
+    place of the tile.
     """
-
-    def __init__(
-        self, gradients: RuleGradients, features: Tensor, targets: Tensor, *, views: int = 1
-    ) -> None:
-        self._gradients, self._examples, self._views = gradients, (features, targets), views
-        self._found: dict[tuple[int, int], str | None] = {}
-
-    def check(self, clients: int, rows: int) -> None:
-        """Check tiles of one shape; call it with the number of threads that will train.
-
-        Every other client gets other examples, large values, NaN, or none. The sums of gradients of
-        the clients between them must stay the same, bit for bit. They must also stay the same in
-        another place of the tile.
-
-        Guarantee: the model's values, buffers and modes and the global random generators are
-        unchanged.
-
-        Args:
-            clients: K.
-            rows: R of each client.
-
-        Raises:
-            UnsafeModelError: a sum changed; the message names the fix.
-        """
-        shape = clients, rows
-        if shape not in self._found:
-            with preserve_state(self._gradients.model):
-                self._gradients.model.train()
-                self._found[shape] = self._first_difference(clients, rows)
-        what = self._found[shape]
-        if what is not None:
-            raise UnsafeModelError(
-                f"in blocks of {clients} clients, what one client learns changes in its last bits "
-                f"with {what} of another, so no ε of a client would hold; set local.cohort: off, "
-                "which trains each client alone"
-            )
 
     def _first_difference(self, clients: int, rows: int) -> str | None:
         if clients == 1:
             return None
-        base = self._tile(clients, rows)
+        with preserve_state(self._gradients.model):
+            self._gradients.model.train()
+            what = self._first_cause(clients, rows)
+        if what is None:
+            return None
+        return (
+            f"in blocks of {clients} clients, what one client learns changes in its last bits with "
+            f"{what} of another, so no ε of a client would hold; set local.cohort: off, which "
+            "trains each client alone"
+        )
+
+    def _first_cause(self, clients: int, rows: int) -> str | None:
+        """Return what of another client changes a sum; None: nothing does."""
+        n = clients * rows * self._views
+        weights = self._gradients.parameters.data.new_full((n,), 1.0 / rows)
+        base = Tile(clients, *_many_rows(self._examples, n), weights, self._views)
         generator = torch.Generator().manual_seed(1)
         data = self._gradients.parameters.data
         values = data + 0.02 * torch.randn(clients, len(data), generator=generator).to(data)
@@ -365,18 +350,6 @@ class MemberIsolation:
         sums = self._sums(values, base), self._sums(values.roll(1, 0), moved)
         self._gradients.model.train(is_training)
         return not torch.equal(sums[0].roll(1, 0), sums[1])
-
-    def _tile(self, clients: int, rows: int) -> Tile:
-        """Return rows of the examples again and again, moved a little where they can be."""
-        features, targets = self._examples
-        n = clients * rows * self._views
-        index = torch.arange(n, device=features.device) % len(features)
-        x, y = features[index], targets[index]
-        if x.is_floating_point():
-            noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).to(x)
-            x = x + 0.3 * (x.std(correction=0) + 0.1) * noise
-        weights = self._gradients.parameters.data.new_full((n,), 1.0 / rows)
-        return Tile(clients, x, y, weights, self._views)
 
     def _sums(self, values: Tensor, tile: Tile) -> Tensor:
         into = torch.zeros_like(values)
