@@ -204,7 +204,7 @@ def test_a_client_with_more_noise_and_no_more_releases_is_not_read(
             event = {"type": "PoissonSampled", "sampling_rate": sampling_rate, "event": event}
         ledger = [{"event": event, "count": count}]
         rows.append({"client": client, "delta": 1e-5, "ledger": ledger})
-    account = {"accountant": "pld", "adjacency": "zero_out"}
+    account: Any = {"accountant": "pld", "adjacency": "zero_out"}
     profiles = [profile_of(row["client"], row["ledger"], delta=1e-5, **account) for row in rows]
     read, whole = [], attack.profile_of
     monkeypatch.setattr(attack, "profile_of", lambda *a, **k: read.append(a[0]) or whole(*a, **k))
