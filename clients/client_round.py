@@ -311,9 +311,11 @@ def _answer_block(entries: Sequence[ClientRound | Answer]) -> Iterator[Answer]:
             groups.setdefault(entry.shared, []).append(entry)
     trained: dict[int, TrainedClient] = {}
     for group in groups.values():
+        if len(group) == 1:
+            continue  # it trains where it is answered
         try:
             with contained_exits():
-                trained.update(_train(group) if len(group) > 1 else {})
+                trained.update(_train(group))
         except Exception as error:  # noqa: BLE001  alone, each client shows its own error
             logger.info("a block failed, so its clients train alone: %s", type(error).__name__)
     for entry in entries:

@@ -113,9 +113,9 @@ class TrainRound:
 
     @property
     def clients(self) -> RoundClients:
-        """What became of the clients."""
+        """What became of the clients, after `finish`."""
         setup, number = self._setup, self.round_number
-        participants, steps = sorted(self._contributions), setup.steps
+        participants, steps = self.aggregate.clients, setup.steps
         slow = setup.participation.stragglers_in(number)
         return RoundClients(
             participants=tuple(participants),
@@ -129,9 +129,9 @@ class TrainRound:
             },
         )
 
-    @property
+    @cached_property
     def aggregate(self) -> Aggregate:
-        """What the aggregate was made of."""
+        """What the aggregate was made of, after `finish`."""
         clients, planned = sorted(self._contributions), self._setup.steps
         steps = {
             client: self._shortened.get(
