@@ -36,7 +36,7 @@ from records import Number, machine_line, over_turns, pair_ratios, write_record
 from torch import Tensor, nn
 
 from fedsim.clients import PrivacyEngine
-from fedsim.clients.training.block import BlockMember, train_block
+from fedsim.clients.training.block import BlockMember, block_of
 from fedsim.clients.training.streams import StreamKey
 from fedsim.federation.federation import Federation
 from fedsim.noise import fused
@@ -159,7 +159,7 @@ def block_turn(federation: Federation, clients: Sequence[int], steps: int) -> St
             for task, (features, targets) in zip(tasks, examples, strict=True)
         ]
         how = tasks[0].training
-        train_block(how.shared_model, how.loss, how.gradients, how.local, members)
+        block_of(how.shared_model, how.loss, how.gradients, how.local, members).train()
 
     return turn
 

@@ -15,7 +15,7 @@ from fedsim.federation.assembly import assemble
 from fedsim.federation.server import server_app
 from fedsim.federation.shards import client_app
 from fedsim.server.round_report import RoundReport
-from fedsim.simulation.engines import LocalEngine
+from fedsim.simulation.local_engine import LocalEngine
 
 
 @dataclass(frozen=True)

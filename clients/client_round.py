@@ -25,7 +25,7 @@ from fedsim.clients.account import (
 from fedsim.clients.faults import ClientFailureError, Fault
 from fedsim.clients.mechanisms.votes.mechanism import votes_of
 from fedsim.clients.task import ClientTask
-from fedsim.clients.training.block import BlockMember, train_block
+from fedsim.clients.training.block import BlockMember, block_of
 from fedsim.clients.training.streams import StreamKey
 from fedsim.core.plugin_errors import contained_exits
 from fedsim.protocol.client_spend import ClientSpend
@@ -336,7 +336,7 @@ def _train(rounds: Sequence[ClientRound]) -> dict[int, TrainedClient]:
     how.shared_model.load(rounds[0].asked.request.arrays)
     members = {each.task.client: each.member for each in rounds}
     planned = block if how.blocks.places is None else tuple(members)
-    result = train_block(
+    result = block_of(
         how.shared_model,
         how.loss,
         how.gradients,
@@ -345,7 +345,7 @@ def _train(rounds: Sequence[ClientRound]) -> dict[int, TrainedClient]:
         rows=how.blocks.rows(block),
         places=how.blocks.places,
         rule=how.rule,
-    )
+    ).train()
     places = [planned.index(client) for client in members]
     present = result.values if len(places) == len(planned) else result.values[places]
     rows = present.cpu().numpy()

@@ -72,7 +72,7 @@ class BlockShapes(Protocol):
 
     @property
     def places(self) -> int | None:
-        """Places of a tile that any client's rows may fill (see `train_block`); None: none are."""
+        """Places of a tile that any client's rows may fill (see `block_of`); None: none are."""
         ...
 
     def rows(self, members: Sequence[int]) -> int | None:

@@ -27,7 +27,7 @@ from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.model_checks.isolation import check_isolation
 from fedsim.clients.model_checks.safety import check_private_model
 from fedsim.clients.sampling.independent_lots import PoissonSampling
-from fedsim.clients.training.block import BlockMember, train_block
+from fedsim.clients.training.block import BlockMember, block_of
 from fedsim.clients.training.plain import train_by_torch
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.training.streams import StreamKey
@@ -262,7 +262,7 @@ class _Trial:
         step = DpSgdMechanism(PoissonSampling(0.5), FlatClipping(1.0), 1.0, lot)
         member = BlockMember(*data, key, range(_LOCAL.given_steps), step)
         shared_model = SharedModel(model, parameters=gradients.parameters)
-        train_block(shared_model, self._loss, gradients, _LOCAL, [member])
+        block_of(shared_model, self._loss, gradients, _LOCAL, [member]).train()
         return model.state_dict()
 
 

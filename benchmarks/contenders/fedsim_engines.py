@@ -27,7 +27,7 @@ from fedsim.server.roll_call import call_roll
 from fedsim.server.round_parts import Charges
 from fedsim.server.train_round import RoundSetup
 from fedsim.simulation.engines import engine_for
-from fedsim.simulation.local_grid import LocalGrid
+from fedsim.simulation.local_engine import LocalGrid
 from fedsim.simulation.memory import frozen_objects, keep_freed_memory
 
 _PLUG_IN = """

@@ -5,7 +5,9 @@ numbers of steps are their own. All members of the planned block have rows in ev
 they take part or not, so the shape of every product is known in advance.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -94,7 +96,7 @@ StepCallback = Callable[
 """Sees the lots, the releases (members, size) and the mechanisms of a step."""
 
 
-def train_block(
+def block_of(
     shared_model: SharedModel,
     loss: PerExampleLoss,
     gradients: PerExampleGradients | None,
@@ -104,13 +106,8 @@ def train_block(
     rows: int | None = None,
     places: int | None = None,
     rule: ClientRule | None = None,
-    on_step: StepCallback | None = None,
-) -> BlockResult:
-    """Train the members of a planned block from the global model.
-
-    Guarantee: a private member's values and bound are a function of the global model and of
-    `len(steps)` releases of its mechanism, or of one release of its whole update or model. They do
-    not depend on who else is present: the same member in the same planned block gets the same bits.
+) -> "Block":
+    """Return the members of a planned block, ready to train once from the global model.
 
     Args:
         shared_model: loaded with the global model; of a client alone it holds the result.
@@ -122,7 +119,6 @@ def train_block(
         places: of a tile that any member's rows may fill, where members train without privacy; then
             no bit depends on who else is in the block. None: each member has a place of its own.
         rule: what the algorithm changes in a step, after its release; None: nothing.
-        on_step: sees each step of private members, for an audit.
 
     Raises:
         ValueError: no member is present, private and other members are mixed, members clip by
@@ -132,34 +128,45 @@ def train_block(
     if not present:
         raise ValueError("a block needs at least one member that is present, got none")
     if any(isinstance(member.release, ModelRelease) for member in present):
-        return _released_models(shared_model, members)
+        return _ReleasedModels(shared_model, members)
     if len(members) > 1 and (gradients is None or not gradients.stacks):
         raise ValueError(f"this model trains clients one at a time, got {len(members)} in a block")
     shared_model.restart()
     shared_model.model.train()
     if gradients is None:
-        trained = _train_by_torch(shared_model, loss, local, present[0], rule)
-        return _released(trained, shared_model, members)
-    kinds = {None if m.step is None else m.step.clipping.kind for m in present}
-    if len(kinds) > 1:
+        if present[0].step is not None:
+            raise ValueError("training with privacy needs per-example gradients")
+        return _ByTorch(shared_model, loss, local, present[0], rule)
+    if len({None if m.step is None else m.step.clipping.kind for m in present}) > 1:
         raise ValueError("members of a block must clip by one rule, or all train without privacy")
     if present[0].step is None:
-        block = _Block(shared_model, gradients, local, members, rows, rule, places)
-    else:
-        block = _PrivateBlock(shared_model, gradients, local, members, rows, rule)
-    device = present[0].features.device
-    with seeded_torch(present[0].key, device):
-        before = generator_state(device)
-        result = _released(block.train(on_step), shared_model, members)
-        if not torch.equal(before, generator_state(device)):
-            raise UnsafeModelError(
-                "the model draws random numbers in its backward pass, or in some rounds only, so "
-                "they cannot be keyed by example; draw them in every forward pass"
-            )
-        gradients.draws = block.has_drawn
-    if len(members) == 1 and present[0].part is None:
-        shared_model.parameters.data.copy_(result.values[0])
-    return result
+        return _Steps(shared_model, gradients, local, members, rows, rule, places)
+    return _PrivateSteps(shared_model, gradients, local, members, rows, rule)
+
+
+class Block(ABC):
+    """The members of a planned block before their round.
+
+    Args:
+        shared_model: loaded with the global model.
+        members: in ascending order of clients; None: absent.
+    """
+
+    def __init__(self, shared_model: SharedModel, members: Sequence[BlockMember | None]) -> None:
+        self.shared_model, self.members = shared_model, members
+
+    @abstractmethod
+    def train(self, on_step: StepCallback | None = None) -> BlockResult:
+        """Train the members; a block trains once.
+
+        Guarantee: a private member's values and bound are a function of the global model and of
+        `len(steps)` releases of its mechanism, or of one release of its whole update or model. They
+        do not depend on who else is present: the same member in the same planned block gets the
+        same bits.
+
+        Args:
+            on_step: sees each step of private members, for an audit.
+        """
 
 
 def member_rows(member: BlockMember, local: LocalSettings) -> int:
@@ -169,21 +176,35 @@ def member_rows(member: BlockMember, local: LocalSettings) -> int:
     return tile_rows(local.lot(len(member.features)), local.max_physical_batch)
 
 
-def _train_by_torch(
-    shared_model: SharedModel,
-    loss: PerExampleLoss,
-    local: LocalSettings,
-    member: BlockMember,
-    rule: ClientRule | None,
-) -> BlockResult:
-    if member.step is not None:
-        raise ValueError("training with privacy needs per-example gradients")
-    data = member.features, member.targets
-    change = None if rule is None else by_tensor(rule, shared_model, member.sent)
-    train_by_torch(
-        shared_model.model, loss, *data, local, member.key, steps=member.steps, change=change
-    )
-    return BlockResult(shared_model.parameters.data.unsqueeze(0).clone(), (None,), (None,))
+class _ByTorch(Block):
+    """One client without privacy, whose model no rules of gradients fit."""
+
+    def __init__(
+        self,
+        shared_model: SharedModel,
+        loss: PerExampleLoss,
+        local: LocalSettings,
+        member: BlockMember,
+        rule: ClientRule | None,
+    ) -> None:
+        super().__init__(shared_model, [member])
+        self._loss, self._local, self._member, self._rule = loss, local, member, rule
+
+    def train(self, on_step: StepCallback | None = None) -> BlockResult:
+        """Take the steps of the client."""
+        shared_model, member, rule = self.shared_model, self._member, self._rule
+        train_by_torch(
+            shared_model.model,
+            self._loss,
+            member.features,
+            member.targets,
+            self._local,
+            member.key,
+            steps=member.steps,
+            change=None if rule is None else by_tensor(rule, shared_model, member.sent),
+        )
+        values = shared_model.parameters.data.unsqueeze(0).clone()
+        return _released(BlockResult(values, (None,), (None,)), shared_model, self.members)
 
 
 def _released(
@@ -243,25 +264,27 @@ def _sent(members: Sequence[BlockMember | None], like: Tensor) -> dict[str, Tens
     }
 
 
-def _released_models(
-    shared_model: SharedModel, members: Sequence[BlockMember | None]
-) -> BlockResult:
-    """Train each member without noise, and return the releases of their models."""
-    values = _starts(shared_model, members).clone()
-    for k, member in enumerate(members):
-        if member is not None and isinstance(member.release, ModelRelease):
-            released = member.release.release_model(
-                values[k],
-                member.features,
-                member.targets,
-                member.key.noise(secure=member.secure),
-                order=member.key.generator(Purpose.SAMPLING).permutation(len(member.features)),
-                steps=len(member.steps),
-            )
-            values[k] = released.to(values)
-    if len(members) == 1:
-        shared_model.parameters.data.copy_(values[0])
-    return BlockResult(values, (None,) * len(members), (None,) * len(members))
+class _ReleasedModels(Block):
+    """Members that train without noise, and release their models once."""
+
+    def train(self, on_step: StepCallback | None = None) -> BlockResult:
+        """Return the releases of the members' models."""
+        members, shared_model = self.members, self.shared_model
+        values = _starts(shared_model, members).clone()
+        for k, member in enumerate(members):
+            if member is not None and isinstance(member.release, ModelRelease):
+                released = member.release.release_model(
+                    values[k],
+                    member.features,
+                    member.targets,
+                    member.key.noise(secure=member.secure),
+                    order=member.key.generator(Purpose.SAMPLING).permutation(len(member.features)),
+                    steps=len(member.steps),
+                )
+                values[k] = released.to(values)
+        if len(members) == 1:
+            shared_model.parameters.data.copy_(values[0])
+        return BlockResult(values, (None,) * len(members), (None,) * len(members))
 
 
 def _noise_of_update(member: BlockMember) -> NoiseSource:
@@ -271,7 +294,7 @@ def _noise_of_update(member: BlockMember) -> NoiseSource:
     return member.key.noise(secure=member.secure)
 
 
-class _Block:
+class _Steps(Block):
     """Members without privacy: steps of minibatch SGD on the mean loss.
 
     Attributes:
@@ -291,7 +314,8 @@ class _Block:
         rule: ClientRule | None,
         places: int | None = None,
     ) -> None:
-        self.gradients, self.local, self.members = gradients, local, members
+        super().__init__(shared_model, members)
+        self.gradients, self.local = gradients, local
         present = [member for member in members if member is not None]
         data = [None if m is None else (m.features, m.targets) for m in members]
         rows = max(member_rows(m, local) for m in present) if rows is None else rows
@@ -309,7 +333,8 @@ class _Block:
         )
         self.values = start.clone()
         self.released = self.values.new_empty(len(members), gradients.parameters.size)
-        self._round_number = present[0].key.round_number
+        self._first = present[0]
+        self._round_number = self._first.key.round_number
         self.step_number = 0  # in the round
         self.places = places
 
@@ -330,36 +355,66 @@ class _Block:
         """Return a member's batches, without end."""
         return batches_of(self.local, len(member.features), member.key)
 
-    def train(self, on_step: StepCallback | None) -> BlockResult:
+    def train(self, on_step: StepCallback | None = None) -> BlockResult:
         """Take all steps of all members."""
         optimizer = make_optimizer(self.local.optimizer_in(self._round_number))
         ends = [0 if member is None else len(member.steps) for member in self.members]
         final = {k: self.values[k].clone() for k, end in enumerate(ends) if end == 0}
-        for step in range(max(ends)):
-            active = [step < end for end in ends]
-            lots = [
-                next(own) if own and on else None
-                for own, on in zip(self._lots, active, strict=True)
-            ]
-            used = self.mechanisms
-            self.step_number = step
-            place = self.gradients.begin_step(self._round_number, step, self.values)
-            self.fill_released(active, lots)
-            if on_step is not None:
-                on_step(lots, self.released, used)
-            if self.sends_releases:
-                return BlockResult(self.released, self.adapted_clip_norms(), (None,) * len(lots))
-            if self._rule is not None:
-                self._rule.change_(self.released, self.values, self._start, self._sent)
-            moved = self.values if place is None else self.values[:, place]
-            optimizer.step([moved], [self.released])
-            for k, end in enumerate(ends):
-                if end == step + 1 < max(ends):
-                    final[k] = self.values[k].clone()
-        for k, row in final.items():  # other members went on
-            self.values[k] = row
+        with self._keyed_draws():
+            for step in range(max(ends)):
+                active = [step < end for end in ends]
+                lots = [
+                    next(own) if own and on else None
+                    for own, on in zip(self._lots, active, strict=True)
+                ]
+                used = self.mechanisms
+                self.step_number = step
+                place = self.gradients.begin_step(self._round_number, step, self.values)
+                self.fill_released(active, lots)
+                if on_step is not None:
+                    on_step(lots, self.released, used)
+                if self.sends_releases:
+                    break
+                if self._rule is not None:
+                    self._rule.change_(self.released, self.values, self._start, self._sent)
+                moved = self.values if place is None else self.values[:, place]
+                optimizer.step([moved], [self.released])
+                for k, end in enumerate(ends):
+                    if end == step + 1 < max(ends):
+                        final[k] = self.values[k].clone()
+            for k, row in final.items():  # other members went on
+                self.values[k] = row
+            return self._result()
+
+    def _result(self) -> BlockResult:
+        """Return the values after the last step, or the releases of whole updates or steps."""
+        nothing = (None,) * len(self.members)
+        if self.sends_releases:
+            return BlockResult(self.released, self.adapted_clip_norms(), nothing)
         self.end()
-        return BlockResult(self.values, self.adapted_clip_norms(), (None,) * len(self.members))
+        trained = BlockResult(self.values, self.adapted_clip_norms(), nothing)
+        result = _released(trained, self.shared_model, self.members)
+        if len(self.members) == 1 and self._first.part is None:
+            self.shared_model.parameters.data.copy_(result.values[0])
+        return result
+
+    @contextmanager
+    def _keyed_draws(self) -> Iterator[None]:
+        """Refuse a model that draws numbers in the block which are not keyed by example.
+
+        Raises:
+            UnsafeModelError: torch's generator has moved.
+        """
+        device = self._first.features.device
+        with seeded_torch(self._first.key, device):
+            before = generator_state(device)
+            yield
+            if not torch.equal(before, generator_state(device)):
+                raise UnsafeModelError(
+                    "the model draws random numbers in its backward pass, or in some rounds only, "
+                    "so they cannot be keyed by example; draw them in every forward pass"
+                )
+        self.gradients.draws = self.has_drawn
 
     def end(self) -> None:
         """Keep what the next round goes on from."""
@@ -397,7 +452,7 @@ class _Block:
         return (None,) * len(self.members)
 
 
-class _PrivateBlock(_Block):
+class _PrivateSteps(_Steps):
     """Members with DP-SGD: the optimizer sees nothing but their releases."""
 
     def __init__(

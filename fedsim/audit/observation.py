@@ -20,7 +20,7 @@ from fedsim.clients.gradients.interface import PerExampleGradients
 from fedsim.clients.gradients.rule_gradients import scaled_loss
 from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
-from fedsim.clients.training.block import BlockMember, train_block
+from fedsim.clients.training.block import BlockMember, block_of
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.training.streams import StreamKey
 from fedsim.protocol.noisy_sums import LearntBound
@@ -237,9 +237,9 @@ class _Rounds:
         key = StreamKey(self._seed, self._client, number)
         part = None if others is None else others.part
         member = BlockMember(self._index, self._targets, key, steps, step, secure, part)
-        result = train_block(
-            self.shared_model, gradients.loss, gradients, self._local, [member], on_step=record
-        )
+        result = block_of(
+            self.shared_model, gradients.loss, gradients, self._local, [member]
+        ).train(record)
         released, drawn = (np.array(column) for column in zip(*rows, strict=True))
         if others is not None:  # the integers are the upload
             return _Round(released, drawn, released[0], None)

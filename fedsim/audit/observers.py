@@ -19,7 +19,7 @@ from fedsim.accountant.sampler_slack import epsilon_with_slack
 from fedsim.clients.gradients.interface import PerExampleGradients, PerExampleLoss
 from fedsim.clients.mechanisms.contract import SummedMechanism, SumPart
 from fedsim.clients.mechanisms.plan import PrivacyPlan
-from fedsim.clients.training.block import BlockMember, train_block
+from fedsim.clients.training.block import BlockMember, block_of
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.training.streams import StreamKey
 from fedsim.federation.charged_noise import honest_draws, server_draw, step_length_of
@@ -152,7 +152,7 @@ class OtherNoise:
             total += server_draw(self._federation, size, seed=seed, number=number)
         for block in self._blocks():
             members = [self._member(client, number, secure=secure) for client in block]
-            result = train_block(self._model, self._loss, self._gradients, local, members)
+            result = block_of(self._model, self._loss, self._gradients, local, members).train()
             total += result.values.double().sum(0)
         return total
 

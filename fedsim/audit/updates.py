@@ -17,7 +17,7 @@ from fedsim.audit.observation import MAX_COORDINATES, Observations
 from fedsim.audit.observers import OtherNoise, SumView
 from fedsim.clients.mechanisms.client_update import UpdateMechanism
 from fedsim.clients.model_checks.safety import preserve_state
-from fedsim.clients.training.block import BlockMember, train_block
+from fedsim.clients.training.block import BlockMember, block_of
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.training.streams import StreamKey
 from fedsim.federation.federation import Federation
@@ -133,7 +133,7 @@ class UpdateRounds:
             release=self.update,
         )
         local = federation.experiment.local.without_schedule().with_equal_views()
-        result = train_block(self._shared_model, self._loss, None, local, [member])
+        result = block_of(self._shared_model, self._loss, None, local, [member]).train()
         seen = result.values[0].double()
         if self._others is None:
             seen = (seen - self._shared_model.start_values) / self.update.max_update_norm

@@ -25,7 +25,7 @@ from fedsim.clients.mechanisms.output_perturbation import OutputMechanism
 from fedsim.clients.mechanisms.plan import PrivacyPlan
 from fedsim.clients.mechanisms.votes.mechanism import NO_LABEL, VoteMechanism, noisy_votes
 from fedsim.clients.sampling.independent_lots import FixedSizeSampling
-from fedsim.clients.training.block import BlockMember, BlockResult, StepCallback, train_block
+from fedsim.clients.training.block import BlockMember, BlockResult, StepCallback, block_of
 from fedsim.clients.training.streams import StreamKey
 from fedsim.core.streams import Purpose
 from fedsim.federation.charged_noise import (
@@ -163,15 +163,14 @@ class _TrainedProbe(ReleaseProbe[M]):
         gradients = copy(federation.model.gradients)
         if gradients is not None:
             gradients.loss = loss
-        return train_block(
+        return block_of(
             federation.model.shared,
             loss,
             gradients,
             federation.experiment.local.with_equal_views(),
             [self._member(one, trial) if one in self.clients else None for one in self.block],
             rows=rows,
-            on_step=on_step,
-        )
+        ).train(on_step)
 
 
 class StepProbe(_TrainedProbe[DpSgdMechanism]):

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedsim.clients.gradients.interface import PerExampleGradients, PerExampleLoss
 from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.mechanisms.votes.mechanism import NO_LABEL
-from fedsim.clients.training.block import BlockMember, train_block
+from fedsim.clients.training.block import BlockMember, block_of
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.training.streams import StreamKey
 from fedsim.core.streams import Purpose, stream_key
@@ -64,7 +64,7 @@ class Trainer:
         """
         self.model.load(self.start)
         member = BlockMember(x, y, key, range(local.given_steps))
-        train_block(self.model, self.loss, self.gradients, local, [member])
+        block_of(self.model, self.loss, self.gradients, local, [member]).train()
 
     def predict(self, x: Tensor, classes: int) -> NDArray[np.int64]:
         """Return the class with the largest output for each example (n,).

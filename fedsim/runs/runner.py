@@ -57,7 +57,8 @@ from fedsim.server.app import RoundError
 from fedsim.server.round_report import RoundReport, numbers_of, withdrawal_rounds
 from fedsim.server.secure.opened_sums import OpenedSums
 from fedsim.simulation.engine import Engine
-from fedsim.simulation.engines import LocalEngine, engine_for
+from fedsim.simulation.engines import engine_for
+from fedsim.simulation.local_engine import LocalEngine
 from fedsim.tracking.observer import RunObserver, phases_of
 from fedsim.tracking.trackers import add_trackers
 
@@ -115,13 +116,18 @@ def run_experiment(
     if resume and out is None:
         raise RunDirectoryError("to resume, name the run directory with --out")
     path = Path(out) if out is not None else _default_path(loaded)
-    try:
+    with _storage_errors(path, resume_command(source, overrides, path), parts.phases):
         recorder, begin = (_resume if resume else _start)(loaded, path, parts)
-        return recorder.run(begin)
-    except OSError as error:
-        raise _storage_error(error, path, resume_command(source, overrides, path)) from error
-    finally:
-        parts.phases.end()
+        with recorder.closing():
+            try:
+                with engine.session():
+                    begin()
+                    with recorder.ending():
+                        engine.execute(*recorder.apps(), recorder.num_nodes)
+                recorder.conclude()
+            except KeyboardInterrupt as interrupt:
+                recorder.conclude_interrupted(interrupt)
+        return recorder.result()
 
 
 def _start(
@@ -145,15 +151,21 @@ def _start(
     )
 
 
-def _storage_error(error: OSError, path: Path, resume: str) -> StorageError:
-    """Return an error of the operating system with what is kept and the way on."""
-    what = describe_os_error(error)
-    if not (path / "experiment.yaml").exists():
-        return StorageError(f"{what}; nothing of the run was written")
-    return StorageError(
-        f"{what}; {path} keeps every finished round and every charge: once that is fixed, go on "
-        f"with {resume}"
-    )
+@contextmanager
+def _storage_errors(path: Path, resume: str, phases: Phases) -> Iterator[None]:
+    """Add to an error of the operating system what is kept and the way on; ends all phases."""
+    try:
+        yield
+    except OSError as error:
+        what = describe_os_error(error)
+        if not (path / "experiment.yaml").exists():
+            raise StorageError(f"{what}; nothing of the run was written") from error
+        raise StorageError(
+            f"{what}; {path} keeps every finished round and every charge: once that is fixed, go "
+            f"on with {resume}"
+        ) from error
+    finally:
+        phases.end()
 
 
 def _resume(
@@ -203,7 +215,7 @@ def one_line(error: Exception) -> str:
 
 
 class _Recorder:
-    """Runs a federation and writes every round to its run directory."""
+    """Writes every round of a federation, and its end, to the run directory."""
 
     def __init__(self, federation: Federation, directory: RunDirectory, parts: RunParts) -> None:
         self._federation = federation
@@ -214,6 +226,7 @@ class _Recorder:
         self._state = ServerState(federation.initial_arrays())
         self._ledgers = federation.client_ledgers()
         self._outcome = _Outcome()
+        self._result: RunResult | None = None
 
     def restore(self) -> None:
         """Read the last checkpoint of an earlier process; nothing is written."""
@@ -233,43 +246,22 @@ class _Recorder:
         self._rounds.rewrite()
         self._releases.cut(self._state.round_number)
 
-    def run(self, begin: Callable[[], None]) -> RunResult:
-        """Execute the federation and write the run directory, also after a failure.
-
-        An interrupt at any moment after `begin` ends in a summary with the status `interrupted`.
-
-        Args:
-            begin: creates the run directory, or brings it back to its last checkpoint.
-
-        Raises:
-            RunFailedError: the federation failed; the files are written.
-            KeyboardInterrupt: the run was interrupted before it had a directory.
-        """
-        engine = self._parts.engine
+    @contextmanager
+    def closing(self) -> Iterator[None]:
+        """Unlock the run directory after the block. Of several errors the first one says more."""
         try:
-            try:
-                with engine.session():
-                    begin()
-                    with self._ending():
-                        engine.execute(*self._apps(), self._federation.num_nodes)
-                result = self._conclude()
-            except KeyboardInterrupt as interrupt:
-                if not self._directory.is_locked:
-                    raise
-                self._outcome = _Outcome("interrupted", str(interrupt) or "interrupted by the user")
-                result = self._conclude()
+            yield
         except OSError as error:
-            raise self._outcome.failure or error from error  # the first error says more
+            raise self._outcome.failure or error from error
         finally:
             self._directory.unlock()
-        failure = self._outcome.failure
-        if isinstance(failure, FederationError):
-            raise RunFailedError(str(failure), result) from failure
-        if failure is not None:
-            raise failure
-        return result
 
-    def _apps(self) -> tuple[ServerApp, ClientApp]:
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes of the federation."""
+        return self._federation.num_nodes
+
+    def apps(self) -> tuple[ServerApp, ClientApp]:
         """Return the two sides of the federation."""
         engine, directory = self._parts.engine, self._directory
         server = server_app(
@@ -285,7 +277,7 @@ class _Recorder:
         return server, client_app(self._federation, in_process=here, ledger=directory.ledger)
 
     @contextmanager
-    def _ending(self) -> Iterator[None]:
+    def ending(self) -> Iterator[None]:
         """Keep how the rounds inside end, and tell the observer of their begin and end."""
         observer = self._parts.observer
         try:
@@ -332,18 +324,43 @@ class _Recorder:
         spends = {} if self._ledgers is None else self._ledgers.spends
         return {client: spend.head for client, spend in spends.items() if spend.rounds}
 
-    def _conclude(self) -> RunResult:
-        """Write the result files, their manifest and pages, and return the result."""
+    def conclude(self) -> None:
+        """Write the result files, their manifest and pages."""
         remove_manifest(self._directory)  # an interrupt may end the run a second time
         phases = self._parts.phases
         phases.begin("computing the results")
-        result = self._finish(self._outcome.status, self._outcome.reason)
+        self._result = self._finish(self._outcome.status, self._outcome.reason)
         write_manifest(self._directory)
         if self._parts.add_pages is not None:
             phases.begin("writing the report")
             self._parts.add_pages(self._directory)
         phases.end()
-        return result
+
+    def conclude_interrupted(self, interrupt: KeyboardInterrupt) -> None:
+        """Conclude as interrupted, at any moment after the run directory was created.
+
+        Raises:
+            KeyboardInterrupt: the run has no directory yet.
+        """
+        if not self._directory.is_locked:
+            raise interrupt
+        self._outcome = _Outcome("interrupted", str(interrupt) or "interrupted by the user")
+        self.conclude()
+
+    def result(self) -> RunResult:
+        """Return the result of a concluded run.
+
+        Raises:
+            RunFailedError: the federation failed; the files are written.
+        """
+        failure = self._outcome.failure
+        if self._result is None:
+            raise ValueError("a run has no result before it is concluded")
+        if isinstance(failure, FederationError):
+            raise RunFailedError(str(failure), self._result) from failure
+        if failure is not None:
+            raise failure
+        return self._result
 
     def _finish(self, status: Status, reason: str | None) -> RunResult:
         rows = self._rounds.rows

@@ -7,39 +7,14 @@ from importlib.util import find_spec
 from threading import Event, Thread, current_thread
 from typing import Any
 
-from flwr.app import Context, RecordDict
+from flwr.app import Context
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from fedsim.protocol.flower_internals import preserve_identity, server_identity
+from fedsim.protocol.flower_internals import preserve_identity
 from fedsim.simulation.engine import Engine, EngineError
-from fedsim.simulation.local_grid import LocalGrid
-from fedsim.simulation.memory import frozen_objects, keep_freed_memory
+from fedsim.simulation.local_engine import LocalEngine
 from fedsim.simulation.settings import RuntimeSettings
-
-_RUN_ID = 1
-
-
-class LocalEngine(Engine):
-    """Runs all clients in this process, without serialization.
-
-    Args:
-        grid: makes the grid from the app of every node, their number and `run_id`.
-    """
-
-    def __init__(self, grid: Callable[..., LocalGrid] = LocalGrid) -> None:
-        self._grid = grid
-
-    def execute(self, server_app: ServerApp, client_app: ClientApp, num_nodes: int) -> None:
-        """Run a federation until the server app returns (see `Engine`)."""
-        keep_freed_memory()
-        with frozen_objects(), server_identity(_RUN_ID):
-            server_app(
-                self._grid(client_app, num_nodes, run_id=_RUN_ID),
-                Context(
-                    run_id=_RUN_ID, node_id=0, node_config={}, state=RecordDict(), run_config={}
-                ),
-            )
 
 
 class FlowerEngine(Engine):

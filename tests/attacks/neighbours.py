@@ -47,7 +47,7 @@ from fedsim.runs.directory import KEPT
 from fedsim.runs.runner import run_experiment
 from fedsim.server.participation.participation import Participation
 from fedsim.server.timeline import Timeline
-from fedsim.simulation.direct_channel import DirectChannel
+from fedsim.simulation.local_engine import DirectChannel
 
 CLIENT = 0
 """The client in which neighbours differ."""

@@ -19,7 +19,7 @@ from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.mechanisms.client_update import UpdateMechanism
 from fedsim.clients.model_checks.bit_isolation import MemberIsolation
 from fedsim.clients.model_checks.safety import UnsafeModelError
-from fedsim.clients.training.block import BlockMember, BlockResult, train_block
+from fedsim.clients.training.block import BlockMember, BlockResult, block_of
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.training.streams import StreamKey
 from fedsim.data.examples import Examples
@@ -80,7 +80,7 @@ def train(federation: Federation, block: tuple[int, ...]) -> BlockResult:
             )
         )
     with one_thread():
-        return train_block(
+        return block_of(
             federation.model.shared,
             federation.model.loss,
             federation.model.gradients,
@@ -88,7 +88,7 @@ def train(federation: Federation, block: tuple[int, ...]) -> BlockResult:
             members,
             rows=federation.blocks.rows(block),
             places=federation.blocks.places,
-        )
+        ).train()
 
 
 @pytest.mark.parametrize("batch_size", [20, 200, "full"])
@@ -140,7 +140,7 @@ def test_nothing_stays_in_a_model_that_clients_share() -> None:
     def update_of(features: Tensor, client: int) -> Tensor:
         update = UpdateMechanism(1.0, 1.0).for_model(shared.parameters)
         member = BlockMember(features, y, StreamKey(0, client, 1), range(2), update)
-        return train_block(shared, cross_entropy, None, local, [member]).values
+        return block_of(shared, cross_entropy, None, local, [member]).train().values
 
     found = []
     for scale in (1.0, 3.0):

@@ -17,7 +17,7 @@ from fedsim.clients.gradients.rule_gradients import RuleGradients
 from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.sampling.independent_lots import PoissonSampling
-from fedsim.clients.training.block import BlockMember, member_rows, train_block
+from fedsim.clients.training.block import BlockMember, block_of, member_rows
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.training.streams import StreamKey
 
@@ -63,11 +63,10 @@ class Attack:
         step = DpSgdMechanism(PoissonSampling(1.0), FlatClipping(C), 0.0, float(LOT))
         member = BlockMember(self.x[:n], self.y[:n], StreamKey(0, 0, 1), range(1), step)
         self.model.start_values.copy_(self.gradients.parameters.data)
-        train_block(
+        block_of(
             *(self.model, squared_error, self.gradients, LOCAL, [member]),
             rows=member_rows(member, LOCAL) if is_padded else n,
-            on_step=lambda lots, released, used: found.append(released[0].double() * LOT),
-        )
+        ).train(lambda lots, released, used: found.append(released[0].double() * LOT))
         self.model.restart()
         return found[0]
 

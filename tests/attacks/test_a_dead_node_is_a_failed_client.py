@@ -24,8 +24,7 @@ from fedsim.deployment.ledgers import LEDGER, collect_ledgers, ledger_reply
 from fedsim.protocol.errors import NODE_RESTARTED
 from fedsim.protocol.flower_internals import server_identity
 from fedsim.runs.runner import RunFailedError, run_experiment
-from fedsim.simulation.engines import LocalEngine
-from fedsim.simulation.local_grid import FIRST_NODE, LocalGrid
+from fedsim.simulation.local_engine import FIRST_NODE, LocalEngine, LocalGrid
 
 ROOT = Path(__file__).parents[2]
 CLIENTS = 4

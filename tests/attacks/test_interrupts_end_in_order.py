@@ -49,7 +49,7 @@ def own_handlers() -> Iterator[None]:
 
 
 PLACES = {
-    "training": "fedsim.clients.client_round.train_block",
+    "training": "fedsim.clients.client_round.block_of",
     "row": "fedsim.runs.rounds_file.RoundsFile.append",
     "checkpoint": "fedsim.runs.directory.RunDirectory.write_checkpoint",
     "creation": "fedsim.runs.runner.describe_environment",

@@ -22,7 +22,7 @@ from fedsim.clients.gradients.rule_gradients import RuleGradients
 from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.sampling.independent_lots import PoissonSampling
-from fedsim.clients.training.block import BlockMember, train_block
+from fedsim.clients.training.block import BlockMember, block_of
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.training.streams import StreamKey
 
@@ -51,11 +51,10 @@ def releases(x: float, lot: float, *, secure: bool, dtype: torch.dtype, seed: in
     keys = (StreamKey(seed, client, 1) for client in range(CLIENTS))
     members = [BlockMember(*data, key, steps, step, secure) for key in keys]
     found: list[float] = []
-    train_block(
+    block_of(
         *(SharedModel(model, parameters=gradients.parameters), squared_error, gradients, LOCAL),
         members,
-        on_step=lambda lots, released, used: found.extend(released.flatten().tolist()),
-    )
+    ).train(lambda lots, released, used: found.extend(released.flatten().tolist()))
     return np.array(found)
 
 

@@ -19,7 +19,7 @@ from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.model_checks.safety import UnsafeModelError
 from fedsim.clients.sampling.independent_lots import PoissonSampling
-from fedsim.clients.training.block import BlockMember, train_block
+from fedsim.clients.training.block import BlockMember, block_of
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.training.streams import StreamKey, seeded_torch
 
@@ -59,7 +59,7 @@ def masks_of(
     with monkeypatch.context() as patch:
         patch.setattr(StreamKey, "lots", lambda *_, **__: iter([np.array(lot)]))
         shared = SharedModel(model, parameters=gradients.parameters)
-        train_block(shared, gradients.loss, gradients, LOCAL, [member])
+        block_of(shared, gradients.loss, gradients, LOCAL, [member]).train()
     return model.masks
 
 
@@ -105,7 +105,7 @@ def test_numbers_that_a_model_draws_later_are_refused() -> None:
     step = step.for_model(gradients.parameters)
     member = BlockMember(torch.ones(9, 3), torch.zeros(9, 1), StreamKey(0, 0, 1), range(1), step)
     shared = SharedModel(model, parameters=gradients.parameters)
-    train_block(shared, gradients.loss, gradients, LOCAL, [member])
+    block_of(shared, gradients.loss, gradients, LOCAL, [member]).train()
     Later.draws = True
     with pytest.raises(UnsafeModelError, match="cannot be keyed by example"):
-        train_block(shared, gradients.loss, gradients, LOCAL, [member])
+        block_of(shared, gradients.loss, gradients, LOCAL, [member]).train()

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
-from fedsim.clients.training.block import BlockMember, train_block
+from fedsim.clients.training.block import BlockMember, block_of
 from fedsim.clients.training.streams import StreamKey
 from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
@@ -80,9 +80,9 @@ def integers_of(whole: Federation) -> np.ndarray:
         )
         for k, plan in enumerate(whole.plan.clients)
     ]
-    result = train_block(
+    result = block_of(
         whole.model.shared, whole.model.loss, whole.model.gradients, whole.experiment.local, members
-    )
+    ).train()
     return result.values.numpy()
 
 

@@ -21,7 +21,7 @@ from scipy import stats
 from fedsim.accountant import Gaussian, PoissonSampled
 from fedsim.accountant.sampler_slack import SHARE, sampler_slack
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
-from fedsim.clients.training.block import BlockMember, train_block
+from fedsim.clients.training.block import BlockMember, block_of
 from fedsim.clients.training.streams import StreamKey
 from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
@@ -102,14 +102,13 @@ def released(whole: Federation, number: int) -> np.ndarray:
         )
         for k, plan in enumerate(whole.plan.clients)
     ]
-    train_block(
+    block_of(
         whole.model.shared,
         whole.model.loss,
         whole.model.gradients,
         whole.experiment.local,
         members,
-        on_step=lambda lots, values, used: found.append(values.double().clone()),
-    )
+    ).train(lambda lots, values, used: found.append(values.double().clone()))
     return found[0].numpy()
 
 

@@ -27,7 +27,7 @@ from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.mechanisms.noise_range import NoiseRangeError
 from fedsim.clients.model_checks.safety import UnsafeModelError
 from fedsim.clients.sampling.independent_lots import PoissonSampling
-from fedsim.clients.training.block import BlockMember, train_block
+from fedsim.clients.training.block import BlockMember, block_of
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.training.streams import StreamKey
 from fedsim.core.errors import ExitCode
@@ -84,7 +84,7 @@ class Sums:
         member = BlockMember(*data, StreamKey(0, 0, 1), range(1), self.step)
         with monkeypatch.context() as patch:
             patch.setattr(dp_sgd_step, "release_", spy)
-            train_block(self.model, squared_error, self.gradients, LOCAL, [member])
+            block_of(self.model, squared_error, self.gradients, LOCAL, [member]).train()
             self.model.restart()
         (sums,) = found
         return sums
@@ -252,10 +252,9 @@ def released(bound: float, dtype: torch.dtype) -> np.ndarray:
     found: list[Tensor] = []
     member = BlockMember(x, x.new_full((1, 1), -1e4), StreamKey(0, 0, 1), range(1), step)
     shared = SharedModel(model, parameters=gradients.parameters)
-    train_block(
+    block_of(
         *(shared, squared_error, gradients, LOCAL, [member]),
-        on_step=lambda lots, values, used: found.append(values[0].clone()),
-    )
+    ).train(lambda lots, values, used: found.append(values[0].clone()))
     return found[0].double().numpy() / bound
 
 

@@ -21,7 +21,7 @@ from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.model_checks.bit_isolation import RowIsolation
 from fedsim.clients.model_checks.safety import UnsafeModelError
 from fedsim.clients.sampling.independent_lots import PoissonSampling
-from fedsim.clients.training.block import BlockMember, train_block
+from fedsim.clients.training.block import BlockMember, block_of
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.training.streams import StreamKey
 from fedsim.experiment import ExperimentError, load_experiment
@@ -53,7 +53,7 @@ def update(x: Tensor, y: Tensor, *, local: LocalSettings = LOCAL) -> Tensor:
     shared = SharedModel(model, parameters=gradients.parameters)
     step = DpSgdMechanism(PoissonSampling(1.0), FlatClipping(BOUND), 0.0, N, largest_lot=N)
     member = BlockMember(x, y, StreamKey(3, 0, 1), range(1), step)
-    result = train_block(shared, cross_entropy, gradients, local, [member])
+    result = block_of(shared, cross_entropy, gradients, local, [member]).train()
     return N * (shared.start_values - result.values[0]).double()
 
 

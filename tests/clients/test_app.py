@@ -25,7 +25,7 @@ from fedsim.protocol.arrays import digest
 from fedsim.protocol.flower_internals import server_identity
 from fedsim.protocol.messages import STAGES, EvaluateRequest, TrainReply, TrainRequest
 from fedsim.protocol.roll_call import identity_of, roll_call_message
-from fedsim.simulation.local_grid import FIRST_NODE, LocalGrid
+from fedsim.simulation.local_engine import FIRST_NODE, LocalGrid
 
 CLIENTS = 3
 
@@ -211,7 +211,7 @@ def test_without_a_charge_on_disk_nobody_trains_and_no_state_says_so(
         raise AssertionError("no charge, no training")
 
     monkeypatch.setattr(FileJournal, "append_all", full)
-    monkeypatch.setattr(client_round, "train_block", train)
+    monkeypatch.setattr(client_round, "block_of", train)
     here = federation(tmp_path)
     context = Context(1, FIRST_NODE, {"partition-id": 0}, RecordDict(), {})
     reply = BatchClientApp(here.client_task)(request_of(here, 0), context)

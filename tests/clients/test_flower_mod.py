@@ -25,7 +25,7 @@ from fedsim.accountant import (
 )
 from fedsim.clients.flower_mod import RECORD, PrivacyLedgerMod, client_ledgers, declare_release
 from fedsim.protocol.flower_internals import server_identity
-from fedsim.simulation.local_grid import FIRST_NODE, LocalGrid
+from fedsim.simulation.local_engine import FIRST_NODE, LocalGrid
 
 STEP = PoissonSampled(0.1, Gaussian(1.0))
 

@@ -73,7 +73,7 @@ def test_nothing_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
     def train(*arguments: object, **options: object) -> None:
         raise AssertionError("a plan must not train")
 
-    monkeypatch.setattr(client_round, "train_block", train)
+    monkeypatch.setattr(client_round, "block_of", train)
     planned()
 
 

@@ -161,7 +161,7 @@ def test_a_round_cut_short_is_repeated_from_the_same_bounds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the middle of round 3, after all were charged: asked again, they answer the same."""
-    train, calls = client_round.train_block, []
+    train, calls = client_round.block_of, []
 
     def power_cut(*arguments: Any, **options: Any) -> Any:
         calls.append(arguments[-1])
@@ -172,7 +172,7 @@ def test_a_round_cut_short_is_repeated_from_the_same_bounds(
     alone = {"local.cohort": "off"}
     run_experiment(experiment(), overrides=alone, out=tmp_path / "whole")
     with monkeypatch.context() as patch:
-        patch.setattr(client_round, "train_block", power_cut)
+        patch.setattr(client_round, "block_of", power_cut)
         run_experiment(experiment(), overrides=alone, out=tmp_path / "cut")
     assert len(RunDirectory(tmp_path / "cut").read_rounds()) == 2
     run_experiment(experiment(), overrides=alone, out=tmp_path / "cut", resume=True)

@@ -52,15 +52,22 @@ def outcome(path: Path) -> tuple[bytes, list[str], list[Any]]:
 def trained(monkeypatch: pytest.MonkeyPatch) -> list[dict[StreamKey, Any]]:
     """Collect the values of every block that trains: of each planned member that is present."""
     blocks: list[dict[StreamKey, Any]] = []
-    train = client_round.train_block
+    train = client_round.block_of
 
     def collect(*arguments: Any, **options: Any) -> Any:
-        result, members = train(*arguments, **options), arguments[-1]
-        found = zip(members, result.values, strict=True)
-        blocks.append({one.key: values.clone() for one, values in found if one is not None})
-        return result
+        block, members = train(*arguments, **options), arguments[-1]
+        whole = block.train
 
-    monkeypatch.setattr(client_round, "train_block", collect)
+        def training() -> Any:
+            result = whole()
+            found = zip(members, result.values, strict=True)
+            blocks.append({one.key: values.clone() for one, values in found if one is not None})
+            return result
+
+        block.train = training
+        return block
+
+    monkeypatch.setattr(client_round, "block_of", collect)
     return blocks
 
 
@@ -130,13 +137,13 @@ def test_the_shape_of_tiles_is_planned_whoever_is_absent(
 ) -> None:
     """Client 4 has the longest lots of its block, and fails."""
     shapes: list[tuple[int, int | None]] = []
-    train = client_round.train_block
+    train = client_round.block_of
 
     def looking(*arguments: Any, **options: Any) -> Any:
         shapes.append((len(arguments[-1]), options["rows"]))
         return train(*arguments, **options)
 
-    monkeypatch.setattr(client_round, "train_block", looking)
+    monkeypatch.setattr(client_round, "block_of", looking)
     content = experiment(federation={"rounds": 1})
     size = assemble(load_experiment(content), ledger=None).data.clients.size(4)
     content["privacy"] = {**PRIVACY, "clients": {"4": {"sampling_rate": 31 / size}}}
@@ -178,14 +185,14 @@ def test_a_cohort_that_breaks_costs_nobody_their_round(
 ) -> None:
     """Each client trains in its planned block with the others absent: the same bits."""
     run_experiment(experiment(), out=tmp_path / "whole")
-    train = client_round.train_block
+    train = client_round.block_of
 
     def broken(*arguments: Any, **options: Any) -> Any:
         if sum(member is not None for member in arguments[-1]) > 1:
             raise RuntimeError("out of memory")
         return train(*arguments, **options)
 
-    monkeypatch.setattr(client_round, "train_block", broken)
+    monkeypatch.setattr(client_round, "block_of", broken)
     run_experiment(experiment(), out=tmp_path / "broken")
     assert outcome(tmp_path / "broken") == outcome(tmp_path / "whole")
 
@@ -193,13 +200,13 @@ def test_a_cohort_that_breaks_costs_nobody_their_round(
 def test_every_charge_of_a_cohort_is_on_disk_before_any_of_it_trains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train, seen = client_round.train_block, []
+    train, seen = client_round.block_of, []
 
     def looking(*arguments: Any, **options: Any) -> Any:
         seen.append(len((tmp_path / "r" / "ledger.jsonl").read_text().splitlines()))
         return train(*arguments, **options)
 
-    monkeypatch.setattr(client_round, "train_block", looking)
+    monkeypatch.setattr(client_round, "block_of", looking)
     run_experiment(experiment(), out=tmp_path / "r")
     assert seen == [6, 6, 12, 12, 18, 18]
 

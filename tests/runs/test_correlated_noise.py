@@ -113,7 +113,7 @@ def test_a_round_that_a_crash_cut_off_has_the_same_bits(
 ) -> None:
     alone = {"local.cohort": "off"}
     run_experiment(EXPERIMENT, overrides=alone, out=tmp_path / "whole")
-    train, calls = client_round.train_block, []
+    train, calls = client_round.block_of, []
 
     def power_cut(*arguments: Any, **options: Any) -> Any:
         calls.append(arguments[-1])
@@ -121,9 +121,9 @@ def test_a_round_that_a_crash_cut_off_has_the_same_bits(
             raise KeyboardInterrupt
         return train(*arguments, **options)
 
-    monkeypatch.setattr(client_round, "train_block", power_cut)
+    monkeypatch.setattr(client_round, "block_of", power_cut)
     assert run_experiment(EXPERIMENT, overrides=alone, out=tmp_path / "cut").status == "interrupted"
-    monkeypatch.setattr(client_round, "train_block", train)
+    monkeypatch.setattr(client_round, "block_of", train)
     run_experiment(EXPERIMENT, overrides=alone, out=tmp_path / "cut", resume=True)
     for name in SAME:
         assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()

@@ -329,14 +329,14 @@ def test_shuffled_epochs_are_charged_once_over_rounds(tmp_path: Path) -> None:
 
 def break_training(monkeypatch: pytest.MonkeyPatch, fails: Callable[[StreamKey], bool]) -> None:
     """Let training raise for some (client, round), after the charge and before the reply."""
-    train = client_round.train_block
+    train = client_round.block_of
 
     def faulty(*arguments: Any, **options: Any) -> Any:
         if any(member is not None and fails(member.key) for member in arguments[-1]):
             raise RuntimeError("the disk of some client is full")
         return train(*arguments, **options)
 
-    monkeypatch.setattr(client_round, "train_block", faulty)
+    monkeypatch.setattr(client_round, "block_of", faulty)
 
 
 def test_a_failed_client_stays_charged_and_the_others_go_on(

@@ -250,7 +250,7 @@ def test_a_run_that_changed_in_mid_round_ends_with_the_way_out(
     """Only the first client was charged before the power cut. The run ends, charges nobody else,
     and goes on with the version that it began with. An edited plug-in is refused before a round.
     """
-    train, calls = client_round.train_block, []
+    train, calls = client_round.block_of, []
 
     def power_cut(*arguments: Any, **options: Any) -> Any:
         calls.append(arguments)
@@ -260,7 +260,7 @@ def test_a_run_that_changed_in_mid_round_ends_with_the_way_out(
 
     alone = {"local.cohort": "off"}
     with monkeypatch.context() as patch:
-        patch.setattr(client_round, "train_block", power_cut)
+        patch.setattr(client_round, "block_of", power_cut)
         patch.setattr(client_round, "MAX_CHARGED_CLIENTS", 1)
         run_experiment(experiment(), base=base, overrides=alone, out=base / "r")
     lines = (base / "r" / "ledger.jsonl").read_text().splitlines()

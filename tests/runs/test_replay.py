@@ -17,7 +17,7 @@ from fedsim.runs.manifest import write_manifest
 from fedsim.runs.replay import Replay, ReplayImpossibleError, replay_run
 from fedsim.runs.runner import RunFailedError, run_experiment
 from fedsim.runs.verification import verify_run
-from fedsim.simulation.engines import LocalEngine
+from fedsim.simulation.local_engine import LocalEngine
 from fedsim.tracking.observer import RunObserver
 
 EXPERIMENT: dict[str, Any] = {

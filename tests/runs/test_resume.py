@@ -69,7 +69,7 @@ def test_charges_of_an_interrupted_round_are_kept_and_not_doubled(
 ) -> None:
     alone = {"local.cohort": "off"}
     run_experiment(EXPERIMENT, overrides=alone, out=tmp_path / "whole")
-    train, calls = client_round.train_block, []
+    train, calls = client_round.block_of, []
 
     def power_cut(*arguments: Any, **options: Any) -> Any:
         calls.append(arguments[-1])
@@ -77,7 +77,7 @@ def test_charges_of_an_interrupted_round_are_kept_and_not_doubled(
             raise KeyboardInterrupt
         return train(*arguments, **options)
 
-    monkeypatch.setattr(client_round, "train_block", power_cut)
+    monkeypatch.setattr(client_round, "block_of", power_cut)
     result = run_experiment(EXPERIMENT, overrides=alone, out=tmp_path / "cut")
     assert result.status == "interrupted"
     assert len(result.rounds) == 2
@@ -85,7 +85,7 @@ def test_charges_of_an_interrupted_round_are_kept_and_not_doubled(
     assert [record["round"] for record in charged] == [1, 1, 1, 2, 2, 2, 3, 3, 3]
     assert result.privacy is not None
     assert sum(spend.rounds for spend in result.privacy.clients) == 9, "spent and shown as spent"
-    monkeypatch.setattr(client_round, "train_block", train)
+    monkeypatch.setattr(client_round, "block_of", train)
     run_experiment(EXPERIMENT, overrides=alone, out=tmp_path / "cut", resume=True)
     assert_equal_runs(tmp_path / "whole", tmp_path / "cut")
 

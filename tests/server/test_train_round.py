@@ -21,7 +21,7 @@ from fedsim.server.app import RoundError, check_participants, run_round
 from fedsim.server.participation.participation import Participation
 from fedsim.server.round_parts import OwnBounds
 from fedsim.server.train_round import RoundSetup
-from fedsim.simulation.local_grid import FIRST_NODE, LocalGrid
+from fedsim.simulation.local_engine import FIRST_NODE, LocalGrid
 
 CLIENTS = 4
 ROUNDS = 3

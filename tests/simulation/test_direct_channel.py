@@ -19,8 +19,7 @@ from fedsim.protocol.channel import MessageChannel, client_channel
 from fedsim.protocol.exchange import ClientError
 from fedsim.protocol.flower_internals import server_identity
 from fedsim.protocol.messages import TrainReply, TrainRequest
-from fedsim.simulation.direct_channel import DirectChannel
-from fedsim.simulation.local_grid import FIRST_NODE, LocalGrid
+from fedsim.simulation.local_engine import FIRST_NODE, DirectChannel, LocalGrid
 
 CLIENTS = 6
 

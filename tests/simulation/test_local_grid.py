@@ -21,8 +21,7 @@ from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from flwr.serverapp.strategy import FedMedian, Result
 
 from fedsim.protocol.flower_internals import server_identity
-from fedsim.simulation.engines import LocalEngine
-from fedsim.simulation.local_grid import FIRST_NODE, LocalGrid
+from fedsim.simulation.local_engine import FIRST_NODE, LocalEngine, LocalGrid
 
 
 def shifting_client() -> ClientApp:

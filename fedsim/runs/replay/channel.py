@@ -17,7 +17,7 @@ from fedsim.protocol.messages import SealedReply, TrainReply, TrainRequest, With
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.rounds_file import Releases, read_releases
 from fedsim.server.round_report import RoundRow
-from fedsim.simulation.local_grid import LocalGrid
+from fedsim.simulation.local_engine import LocalGrid
 from fedsim.simulation.virtual_grid import FIRST_NODE
 
 

@@ -31,7 +31,7 @@ from fedsim.runs.replay.channel import MemoryJournal, RecordedRound, ReplayGrid,
 from fedsim.runs.saved_model import same_arrays
 from fedsim.server.app import RoundError
 from fedsim.server.round_report import RoundReport
-from fedsim.simulation.engines import LocalEngine
+from fedsim.simulation.local_engine import LocalEngine
 
 
 class ReplayImpossibleError(InputError):

@@ -17,7 +17,7 @@ from fedsim.clients.gradients.rule_gradients import RuleGradients
 from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.sampling.independent_lots import PoissonSampling
-from fedsim.clients.training.block import BlockMember, train_block
+from fedsim.clients.training.block import BlockMember, block_of
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.training.streams import StreamKey
 from fedsim.core.streams import Purpose, stream_key
@@ -66,7 +66,7 @@ def bounds(one: DpSgdMechanism, x: Tensor, noise: NoiseSource, steps: int) -> li
     local = LocalSettings(steps=steps, batch_size=1)
     member = BlockMember(x, torch.zeros(len(x)), GivenNoise(1, 0, 1, noise), range(steps), one)
     shared = SharedModel(gradients.model, parameters=gradients.parameters)
-    result = train_block(shared, gradients.loss, gradients, local, [member], on_step=watch)
+    result = block_of(shared, gradients.loss, gradients, local, [member]).train(watch)
     found.append(result.adapted_clip_norm[0])
     return [bound for bound in found[1:] if isinstance(bound, float)]
 

@@ -26,7 +26,7 @@ from fedsim.clients.gradients.tiles import LotReader, tile_rows
 from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.sampling.independent_lots import PoissonSampling
-from fedsim.clients.training.block import BlockMember, train_block
+from fedsim.clients.training.block import BlockMember, block_of
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.training.streams import StreamKey
 from fedsim.models.losses import cross_entropy
@@ -266,10 +266,9 @@ def test_an_example_moves_a_sum_by_no_more_than_its_bound_even_at_a_kink() -> No
         releases = []
         shared = SharedModel(model, parameters=gradients.parameters)
         member = BlockMember(x[:n], y[:n], StreamKey(0, 0, 1), range(1), step)
-        train_block(
+        block_of(
             *(shared, squared_error, gradients, ONE_STEP, [member]),
-            on_step=lambda lots, released, used: releases.append(released[0] * LOT),
-        )
+        ).train(lambda lots, released, used: releases.append(released[0] * LOT))
         shared.restart()
         return releases[0]
 

@@ -31,7 +31,13 @@ from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.sampling.divided_lots import BallsAndBins, ShuffledEpochs
 from fedsim.clients.sampling.independent_lots import FixedSizeSampling, PoissonSampling
 from fedsim.clients.sampling.sampling import Sampling
-from fedsim.clients.training.block import BlockMember, BlockResult, member_rows, train_block
+from fedsim.clients.training.block import (
+    BlockMember,
+    BlockResult,
+    StepCallback,
+    block_of,
+    member_rows,
+)
 from fedsim.clients.training.plain import shuffled_batches
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.training.streams import StreamKey
@@ -134,17 +140,10 @@ class Bench:
         *,
         local: LocalSettings = LOCAL,
         rows: int | None = None,
-        **options: object,
+        on_step: StepCallback | None = None,
     ) -> BlockResult:
-        return train_block(
-            self.shared,
-            self.loss,
-            self.gradients,
-            local,
-            members,
-            rows=rows,
-            **options,  # type: ignore[arg-type]
-        )
+        block = block_of(self.shared, self.loss, self.gradients, local, members, rows=rows)
+        return block.train(on_step)
 
 
 def bench(

@@ -17,8 +17,7 @@ from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
 from fedsim.protocol.flower_internals import server_identity
 from fedsim.runs.runner import run_experiment
-from fedsim.simulation.engines import LocalEngine
-from fedsim.simulation.local_grid import FIRST_NODE, LocalGrid
+from fedsim.simulation.local_engine import FIRST_NODE, LocalEngine, LocalGrid
 
 
 class Wire(LocalEngine):

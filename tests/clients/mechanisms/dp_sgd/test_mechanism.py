@@ -34,7 +34,7 @@ from fedsim.clients.sampling.divided_lots import ShuffledEpochs
 from fedsim.clients.sampling.independent_lots import FixedSizeSampling, PoissonSampling
 from fedsim.clients.sampling.sampling import Sampling
 from fedsim.clients.training import block
-from fedsim.clients.training.block import BlockMember, BlockResult, train_block
+from fedsim.clients.training.block import BlockMember, BlockResult, block_of
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.training.streams import StreamKey
 from fedsim.core.streams import Purpose, stream_key
@@ -132,7 +132,7 @@ def trained(
     streams = GivenStreams(0, 0, 1, lots or stream(), noise or seeded())
     member = BlockMember(x, torch.zeros(len(x)), streams, range(steps), step)
     shared = SharedModel(gradients.model, parameters=gradients.parameters)
-    result = train_block(shared, gradients.loss, gradients, local, [member], on_step=watch)
+    result = block_of(shared, gradients.loss, gradients, local, [member]).train(watch)
     return sizes, torch.stack(releases), result
 
 
@@ -498,14 +498,14 @@ def test_mutation_noise_for_each_physical_batch_is_caught(monkeypatch: pytest.Mo
 @pytest.fixture
 def changed_release(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., None]], None]:
     """Let a function change the releases of a block: of its lots, its members and `released`."""
-    whole = block._PrivateBlock.fill_released
+    whole = block._PrivateSteps.fill_released
 
     def change(how: Callable[..., None]) -> None:
         def changed(self: Any, active: Any, lots: Any) -> None:
             whole(self, active, lots)
             how(lots[0], self.members[0], self.released)
 
-        monkeypatch.setattr(block._PrivateBlock, "fill_released", changed)
+        monkeypatch.setattr(block._PrivateSteps, "fill_released", changed)
 
     return change
 

@@ -1,0 +1,215 @@
+"""The local engine: Flower's `Grid` in one process, where a message is a function call.
+
+Unchanged ServerApps, Strategies and ClientApps run on it without Ray and without serialization.
+Where server and clients are fedsim's own and the app has no mods, train requests need no messages
+either (`direct_channel`).
+
+Where Flower leaves the semantics open:
+
+- Node ids are `FIRST_NODE + partition`, in ascending order.
+- Replies come lazily, one at a time, in the order of the requests: a strategy that consumes them as
+  a stream holds one at a time. `push_messages` followed by `pull_messages` works as well.
+- Each client gets its own records; their arrays are shared and read-only.
+- An app that answers many requests at once (`BatchAnswers`) gets all requests of one kind when the
+  first reply is read. An app with Flower mods is called with each message.
+- A client's `Context` keeps what the client wrote before an exception, so a recorded charge is
+  never lost.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, groupby
+from typing import Protocol, runtime_checkable
+
+from flwr.app import ArrayRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+
+from fedsim.clients.client_round import Answer
+from fedsim.clients.faults import ClientFailureError
+from fedsim.core.plugin_errors import error_text, type_name
+from fedsim.protocol.arrays import live_record
+from fedsim.protocol.channel import TrainAnswer
+from fedsim.protocol.exchange import ClientError
+from fedsim.protocol.flower_internals import replace_content, server_identity
+from fedsim.protocol.messages import TrainRequest
+from fedsim.simulation.engine import Engine
+from fedsim.simulation.memory import frozen_objects, keep_freed_memory
+from fedsim.simulation.virtual_grid import FIRST_NODE as FIRST_NODE
+from fedsim.simulation.virtual_grid import VirtualGrid, answer_requests, failure
+
+logger = logging.getLogger(__name__)
+
+_RUN_ID = 1
+
+
+@runtime_checkable
+class DirectAnswers(Protocol):
+    """An app that answers train requests without messages."""
+
+    @property
+    def takes_batches(self) -> bool:
+        """Whether the app need not see messages."""
+        ...
+
+    def answer_requests(
+        self, requests: Iterable[tuple[TrainRequest, Context]]
+    ) -> Iterator[Iterator[Answer]]:
+        """Yield groups of answers, in the order of the requests."""
+        ...
+
+
+@dataclass(frozen=True)
+class DirectChannel:
+    """A channel to the clients of this process.
+
+    Attributes:
+        app: of every client.
+        contexts: of every node, by node id.
+    """
+
+    app: DirectAnswers
+    contexts: Mapping[int, Context]
+
+    def train(
+        self, requests: Mapping[int, TrainRequest], *, timeout: float | None = None
+    ) -> Iterator[tuple[int, TrainAnswer]]:
+        """Yield node and answer of each client, in the order of the requests.
+
+        Args:
+            requests: one for each node, by node id, in ascending order of clients.
+            timeout: ignored: it cannot interrupt a client of the same process.
+        """
+        live = LiveArrayCache()
+        asked = (
+            (replace(request, arrays=live.of(request.arrays)), self.contexts[node])
+            for node, request in requests.items()
+        )
+        answers = chain.from_iterable(self.app.answer_requests(asked))
+        for node, answer in zip(requests, answers, strict=True):
+            yield node, _without_exception(node, answer)
+
+
+class LiveArrayCache:
+    """Caches the live arrays of the last record, which many requests share."""
+
+    def __init__(self) -> None:
+        self._last: tuple[ArrayRecord, ArrayRecord] | None = None
+
+    def of(self, record: ArrayRecord) -> ArrayRecord:
+        """Return the record with read-only arrays in memory, shared by all callers."""
+        if self._last is None or self._last[0] is not record:
+            values = {name: array.numpy() for name, array in record.items()}
+            self._last = record, live_record(values)
+        return self._last[1]
+
+
+def failure_reason(node: int, error: Exception) -> str:
+    """Log what the app of a node raised, and return the reason of its failure."""
+    logger.debug("node %d raised", node, exc_info=error)
+    return f"{type_name(error)}: {error_text(error)}"
+
+
+def _without_exception(node: int, answer: Answer) -> TrainAnswer:
+    if isinstance(answer, ClientFailureError):
+        return ClientError(str(answer), answer.code)
+    if isinstance(answer, Exception):
+        return ClientError(failure_reason(node, answer))
+    return answer
+
+
+class LocalGrid(VirtualGrid):
+    """A grid of virtual nodes in this process, each with a persistent `Context`.
+
+    Args:
+        client_app: the app of every node.
+        num_clients: number of nodes.
+        run_id: Flower's id of the run.
+    """
+
+    def __init__(self, client_app: ClientApp, num_clients: int, *, run_id: int = 1) -> None:
+        super().__init__(num_clients, run_id=run_id)
+        self._client_app = client_app
+
+    def direct_channel(self) -> DirectChannel | None:
+        """Return the channel that asks clients without messages.
+
+        None for an app that is not fedsim's, that has mods, or where a subclass of the grid sees
+        messages.
+        """
+        app = self._client_app
+        if isinstance(app, DirectAnswers) and self._needs_no_messages:
+            return DirectChannel(app, self._contexts)
+        return None
+
+    def numbered_nodes(self) -> Sequence[int] | None:
+        """Return all nodes by number; None for an app that sees, or may answer, the roll call."""
+        return self.node_range if self._needs_no_messages else None
+
+    @property
+    def _needs_no_messages(self) -> bool:
+        app, watched = self._client_app, type(self).send_and_receive is not _SEND_AND_RECEIVE
+        return isinstance(app, DirectAnswers) and app.takes_batches and not watched
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterator[Message]:
+        """Yield the reply to each message, in the order of the messages.
+
+        Args:
+            messages: the requests.
+            timeout: ignored: it cannot interrupt a client of the same process.
+        """
+        live = LiveArrayCache()
+        for _, same_kind in groupby(messages, key=lambda message: message.metadata.message_type):
+            group = list(same_kind)
+            for message in group:
+                self._set_id(message)
+            requests = [
+                (_private_copy(message, live), self._contexts[message.metadata.dst_node_id])
+                for message in group
+            ]
+            answers = chain.from_iterable(answer_requests(self._client_app, requests))
+            for message, answer in zip(group, answers, strict=True):
+                yield self._reply(message, answer)
+
+    def _reply(self, message: Message, answer: Message | Exception) -> Message:
+        if isinstance(answer, Exception):
+            answer = failure(message, failure_reason(message.metadata.dst_node_id, answer))
+        self._set_id(answer)
+        return answer
+
+
+_SEND_AND_RECEIVE = LocalGrid.send_and_receive
+
+
+def _private_copy(message: Message, live: LiveArrayCache) -> Message:
+    """Return the message with its own records; strategies share one RecordDict among messages."""
+    records = {
+        name: live.of(record).copy() if isinstance(record, ArrayRecord) else record.copy()
+        for name, record in message.content.items()
+    }
+    return replace_content(message, RecordDict(records))
+
+
+class LocalEngine(Engine):
+    """Runs all clients in this process, without serialization.
+
+    Args:
+        grid: makes the grid from the app of every node, their number and `run_id`.
+    """
+
+    def __init__(self, grid: Callable[..., LocalGrid] = LocalGrid) -> None:
+        self._grid = grid
+
+    def execute(self, server_app: ServerApp, client_app: ClientApp, num_nodes: int) -> None:
+        """Run a federation until the server app returns (see `Engine`)."""
+        keep_freed_memory()
+        with frozen_objects(), server_identity(_RUN_ID):
+            server_app(
+                self._grid(client_app, num_nodes, run_id=_RUN_ID),
+                Context(
+                    run_id=_RUN_ID, node_id=0, node_config={}, state=RecordDict(), run_config={}
+                ),
+            )
