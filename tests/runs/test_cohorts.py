@@ -13,6 +13,7 @@ from fedsim.clients import client_round
 from fedsim.clients.app import BatchClientApp
 from fedsim.clients.gradients.choice import training_gradients
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
+from fedsim.clients.training.block import BlockResult, StepCallback
 from fedsim.clients.training.streams import StreamKey
 from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
@@ -58,8 +59,8 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[dict[StreamKey, Any]]:
         block, members = train(*arguments, **options), arguments[-1]
         whole = block.train
 
-        def training() -> Any:
-            result = whole()
+        def training(on_step: StepCallback | None = None) -> BlockResult:
+            result = whole(on_step)
             found = zip(members, result.values, strict=True)
             blocks.append({one.key: values.clone() for one, values in found if one is not None})
             return result
