@@ -360,28 +360,3 @@ class PrivacySettings(Settings):
                 }
             )
         return self
-
-
-def recorded_choices(privacy: PrivacySettings) -> dict[str, object]:
-    """Return the names of choices as `privacy.json` records them, and the accountant's orders."""
-    return {
-        "adjacency": privacy.adjacency.name,
-        "accountant": privacy.accountant.name,
-        "orders": privacy.accountant.orders,
-        "sampling": privacy.sampling.name if privacy.release_kind.draws_lots else None,
-        "clipping": privacy.recorded_clipping,
-        "noise": privacy.noise,
-    }
-
-
-def recorded_mechanism(privacy: PrivacySettings) -> dict[str, object] | None:
-    """Return `mechanism` as `privacy.json` records it; None for noise on gradients or updates."""
-    if privacy.mechanism.name == GRADIENT_PERTURBATION:
-        return None
-    return privacy.mechanism.model_dump(mode="json")
-
-
-def recorded_correlation(privacy: PrivacySettings) -> dict[str, object] | None:
-    """Return the correlation of noise as `privacy.json` records it; None for independent noise."""
-    correlation = privacy.noise_correlation
-    return None if correlation == "none" else correlation.model_dump(mode="json")

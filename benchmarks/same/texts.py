@@ -100,7 +100,9 @@ class Texts(dict[str, list[str]]):
         content = path.read_text()
         match path.suffix:
             case ".json":
-                return json.dumps(self._kept(json.loads(content), part), indent=1).splitlines()
+                return json.dumps(
+                    self._kept(json.loads(content), part), indent=1, sort_keys=True
+                ).splitlines()
             case ".jsonl":
                 rows = [json.loads(line) for line in content.splitlines()]
                 if not in_order and part == "ledger.jsonl":

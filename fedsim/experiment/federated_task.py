@@ -12,11 +12,11 @@ class FederatedTask:
 
     Attributes:
         saves_derived_model: whether the saved model is made from the values that travel.
-        public_terms: keys that the task adds to `privacy.json`.
+        votes: what `privacy.json` says of votes: there are none.
     """
 
     saves_derived_model = False
-    public_terms: Mapping[str, Any] = {}
+    votes: Mapping[str, Any] | None = None
 
     def ballots(self, rounds: int) -> None:
         """Return the ballots of a run: it has none."""

@@ -85,15 +85,14 @@ class PateSettings(Settings):
         )
 
     @property
-    def public_terms(self) -> Mapping[str, Any]:
-        """Numbers of queries and the noise on a count in votes, as `privacy.json` has them."""
-        votes = {
+    def votes(self) -> Mapping[str, Any]:
+        """Numbers of queries and the noise on a count, as `privacy.json` has them."""
+        return {
             "queries": self.queries,
             "answers": self.most_answers,
             "sigma_threshold": self.sigma_threshold,
             "sigma": self.sigma,
         }
-        return {"votes": votes}
 
     def work(self, rounds: int, local: LocalSettings) -> str:
         """Return what a run does, for its headline.

@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
 
@@ -12,25 +12,21 @@ from fedsim.accountant import PrivacyLedger
 from fedsim.accountant.accountants import AccountantChoice, renyi_choice
 from fedsim.accountant.events import Adjacency
 from fedsim.accountant.sampler_slack import Slack, sampler_slack
-from fedsim.accountant.trust import OBSERVERS, Trust, Unit
-from fedsim.clients.mechanisms.kinds import protects_client
-from fedsim.clients.privacy_settings import (
-    PrivacySettings,
-    recorded_correlation,
-    recorded_mechanism,
-)
+from fedsim.accountant.trust import Trust
+from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.core.formatting import count_text
 from fedsim.core.text_formats import finite_or_none
+from fedsim.experiment import Experiment
 from fedsim.federation.charges import RecordedSpend
 from fedsim.federation.federation import Federation
 from fedsim.protocol.client_spend import ClientSpend
-from fedsim.protocol.noisy_sums import LearntBound, whole_bound
+from fedsim.protocol.noisy_sums import LearntBound
 from fedsim.runs.files import SCHEMAS
-from fedsim.runs.trust_terms import server_ledger, trust_terms
+from fedsim.runs.recorded_terms import recorded_client_terms, recorded_terms, server_ledger
 from fedsim.server.client_ledgers import ClientLedgers
 from fedsim.statement import read_facts, to_json
 from fedsim.statement.certificates import guarantee_words
-from fedsim.statement.privacy_file import LedgerEntry, PrivacyFile, PrivateClientRow
+from fedsim.statement.privacy_file import PrivacyFile, PrivateClientRow
 from fedsim.statement.recorded_facts import ledger_digest
 
 
@@ -41,24 +37,20 @@ class ClientSummary(ClientSpend):
     Attributes:
         epsilon: ε at the client's δ, by the run's accountant; ∞ for a client without noise.
         epsilon_rdp: the same by Rényi DP, at the orders of the run.
-        max_grad_norm: clipping bound of an example's gradient, of the settings.
-        group: the client's entry of `privacy.clients`; None without one.
+        terms: what the settings say of the client (`recorded_client_terms`).
         withdrawn_round: round of withdrawal; None for a client that stayed.
         clip_norm: adapted clipping bound, or one of each group of parameters; None without
             adaptive clipping.
         epsilon_against_server: ε of the second ledger; None where there is none.
-        max_update_norm: clipping bound of a client's update, of the settings.
         name: public name of the client; None: it has a number alone.
     """
 
     epsilon: float
     epsilon_rdp: float
-    max_grad_norm: float | None
-    group: str | None = None
+    terms: Mapping[str, Any]
     withdrawn_round: int | None = None
     clip_norm: LearntBound | None = None
     epsilon_against_server: float | None = None
-    max_update_norm: float | None = None
     name: str | None = None
 
 
@@ -67,24 +59,14 @@ class PrivacySummary:
     """The privacy account of a federation; its guarantee is the largest ε of any client.
 
     Attributes:
-        terms: further keys of `privacy.json` on trust model and unit (`trust_terms`).
+        clients: every client's spend.
+        terms: what the settings say (`recorded_terms`).
+        secure_aggregation: content of that key of `privacy.json`.
     """
 
-    adjacency: str
-    accountant: str
     clients: tuple[ClientSummary, ...]
-    sampling: str | None = "poisson"
-    noise: str = "seeded"
-    clipping: str = "flat"
+    terms: Mapping[str, Any]
     secure_aggregation: Mapping[str, Any] | None = None
-    personal_models: str | None = None
-    noise_correlation: Mapping[str, Any] | None = None
-    public_parts: Mapping[str, Any] | None = None
-    mechanism: Mapping[str, Any] | None = None
-    trust: Trust = "local"
-    unit: Unit = "example"
-    terms: Mapping[str, Any] = field(default_factory=dict)
-    orders: Sequence[float] | None = None
 
     @property
     def system_epsilon(self) -> float:
@@ -123,92 +105,70 @@ class PrivacySummary:
         """The guarantee in words, as `fedsim.statement` allows them."""
         return self.to_json()["statement"]
 
-    def _optional(self) -> dict[str, Any]:
-        """Return the keys that files without them lack."""
-        found = {
-            "mechanism": self.mechanism,
-            "noise_correlation": self.noise_correlation,
-            "public_parts": self.public_parts,
-            "orders": None if self.orders is None else list(self.orders),
-        }
-        return {name: value for name, value in found.items() if value is not None}
-
     def to_json(self) -> PrivacyFile:
         """Return the content of `privacy.json`; an infinite ε is null."""
-        clients = [_client_json(spend, self.trust, self.unit) for spend in self.clients]
-        return _with_statement(
-            {
-                "schema": SCHEMAS["privacy.json"],
-                "version": fedsim.__version__,
-                "private": math.isfinite(self.system_epsilon),
-                "trust": self.trust,
-                "unit": self.unit,
-                **self.terms,
-                "adjacency": self.adjacency,
-                "accountant": self.accountant,
-                "sampling": self.sampling,
-                "clipping": self.clipping,
-                "noise": self.noise,
-                **self._optional(),
-                "system_epsilon": finite_or_none(self.system_epsilon),
-                "slack": None if self.slack is None else self.slack._asdict(),
-                "ledger_digest": ledger_digest(clients),
-                "secure_aggregation": self.secure_aggregation,
-                "personal_models": self.personal_models,
-                "clients": clients,
-            }
+        clients = [_client_json(spend, self.terms["trust"]) for spend in self.clients]
+        return _content(
+            self.terms,
+            clients,
+            self.secure_aggregation,
+            private=math.isfinite(self.system_epsilon),
+            epsilon=finite_or_none(self.system_epsilon),
+            slack=None if self.slack is None else self.slack._asdict(),
+            digest=ledger_digest(clients),
         )
 
 
 def not_private(
+    experiment: Experiment,
     sizes: Sequence[int],
     secure_aggregation: Mapping[str, Any] | None = None,
-    personal_models: str | None = None,
     names: Sequence[str] | None = None,
 ) -> PrivacyFile:
     """Return the content of `privacy.json` for a federation without differential privacy.
 
     Args:
+        experiment: the experiment.
         sizes: number of examples of each client.
         secure_aggregation: content of that key.
-        personal_models: how clients make personal models.
         names: public name of each client; None: they have numbers alone.
     """
-    return _with_statement(
+    clients = [
         {
-            "schema": SCHEMAS["privacy.json"],
-            "version": fedsim.__version__,
-            "private": False,
-            "trust": "local",
-            "unit": "example",
-            "adjacency": None,
-            "accountant": None,
-            "sampling": None,
-            "clipping": None,
-            "noise": None,
-            "system_epsilon": None,
-            "slack": None,
-            "ledger_digest": None,
-            "secure_aggregation": secure_aggregation,
-            "personal_models": personal_models,
-            "clients": [
-                {
-                    "client": client,
-                    **_named(None if names is None else names[client]),
-                    "examples": size,
-                    "epsilon": None,
-                    "ledger": [],
-                }
-                for client, size in enumerate(sizes)
-            ],
+            "client": client,
+            **_named(None if names is None else names[client]),
+            "examples": size,
+            "epsilon": None,
+            "ledger": [],
         }
-    )
+        for client, size in enumerate(sizes)
+    ]
+    return _content(recorded_terms(experiment), clients, secure_aggregation)
 
 
-def _with_statement(content: dict[str, Any]) -> PrivacyFile:
-    """Return the content with its privacy statement, in words and in figures."""
-    clients = content.pop("clients")  # last, so that a reader of the file meets the words first
+def _content(
+    terms: Mapping[str, Any],
+    clients: Sequence[Mapping[str, Any]],
+    secure_aggregation: Mapping[str, Any] | None,
+    *,
+    private: bool = False,
+    epsilon: float | None = None,
+    slack: dict[str, float] | None = None,
+    digest: str | None = None,
+) -> PrivacyFile:
+    """Return the content of `privacy.json` with its statement, in words and in figures."""
+    content = {
+        "schema": SCHEMAS["privacy.json"],
+        "version": fedsim.__version__,
+        "private": private,
+        **terms,
+        "system_epsilon": epsilon,
+        "slack": slack,
+        "ledger_digest": digest,
+        "secure_aggregation": secure_aggregation,
+    }
     statement = to_json(read_facts({**content, "clients": clients}))
+    # Clients are last, so that a reader of the file meets the words first.
     return cast(PrivacyFile, {**content, **statement, "clients": clients})
 
 
@@ -249,38 +209,24 @@ def summarise_privacy(
     own = _OwnEpsilons(settings)
     epsilons = [own.of(spend.ledger, spend.delta) for spend in spends]
     by_rdp = _epsilons(spends, renyi_choice(settings.accounting), settings.adjacency.name)
+    norms = [
+        (clip_norms or {}).get(client, plan.release.adapted_clip_norm)
+        for client, plan in enumerate(plans)
+    ]
     clients = [
         ClientSummary(
             **vars(spend),
             epsilon=epsilons[client],
             epsilon_rdp=by_rdp[client],
-            max_grad_norm=terms[client].privacy.example_bound,
-            group=terms[client].group,
+            terms=recorded_client_terms(terms[client], plan, norm),
             withdrawn_round=(withdrawn or {}).get(client),
-            clip_norm=(clip_norms or {}).get(client, plan.release.adapted_clip_norm),
+            clip_norm=norm,
             epsilon_against_server=_against_server(spend, settings, own),
-            max_update_norm=terms[client].privacy.max_update_norm,
             name=None if names is None else names[client],
         )
-        for client, (spend, plan) in enumerate(zip(spends, plans, strict=True))
+        for client, (spend, plan, norm) in enumerate(zip(spends, plans, norms, strict=True))
     ]
-    return PrivacySummary(
-        settings.adjacency.name,
-        settings.accountant.name,
-        tuple(clients),
-        sampling=settings.sampling.name if settings.release_kind.draws_lots else None,
-        noise=settings.noise,
-        clipping=settings.recorded_clipping,
-        secure_aggregation=secure_aggregation,
-        personal_models=federation.experiment.personal_models,
-        noise_correlation=recorded_correlation(settings),
-        public_parts=federation.experiment.public_parts,
-        mechanism=recorded_mechanism(settings),
-        trust=settings.trust.name,
-        unit=settings.unit,
-        terms=trust_terms(federation.experiment),
-        orders=settings.accountant.orders,
-    )
+    return PrivacySummary(tuple(clients), recorded_terms(federation.experiment), secure_aggregation)
 
 
 class _OwnEpsilons:
@@ -320,38 +266,22 @@ def _named(name: str | None) -> dict[str, str]:
     return {} if name is None else {"name": name}
 
 
-def _client_json(spend: ClientSummary, trust: Trust, unit: Unit) -> PrivateClientRow:
-    ledger = cast(list[LedgerEntry], spend.ledger.to_list())
-    is_client = protects_client(unit)
-    row: PrivateClientRow = {
+def _client_json(spend: ClientSummary, trust: Trust) -> PrivateClientRow:
+    row: dict[str, Any] = {
         "client": spend.client,
-        "against": OBSERVERS[trust][0],
-        "examples": None if is_client else spend.examples,
-        "delta": spend.delta,
+        **_named(spend.name),
+        **spend.terms,
         "epsilon": finite_or_none(spend.epsilon),
         "epsilon_rdp": finite_or_none(spend.epsilon_rdp),
-        "target_epsilon": spend.target_epsilon,
         "noise_multiplier": spend.noise_multiplier,
-        "sampling_rate": spend.sampling_rate,
-        "max_grad_norm": spend.max_grad_norm,
         "rounds": spend.rounds,
         "steps": spend.steps,
-        "group": spend.group,
         "withdrawn_round": spend.withdrawn_round,
-        "clip_norm": None if spend.clip_norm is None else whole_bound(spend.clip_norm),
-        "ledger": ledger,
+        "ledger": spend.ledger.to_list(),
         "ledger_head": spend.head,
     }
-    if spend.name is not None:
-        row["name"] = spend.name
-    if isinstance(spend.clip_norm, tuple):
-        row["group_clip_norms"] = list(spend.clip_norm)
-    if is_client:
-        row["max_update_norm"] = spend.max_update_norm
     if trust == "distributed":
         second, epsilon = server_ledger(spend, trust), spend.epsilon_against_server
         row["epsilon_against_server"] = None if epsilon is None else finite_or_none(epsilon)
-        row["ledger_against_server"] = (
-            None if second is None else cast(list[LedgerEntry], second.to_list())
-        )
-    return row
+        row["ledger_against_server"] = None if second is None else second.to_list()
+    return cast(PrivateClientRow, row)

@@ -375,11 +375,12 @@ class _Recorder:
             clip_norms=self._state.clip_norms,
         )
         sizes = self._federation.data.clients.sizes
-        personal_models = self._federation.experiment.personal_models
         content = (
             privacy.to_json()
             if privacy
-            else not_private(sizes, secure, personal_models, self._federation.data.client_names)
+            else not_private(
+                self._federation.experiment, sizes, secure, self._federation.data.client_names
+            )
         )
         last: dict[str, Any] = {**rows[-1]} if rows else {}
         metrics: dict[str, Any] = numbers_of(last, ("test_", "clients_"))

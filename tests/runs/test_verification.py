@@ -10,7 +10,11 @@ import pytest
 
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.runner import run_experiment
+from fedsim.runs.recorded_terms import CLIENT_TERMS, TERMS
 from fedsim.runs.verification import verify_run
+from fedsim.runs.verification.figures import environment_problems
+from fedsim.runs.verification.plans import plan_problems
+from fedsim.runs.verification.run_files import RunFiles
 
 EXPERIMENT: dict[str, Any] = {
     "name": "verify",
@@ -154,3 +158,39 @@ def test_the_command(
         (run / "ledger.jsonl").write_text(original)
     assert end.value.code == 1
     assert "the record was changed" in capsys.readouterr().err
+
+
+COMPUTED = {
+    *("schema", "version", "private", "system_epsilon", "slack", "ledger_digest"),
+    *("secure_aggregation", "statement", "statement_points", "certificates", "profile", "attack"),
+    "clients",
+}
+COMPUTED_OF_CLIENTS = {
+    *("client", "epsilon", "epsilon_rdp", "noise_multiplier", "rounds", "steps"),
+    *("withdrawn_round", "ledger", "ledger_head"),
+}
+
+
+def test_every_key_is_a_term_of_the_settings_or_computed(run: Path) -> None:
+    content = json.loads((run / "privacy.json").read_text())
+    assert set(content) <= {*TERMS, *COMPUTED}
+    assert set(content["clients"][0]) <= {*CLIENT_TERMS, *COMPUTED_OF_CLIENTS}
+    assert not {*TERMS} & COMPUTED
+    assert not {*CLIENT_TERMS} & COMPUTED_OF_CLIENTS
+
+
+@pytest.mark.parametrize("name", TERMS)
+def test_a_term_that_the_settings_do_not_say_is_found(run: Path, name: str) -> None:
+    files = RunFiles(RunDirectory.open(run))
+    vars(files)["privacy"] = {**files.privacy, name: "another"}
+    (found,) = environment_problems(files)
+    assert found.startswith(f"{name} is another in privacy.json and ")
+
+
+@pytest.mark.parametrize("name", CLIENT_TERMS)
+def test_a_term_of_a_client_that_the_settings_do_not_say_is_found(run: Path, name: str) -> None:
+    files = RunFiles(RunDirectory.open(run))
+    # The number of examples is recorded alone, and the plan that it gives has another rate.
+    another, said = (7, "sampling_rate is ") if name == "examples" else (0.125, f"{name} is 0.125 ")
+    files.rows[1][name] = another  # type: ignore[literal-required]
+    assert f"client 1: {said}" in "".join(plan_problems(files))

@@ -5,17 +5,13 @@ import statistics
 from collections.abc import Iterator
 from typing import Any, cast
 
-from fedsim.clients.privacy_settings import (
-    recorded_choices,
-    recorded_correlation,
-    recorded_mechanism,
-)
 from fedsim.protocol.arrays import to_numpy
 from fedsim.runs.answers import COUNTS, answer_problems
 from fedsim.runs.answers import FILE as ANSWERS
 from fedsim.runs.client_data import FILE as CLIENT_DATA
 from fedsim.runs.client_data import client_data_problems
 from fedsim.runs.directory import clients_table
+from fedsim.runs.recorded_terms import TERMS, recorded_terms
 from fedsim.runs.saved_model import read_model_card
 from fedsim.runs.scores import (
     PERSONALIZATION,
@@ -24,14 +20,12 @@ from fedsim.runs.scores import (
     public_metrics,
     score_contradictions,
 )
-from fedsim.runs.trust_terms import TRUST_TERMS, trust_terms
 from fedsim.runs.verification.run_files import RunFiles
 from fedsim.runs.verification.spend import number, same_number
 from fedsim.server.round_report import numbers_of
 from fedsim.statement import read_facts, to_json
 from fedsim.statement.recorded_facts import ledger_digest
 
-_NAMES = ("adjacency", "accountant", "sampling", "clipping", "noise", "orders")
 _METRICS = ("test_", "clients_")
 _SAME = 1e-6  # relative: a figure of the statement, computed on another machine
 _BETWEEN_METHODS = 1e-3  # excess of ε by the server's accountant over a client's own
@@ -89,45 +83,15 @@ def environment_problems(files: RunFiles) -> Iterator[str]:
             f"environment.json is of fedsim {environment['fedsim']}, privacy.json of "
             f"{privacy['version']}"
         )
-    settings = experiment.privacy
-    choices = {} if settings is None else recorded_choices(settings)
-    for name in _NAMES:
-        found, planned = privacy.get(name), choices.get(name)
-        if found != planned:
-            yield f"{name} is {found} in privacy.json and {planned} in experiment.yaml"
-    correlation = None if settings is None else recorded_correlation(settings)
-    if privacy.get("noise_correlation") != correlation:
-        yield (
-            f"noise_correlation is {privacy.get('noise_correlation')} in privacy.json and "
-            f"{correlation} in experiment.yaml"
-        )
-    mechanism = None if settings is None else recorded_mechanism(settings)
-    if privacy.get("mechanism") != mechanism:
-        yield "privacy.json and experiment.yaml disagree on where the noise is (mechanism)"
-    yield from _trust_problems(files)
+    planned, found = recorded_terms(experiment), cast(dict[str, Any], privacy)
+    for name in TERMS:
+        if found.get(name) != planned.get(name):
+            yield (
+                f"{name} is {found.get(name)} in privacy.json and {planned.get(name)} in "
+                "experiment.yaml"
+            )
     if (privacy["secure_aggregation"] is None) != (experiment.secure_aggregation is None):
         yield "privacy.json and experiment.yaml disagree on secure_aggregation"
-    public_parts = None if settings is None else experiment.public_parts
-    if privacy.get("public_parts") != public_parts:
-        yield "privacy.json and experiment.yaml disagree on the features or weights of the model"
-    if privacy.get("personal_models") != experiment.personal_models:
-        yield "privacy.json and experiment.yaml disagree on personalization"
-
-
-def _trust_problems(files: RunFiles) -> Iterator[str]:
-    """Yield what the files say of trust model and unit, and differs between them."""
-    settings, privacy = files.experiment.privacy, cast(dict[str, Any], files.privacy)
-    planned: dict[str, Any] = {"trust": "local", "unit": "example"}
-    if settings is not None:
-        planned = {
-            "trust": settings.trust.name,
-            "unit": settings.unit,
-            **trust_terms(files.experiment),
-        }
-    for name in ("trust", "unit", *TRUST_TERMS):
-        found = privacy.get(name)
-        if found != planned.get(name):
-            yield f"{name} is {found} in privacy.json and {planned.get(name)} in experiment.yaml"
 
 
 def personal_problems(files: RunFiles) -> Iterator[str]:

@@ -21,7 +21,8 @@ from fedsim.clients.sampling.sampling import Charges
 from fedsim.federation.aggregate_noise import share_noise
 from fedsim.federation.client_plans import client_plans, client_weights
 from fedsim.federation.schedule import StepSchedule, participation_of
-from fedsim.protocol.noisy_sums import LearntBound, whole_bound
+from fedsim.protocol.noisy_sums import LearntBound
+from fedsim.runs.recorded_terms import CLIENT_TERMS, recorded_client_terms
 from fedsim.runs.verification.run_files import RunFiles
 from fedsim.statement.privacy_file import PrivateClientRow
 
@@ -109,20 +110,11 @@ def unread_tables(files: RunFiles) -> Iterator[str]:
 def _against_plan(
     row: PrivateClientRow, own: ClientPrivacy, plan: PrivacyPlan, clip_norm: LearntBound | None
 ) -> Iterator[str]:
-    planned: dict[str, Any] = {
-        "examples": None if own.privacy.release_kind.protects_client else plan.examples,
-        "delta": plan.delta,
-        "target_epsilon": plan.target_epsilon,
-        "sampling_rate": plan.release.sampling_rate,
-        "max_grad_norm": own.privacy.example_bound,
-        "max_update_norm": own.privacy.max_update_norm,
-        "group": own.group,
-        "clip_norm": None if clip_norm is None else whole_bound(clip_norm),
-        "group_clip_norms": list(clip_norm) if isinstance(clip_norm, tuple) else None,
-    }
-    for name, value in planned.items():
-        if row.get(name) != value:
-            yield f"{name} is {row.get(name)} in privacy.json and {value} by experiment.yaml"
+    planned = recorded_client_terms(own, plan, clip_norm)
+    for name in CLIENT_TERMS:
+        found, value = row.get(name), planned.get(name)
+        if found != value:
+            yield f"{name} is {found} in privacy.json and {value} by experiment.yaml"
     noise, recorded = plan.noise_multiplier, row["noise_multiplier"]
     if own.privacy.gives_noise and plan.part is None:
         right = recorded == noise

@@ -1,0 +1,178 @@
+"""The terms of a run: every key of `privacy.json` that follows from the settings.
+
+One table for the file's writer and for `verify`, which never shares a figure with it.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fedsim.accountant import PrivacyLedger
+from fedsim.accountant.trust import OBSERVERS, Trust
+from fedsim.clients.local_settings import OptimizerSettings
+from fedsim.clients.mechanisms.client_privacy import ClientPrivacy
+from fedsim.clients.mechanisms.kinds import GRADIENT_PERTURBATION
+from fedsim.clients.mechanisms.plan import PrivacyPlan
+from fedsim.clients.privacy_settings import PrivacySettings
+from fedsim.experiment import Experiment
+from fedsim.federation.schedule import participation_of
+from fedsim.protocol.client_spend import ClientSpend
+from fedsim.protocol.noisy_sums import LearntBound, whole_bound
+
+
+def recorded_terms(experiment: Experiment) -> dict[str, Any]:
+    """Return the terms of a run, in the order of `privacy.json`.
+
+    Args:
+        experiment: with the number of clients.
+    """
+    found = {name: term(experiment) for name, term in TERMS.items()}
+    return {name: value for name, value in found.items() if not _is_absent(name, value)}
+
+
+def recorded_client_terms(
+    own: ClientPrivacy, plan: PrivacyPlan, clip_norm: LearntBound | None
+) -> dict[str, Any]:
+    """Return the terms of one client, without those that its row lacks.
+
+    Args:
+        own: its settings.
+        plan: its plan; the noise of a plan is a figure, since it depends on the model.
+        clip_norm: its adapted bound at the end of the run; None: the bound is fixed.
+    """
+    privacy = own.privacy
+    is_client = privacy.release_kind.protects_client
+    terms: dict[str, Any] = {
+        "against": OBSERVERS[privacy.trust.name][0],
+        "examples": None if is_client else plan.examples,
+        "delta": plan.delta,
+        "target_epsilon": plan.target_epsilon,
+        "sampling_rate": plan.release.sampling_rate,
+        "max_grad_norm": privacy.example_bound,
+        "group": own.group,
+        "clip_norm": None if clip_norm is None else whole_bound(clip_norm),
+    }
+    if isinstance(clip_norm, tuple):
+        terms["group_clip_norms"] = list(clip_norm)
+    if is_client:
+        terms["max_update_norm"] = privacy.max_update_norm
+    return terms
+
+
+CLIENT_TERMS = (
+    "against",
+    "examples",
+    "delta",
+    "target_epsilon",
+    "sampling_rate",
+    "max_grad_norm",
+    "group",
+    "clip_norm",
+    "group_clip_norms",
+    "max_update_norm",
+)
+"""Keys of a client's row that `recorded_client_terms` may return."""
+
+
+def server_ledger(spend: ClientSpend, trust: Trust) -> PrivacyLedger | None:
+    """Return a client's ledger against the server in distributed trust; None elsewhere.
+
+    Args:
+        spend: what the client has spent.
+        trust: the trust model.
+    """
+    if trust != "distributed" or spend.rounds > 0:
+        return spend.against_server
+    return PrivacyLedger()
+
+
+def _sums(experiment: Experiment, privacy: PrivacySettings) -> dict[str, Any] | None:
+    secure, sums = experiment.secure_aggregation, dict[str, Any]()
+    if privacy.trust.name == "local":
+        return None
+    if privacy.trust.name == "distributed" and secure is not None:
+        sums["min_clients"] = secure.min_clients
+        sums["colluding_clients"] = privacy.trust.colluding_clients
+    if not privacy.release_kind.protects_client:
+        sums["local_steps"] = experiment.local.steps
+        sums["optimizer"] = _optimizer(experiment.local.optimizer)
+    return sums
+
+
+def _optimizer(settings: OptimizerSettings) -> str:
+    """Return the name of an optimizer; "sgd" is without momentum and weight decay."""
+    if settings.name == "sgd" and (settings.momentum or settings.weight_decay):
+        return "sgd with momentum or weight decay"
+    return settings.name
+
+
+def _participation(experiment: Experiment, privacy: PrivacySettings) -> dict[str, Any] | None:
+    """Return who is drawn, where that is secret."""
+    participation = participation_of(experiment)
+    if not participation.is_secret or participation.rate >= 1.0:
+        return None
+    return {"scheme": participation.scheme, "rate": participation.rate}
+
+
+def _weighting(experiment: Experiment, privacy: PrivacySettings) -> str | None:
+    is_client = privacy.release_kind.protects_client
+    return experiment.federation.weights.name if is_client else None
+
+
+def _sampling(experiment: Experiment, privacy: PrivacySettings) -> str | None:
+    return privacy.sampling.name if privacy.release_kind.draws_lots else None
+
+
+def _mechanism(experiment: Experiment, privacy: PrivacySettings) -> dict[str, Any] | None:
+    """Return where the noise is; None on gradients or updates."""
+    if privacy.mechanism.name == GRADIENT_PERTURBATION:
+        return None
+    return privacy.mechanism.model_dump(mode="json")
+
+
+def _noise_correlation(experiment: Experiment, privacy: PrivacySettings) -> dict[str, Any] | None:
+    correlation = privacy.noise_correlation
+    return None if correlation == "none" else correlation.model_dump(mode="json")
+
+
+def _orders(experiment: Experiment, privacy: PrivacySettings) -> list[float] | None:
+    orders = privacy.accountant.orders
+    return None if orders is None else list(orders)
+
+
+_OfPrivacy = Callable[[Experiment, PrivacySettings], Any]
+
+
+def _private(term: _OfPrivacy, *, otherwise: Any = None) -> Callable[[Experiment], Any]:
+    """Return a term of the privacy settings, which is another one in a run without them."""
+    return lambda e: otherwise if e.privacy is None else term(e, e.privacy)
+
+
+TERMS: Mapping[str, Callable[[Experiment], Any]] = {
+    "trust": _private(lambda _, privacy: privacy.trust.name, otherwise="local"),
+    "unit": _private(lambda _, privacy: privacy.unit, otherwise="example"),
+    "sums": _private(_sums),
+    "participation": _private(_participation),
+    "votes": _private(lambda experiment, _: experiment.task_facts.votes),
+    "weighting": _private(_weighting),
+    "adjacency": _private(lambda _, privacy: privacy.adjacency.name),
+    "accountant": _private(lambda _, privacy: privacy.accountant.name),
+    "sampling": _private(_sampling),
+    "clipping": _private(lambda _, privacy: privacy.recorded_clipping),
+    "noise": _private(lambda _, privacy: privacy.noise),
+    "mechanism": _private(_mechanism),
+    "noise_correlation": _private(_noise_correlation),
+    "public_parts": _private(lambda experiment, _: experiment.public_parts),
+    "orders": _private(_orders),
+    "personal_models": lambda experiment: experiment.personal_models,
+}
+"""Each term by its key in `privacy.json`."""
+
+_ABSENT = {
+    *("sums", "participation", "votes", "weighting"),
+    *("mechanism", "noise_correlation", "public_parts", "orders"),
+}
+
+
+def _is_absent(name: str, value: object) -> bool:
+    """Whether the file lacks a term in place of null: it is one of few runs."""
+    return value is None and name in _ABSENT
