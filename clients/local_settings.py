@@ -300,6 +300,14 @@ class LocalSettings(Settings):
             return self.optimizer
         return self.optimizer.model_copy(update={"lr": self.learning_rate(round_number)})
 
+    @property
+    def optimizer_name(self) -> str:
+        """Name of the optimizer; "sgd" is without momentum and weight decay."""
+        settings = self.optimizer
+        if isinstance(settings, SgdSettings) and (settings.momentum or settings.weight_decay):
+            return "sgd with momentum or weight decay"
+        return settings.name
+
     def without_schedule(self) -> Self:
         """Return the settings with one learning rate in all rounds, as an audit repeats rounds."""
         return self.model_copy(update={"lr_schedule": None})

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from fedsim.clients.client_settings import ClientPrivacySettings, OwnPrivacySettings
+from fedsim.clients.mechanisms.conditions import CORRELATED, Choices
 from fedsim.clients.mechanisms.dp_sgd.settings import (
     ClippingSettings,
     FlatClippingSettings,
@@ -19,7 +20,7 @@ from fedsim.clients.mechanisms.dp_sgd.settings import (
     has_all_noise,
 )
 from fedsim.clients.mechanisms.kinds import GRADIENT_PERTURBATION, ReleaseKind, kind_of
-from fedsim.clients.sampling.schemes import POISSON, SAMPLING_SCHEMES
+from fedsim.clients.sampling.schemes import POISSON
 from fedsim.core.limits import MAX_CLIENTS, MAX_EXAMPLES, MAX_RENYI_ORDER
 from fedsim.core.settings import Choice, Probability, Settings
 
@@ -244,6 +245,33 @@ class PrivacySettings(Settings):
         """Whether the settings give the noise of a step, so that none is calibrated."""
         return self.noise_multiplier is not None or has_all_noise(self.clipping.groups)
 
+    def choices(
+        self,
+        *,
+        votes: bool = False,
+        local_steps: int | None = 1,
+        optimizer: str = "sgd",
+        draws_clients: bool = False,
+        protocol: str | None = None,
+    ) -> Choices:
+        """Return the choices that theorems depend on; those of other sections are as given."""
+        correlation = self.noise_correlation
+        return Choices(
+            trust=self.trust.name,
+            unit=self.unit,
+            votes=votes,
+            mechanism=self.mechanism.name,
+            adjacency=self.adjacency.name,
+            sampling=self.sampling.name,
+            clipping=self.recorded_clipping,
+            noise=self.noise,
+            correlation=correlation if isinstance(correlation, str) else correlation.name,
+            local_steps=local_steps,
+            optimizer=optimizer,
+            draws_clients=draws_clients,
+            protocol=protocol,
+        )
+
     @property
     def recorded_clipping(self) -> str:
         """Name of the clipping in `privacy.json`: with groups, `groups` or `adaptive_groups`."""
@@ -349,14 +377,7 @@ class PrivacySettings(Settings):
     @model_validator(mode="after")
     def _correlation_with_a_guarantee(self) -> Self:
         if self.noise_correlation != "none":
-            cyclic = [scheme.name for scheme in SAMPLING_SCHEMES.values() if scheme.is_cyclic]
-            check_correlation_needs(
-                {
-                    "sampling": (self.sampling.name, cyclic),
-                    "noise": (self.noise, ["seeded"]),
-                    "adjacency": (self.adjacency.name, ["zero_out"]),
-                    "clipping": (self.clipping.name, ["flat", "per_layer", "automatic"]),
-                    "on_exhausted": (self.on_exhausted, ["refuse"]),
-                }
-            )
+            chosen = self.choices()
+            needs = {key: (getattr(chosen, key), allowed) for key, allowed in CORRELATED.items()}
+            check_correlation_needs({**needs, "on_exhausted": (self.on_exhausted, ("refuse",))})
         return self

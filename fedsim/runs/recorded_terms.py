@@ -8,7 +8,6 @@ from typing import Any
 
 from fedsim.accountant import PrivacyLedger
 from fedsim.accountant.trust import OBSERVERS, Trust
-from fedsim.clients.local_settings import OptimizerSettings
 from fedsim.clients.mechanisms.client_privacy import ClientPrivacy
 from fedsim.clients.mechanisms.kinds import GRADIENT_PERTURBATION
 from fedsim.clients.mechanisms.plan import PrivacyPlan
@@ -94,15 +93,8 @@ def _sums(experiment: Experiment, privacy: PrivacySettings) -> dict[str, Any] | 
         sums["colluding_clients"] = privacy.trust.colluding_clients
     if not privacy.release_kind.protects_client:
         sums["local_steps"] = experiment.local.steps
-        sums["optimizer"] = _optimizer(experiment.local.optimizer)
+        sums["optimizer"] = experiment.local.optimizer_name
     return sums
-
-
-def _optimizer(settings: OptimizerSettings) -> str:
-    """Return the name of an optimizer; "sgd" is without momentum and weight decay."""
-    if settings.name == "sgd" and (settings.momentum or settings.weight_decay):
-        return "sgd with momentum or weight decay"
-    return settings.name
 
 
 def _participation(experiment: Experiment, privacy: PrivacySettings) -> dict[str, Any] | None:

@@ -1,0 +1,235 @@
+"""When the theorems behind a claim hold: conditions on the choices of a run, each written once.
+
+Before a run the rules of the experiment file refuse choices that fail a condition; after it the
+privacy statement makes no claim for a record that fails one. It imports no torch and no numpy.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from fedsim.clients.mechanisms.kinds import (
+    GRADIENT_PERTURBATION,
+    KINDS,
+    NO_RELEASE,
+    ReleaseKind,
+    kind_of,
+)
+from fedsim.clients.sampling.schemes import SAMPLING_SCHEMES
+
+HIDING_PROTOCOLS = ("additive", "secagg", "secagg_plus")
+"""Protocols of secure aggregation that show sums of updates alone."""
+
+_LINEAR_CLIPPINGS = {"example": ("flat", "automatic"), "client": ("flat", "adaptive")}
+_ADJACENCIES = ("zero_out", "add_remove", "replace_one")
+_CORRELATIONS = ("toeplitz",)
+CORRELATED: Mapping[str, tuple[str, ...]] = {
+    "sampling": tuple(one.name for one in SAMPLING_SCHEMES.values() if one.is_cyclic),
+    "noise": ("seeded",),
+    "adjacency": ("zero_out",),
+    "clipping": ("flat", "per_layer", "automatic"),
+}
+"""Choices that correlated noise has a guarantee with, by key of `privacy`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choices:
+    """The choices of a run that theorems depend on, as its settings or its record name them.
+
+    Attributes:
+        trust: local, distributed or central.
+        unit: example or client.
+        votes: whether clients vote on public queries.
+        mechanism: where the noise is.
+        adjacency: of the claim.
+        sampling: of lots; None: no lots are drawn, or it is not recorded.
+        clipping: of gradients or updates.
+        noise: seeded or secure.
+        correlation: of noise from step to step; "none" for independent noise.
+        local_steps: noisy steps of a client in a round; None: several, or not recorded.
+        optimizer: the client's; "sgd" is without momentum and weight decay.
+        draws_clients: whether clients are drawn independently and in secret.
+        protocol: of secure aggregation; None without one.
+    """
+
+    trust: str = "local"
+    unit: str = "example"
+    votes: bool = False
+    mechanism: str = GRADIENT_PERTURBATION
+    adjacency: str = "zero_out"
+    sampling: str | None = "poisson"
+    clipping: str | None = "flat"
+    noise: str | None = "seeded"
+    correlation: str = "none"
+    local_steps: int | None = 1
+    optimizer: str | None = "sgd"
+    draws_clients: bool = False
+    protocol: str | None = None
+
+    @property
+    def kind(self) -> ReleaseKind:
+        """The kind of release; `NO_RELEASE` for a mechanism that is not known."""
+        if self.mechanism not in (GRADIENT_PERTURBATION, *KINDS):
+            return NO_RELEASE
+        return kind_of(unit=self.unit, mechanism=self.mechanism, votes=self.votes)
+
+    @property
+    def sums_steps(self) -> bool:
+        """Whether noise of one step of each client is on a sum."""
+        return self.trust in ("distributed", "central") and self.unit == "example"
+
+
+def unmet(choices: Choices) -> dict[str, str]:
+    """Return the conditions that choices fail, by name, each with what speaks against a claim."""
+    return {name: one.objection(choices) for name, one in CONDITIONS.items() if one.fails(choices)}
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A condition of a theorem.
+
+    Attributes:
+        fails: whether choices fail it.
+        objection: what speaks against a claim then.
+    """
+
+    fails: Callable[[Choices], bool]
+    objection: Callable[[Choices], str]
+
+
+def _lots_have_no_event(choices: Choices) -> bool:
+    scheme = SAMPLING_SCHEMES.get(choices.sampling or "")
+    if scheme is None or not choices.kind.draws_lots:
+        return False
+    return choices.adjacency in _ADJACENCIES and choices.adjacency not in scheme.adjacencies
+
+
+def _no_event(choices: Choices) -> str:
+    scheme = SAMPLING_SCHEMES[choices.sampling or ""]
+    return (
+        f"lots drawn by {scheme.name} have no guarantee under {choices.adjacency} adjacency, "
+        f"because {scheme.obstacle}"
+    )
+
+
+def _adjacency(choices: Choices) -> str | None:
+    """Return what tells neighbours apart beside charged releases; None: nothing does.
+
+    Under add_remove nothing public may follow from the unit. Of whole clients, their number sets
+    the rate of draws, the largest of their noises is that of a sum, and every record names each
+    one; `zero_out` has the same events, and says that the list of clients is public. The noise of a
+    sum of examples is set by all clients' sizes.
+    """
+    if choices.adjacency != "add_remove":
+        return None
+    if choices.kind.protects_client:
+        return (
+            "under add_remove a client would be there or not, and the rate of draws, the noise of "
+            "a sum and the records follow from the list of clients"
+        )
+    if choices.trust != "local":
+        return (
+            f"trust: {choices.trust} needs public client sizes, which set every client's noise, "
+            "and add_remove keeps them private"
+        )
+    return None
+
+
+def _off_gradients(choices: Choices) -> bool:
+    return choices.mechanism != GRADIENT_PERTURBATION
+
+
+CONDITIONS: Mapping[str, Condition] = {
+    "update_clipping": Condition(
+        lambda c: c.unit == "client" and c.clipping not in _LINEAR_CLIPPINGS["client"],
+        lambda c: f"clipping {c.clipping} bounds no whole update",
+    ),
+    "hidden_updates": Condition(
+        lambda c: c.trust == "distributed" and c.protocol not in HIDING_PROTOCOLS,
+        lambda c: "its updates were not summed by a protocol that hides them",
+    ),
+    "sum_clipping": Condition(
+        lambda c: (
+            c.trust in ("distributed", "central")
+            and c.clipping not in _LINEAR_CLIPPINGS.get(c.unit, ())
+        ),
+        lambda c: f"clipping {c.clipping} has no theorem for sums",
+    ),
+    "one_step": Condition(
+        lambda c: c.sums_steps and c.local_steps != 1,
+        lambda c: f"a client took {c.local_steps} steps in a round, and sums need exactly one",
+    ),
+    "plain_sgd": Condition(
+        lambda c: c.sums_steps and c.optimizer != "sgd",
+        lambda c: f"optimizer {c.optimizer} keeps a state of the client's own gradients",
+    ),
+    "poisson_lots": Condition(
+        lambda c: c.sums_steps and c.sampling != "poisson",
+        lambda c: f"lots drawn by {c.sampling} have no theorem for sums",
+    ),
+    "adjacency": Condition(
+        lambda c: _adjacency(c) is not None,
+        lambda c: _adjacency(c) or "",
+    ),
+    "lots_of_adjacency": Condition(_lots_have_no_event, _no_event),
+    "drawn_clients": Condition(
+        lambda c: c.draws_clients and (c.trust, c.unit) != ("central", "client"),
+        lambda c: "drawing clients lowers the ε of no other cell than central trust, client unit",
+    ),
+    "secret_draws": Condition(
+        lambda c: c.draws_clients and c.protocol is not None,
+        lambda c: "the parties of secure aggregation know which clients were drawn",
+    ),
+    "mechanism": Condition(
+        lambda c: _off_gradients(c) and not c.kind.local_trust_only,
+        lambda c: f"its mechanism {c.mechanism!r} is not known",
+    ),
+    "cell_of_mechanism": Condition(
+        lambda c: (
+            _off_gradients(c)
+            and (c.trust != "local" or (c.kind.protects_client and not c.kind.local_trust_only))
+        ),
+        lambda c: (
+            "noise off the gradients has no guarantee but in local trust, for the example unit"
+        ),
+    ),
+    "adjacency_of_mechanism": Condition(
+        lambda c: _off_gradients(c) and c.adjacency == "add_remove",
+        lambda c: "noise off the gradients has no guarantee under add_remove adjacency",
+    ),
+    "noise_of_mechanism": Condition(
+        lambda c: _off_gradients(c) and c.kind.later_rounds_are_free and c.noise == "secure",
+        lambda c: (
+            "secure noise cannot be drawn twice, and noisy examples are made anew by a process"
+        ),
+    ),
+    "correlation": Condition(
+        lambda c: c.correlation not in ("none", *_CORRELATIONS),
+        lambda c: f"the correlation of its noise, {c.correlation}, is not known",
+    ),
+    "lots_of_correlation": Condition(
+        lambda c: (
+            c.correlation != "none"
+            and c.sampling in SAMPLING_SCHEMES
+            and c.sampling not in CORRELATED["sampling"]
+        ),
+        lambda c: f"its noise is correlated, and lots drawn by {c.sampling} may be close",
+    ),
+    "cell_of_correlation": Condition(
+        lambda c: c.correlation != "none" and (c.trust != "local" or c.unit == "client"),
+        lambda c: "correlated noise has no guarantee but in local trust, for the example unit",
+    ),
+    "draws_of_correlation": Condition(
+        lambda c: (
+            c.correlation != "none"
+            and (c.adjacency not in CORRELATED["adjacency"] or c.noise not in CORRELATED["noise"])
+        ),
+        lambda c: (
+            "correlated noise has no guarantee but under zero_out adjacency, with seeded noise"
+        ),
+    ),
+    "clipping_of_correlation": Condition(
+        lambda c: c.correlation != "none" and c.clipping not in CORRELATED["clipping"],
+        lambda c: f"correlated noise is charged for one fixed bound, and clipping is {c.clipping}",
+    ),
+}
+"""Every condition by name."""
