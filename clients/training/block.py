@@ -63,7 +63,7 @@ class BlockMember:
     sent: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
-    def step(self) -> DpSgdMechanism | None:
+    def mechanism(self) -> DpSgdMechanism | None:
         """The release of each local step; None where a round is one release, or none."""
         return self.release if isinstance(self.release, DpSgdMechanism) else None
 
@@ -128,20 +128,20 @@ def block_of(
     if not present:
         raise ValueError("a block needs at least one member that is present, got none")
     if any(isinstance(member.release, ModelRelease) for member in present):
-        return _ReleasedModels(shared_model, members)
+        return _ModelBlock(shared_model, members)
     if len(members) > 1 and (gradients is None or not gradients.stacks):
         raise ValueError(f"this model trains clients one at a time, got {len(members)} in a block")
     shared_model.restart()
     shared_model.model.train()
     if gradients is None:
-        if present[0].step is not None:
+        if present[0].mechanism is not None:
             raise ValueError("training with privacy needs per-example gradients")
-        return _ByTorch(shared_model, loss, local, present[0], rule)
-    if len({None if m.step is None else m.step.clipping.kind for m in present}) > 1:
+        return _TorchBlock(shared_model, loss, local, present[0], rule)
+    if len({None if m.mechanism is None else m.mechanism.clipping.kind for m in present}) > 1:
         raise ValueError("members of a block must clip by one rule, or all train without privacy")
-    if present[0].step is None:
-        return _Steps(shared_model, gradients, local, members, rows, rule, places)
-    return _PrivateSteps(shared_model, gradients, local, members, rows, rule)
+    if present[0].mechanism is None:
+        return _SgdBlock(shared_model, gradients, local, members, rows, rule, places)
+    return _DpSgdBlock(shared_model, gradients, local, members, rows, rule)
 
 
 class Block(ABC):
@@ -171,12 +171,12 @@ class Block(ABC):
 
 def member_rows(member: BlockMember, local: LocalSettings) -> int:
     """Return R of the tiles of a block of one."""
-    if member.step is not None:
-        return member.step.tile_rows
+    if member.mechanism is not None:
+        return member.mechanism.tile_rows
     return tile_rows(local.lot(len(member.features)), local.max_physical_batch)
 
 
-class _ByTorch(Block):
+class _TorchBlock(Block):
     """One client without privacy, whose model no rules of gradients fit."""
 
     def __init__(
@@ -264,7 +264,7 @@ def _sent(members: Sequence[BlockMember | None], like: Tensor) -> dict[str, Tens
     }
 
 
-class _ReleasedModels(Block):
+class _ModelBlock(Block):
     """Members that train without noise, and release their models once."""
 
     def train(self, on_step: StepCallback | None = None) -> BlockResult:
@@ -294,7 +294,7 @@ def _noise_of_update(member: BlockMember) -> NoiseSource:
     return member.key.noise(secure=member.secure)
 
 
-class _Steps(Block):
+class _SgdBlock(Block):
     """Members without privacy: steps of minibatch SGD on the mean loss.
 
     Attributes:
@@ -452,7 +452,7 @@ class _Steps(Block):
         return (None,) * len(self.members)
 
 
-class _PrivateSteps(_Steps):
+class _DpSgdBlock(_SgdBlock):
     """Members with DP-SGD: the optimizer sees nothing but their releases."""
 
     def __init__(
@@ -465,7 +465,7 @@ class _PrivateSteps(_Steps):
         rule: ClientRule | None,
     ) -> None:
         super().__init__(shared_model, gradients, local, members, rows, rule)
-        self._steps = [None if m is None else m.step for m in members]
+        self._mechanisms = [None if m is None else m.mechanism for m in members]
         self._noise_states = shared_model.noise_states
         self._noises = [None if m is None else self._noise_of(m) for m in members]
         present = [member for member in members if member is not None]
@@ -474,7 +474,9 @@ class _PrivateSteps(_Steps):
             if any(member.part is None or len(member.steps) != 1 for member in present):
                 raise ValueError("a part of a noisy sum is one step, the same for all of a block")
             self.released = self.released.double()
-        self._step = PrivateStep(gradients, self._steps, self.rows, divides=not self.sends_releases)
+        self._private_step = PrivateStep(
+            gradients, self._mechanisms, self.rows, divides=not self.sends_releases
+        )
 
     def _noise_of(self, member: BlockMember) -> NoiseSource:
         """Return a member's noise of the round.
@@ -482,7 +484,10 @@ class _PrivateSteps(_Steps):
         Raises:
             ValueError: correlated noise cannot come from the operating system.
         """
-        key, correlation = member.key, None if member.step is None else member.step.correlation
+        key, correlation = (
+            member.key,
+            None if member.mechanism is None else member.mechanism.correlation,
+        )
         if member.part is not None and not member.part.adds_noise:
             return NoNoise()
         if correlation is None:
@@ -501,14 +506,14 @@ class _PrivateSteps(_Steps):
     @property
     def mechanisms(self) -> Sequence[DpSgdMechanism | None]:
         """Each member's mechanism of the next step."""
-        return tuple(self._steps)
+        return tuple(self._mechanisms)
 
     def lots(self, member: BlockMember) -> Iterator[np.ndarray]:
         """Return a member's lots, without end."""
-        if member.step is None:
+        if member.mechanism is None:
             raise ValueError("a private block has private members")
         first, secure = member.steps.start, member.secure
-        sampling, n = member.step.sampling, len(member.features)
+        sampling, n = member.mechanism.sampling, len(member.features)
         return member.key.lots(sampling, n, first_step=first, secure=secure)
 
     def end(self) -> None:
@@ -520,24 +525,24 @@ class _PrivateSteps(_Steps):
     def fill_released(self, active: Sequence[bool], lots: Sequence[np.ndarray | None]) -> None:
         """Overwrite `released` (K, size) with the active members' releases."""
         noises = [
-            noise if on and step is not None and step.noise_multiplier else None
-            for noise, on, step in zip(self._noises, active, self._steps, strict=True)
+            noise if on and mechanism is not None and mechanism.noise_multiplier else None
+            for noise, on, mechanism in zip(self._noises, active, self._mechanisms, strict=True)
         ]
         tiles = self._reader.tiles(lots, self.step_number)
         sizes = [0 if lot is None else len(lot) for lot in lots]
-        within = self._step.take(self.values, tiles, sizes, noises, self.released)
-        if self._step.adapts:
+        within = self._private_step.take(self.values, tiles, sizes, noises, self.released)
+        if self._private_step.adapts:
             self._adapt(lots, within)
 
     def adapted_clip_norms(self) -> tuple[LearntBound | None, ...]:
         """Return the bound that each member's clipping adapted to."""
-        return tuple(None if s is None else s.clipping.adapted_clip_norm for s in self._steps)
+        return tuple(None if m is None else m.clipping.adapted_clip_norm for m in self._mechanisms)
 
     def _adapt(self, lots: Sequence[np.ndarray | None], within: np.ndarray) -> None:
         """Let the clipping of each member that took the step learn from its lot."""
         for k, lot in enumerate(lots):
-            step, noise = self._steps[k], self._noises[k]
-            if lot is not None and step is not None and noise is not None:
+            mechanism, noise = self._mechanisms[k], self._noises[k]
+            if lot is not None and mechanism is not None and noise is not None:
                 seen = LotStatistics(len(lot), 0, tuple(int(count) for count in within[k]))
-                self._steps[k] = step.adapt(seen, noise)
-        self._step.use(self._steps)
+                self._mechanisms[k] = mechanism.adapt(seen, noise)
+        self._private_step.use(self._mechanisms)

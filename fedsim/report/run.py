@@ -1,4 +1,4 @@
-"""A run together with its report, and the head of the report for notebooks."""
+"""`fedsim.run`: a run, the report that is written at its end, and its head for notebooks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

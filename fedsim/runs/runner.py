@@ -117,11 +117,11 @@ def run_experiment(
         raise RunDirectoryError("to resume, name the run directory with --out")
     path = Path(out) if out is not None else _default_path(loaded)
     with _storage_errors(path, resume_command(source, overrides, path), parts.phases):
-        recorder, begin = (_resume if resume else _start)(loaded, path, parts)
+        recorder, make_directory = (_resume if resume else _start)(loaded, path, parts)
         with recorder.closing():
             try:
                 with engine.session():
-                    begin()
+                    make_directory()
                     with recorder.ending():
                         engine.execute(*recorder.apps(), recorder.num_nodes)
                 recorder.conclude()

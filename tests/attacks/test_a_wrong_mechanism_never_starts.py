@@ -74,7 +74,7 @@ def no_noise(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def no_noise_on_examples(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = block._PrivateSteps.fill_released
+    whole = block._DpSgdBlock.fill_released
 
     def forgetful(self: Any, active: Any, lots: Any) -> None:
         with pytest.MonkeyPatch.context() as patch:
@@ -82,7 +82,7 @@ def no_noise_on_examples(monkeypatch: pytest.MonkeyPatch) -> None:
                 no_noise(patch)
             whole(self, active, lots)
 
-    monkeypatch.setattr(block._PrivateSteps, "fill_released", forgetful)
+    monkeypatch.setattr(block._DpSgdBlock, "fill_released", forgetful)
 
 
 def loose_clipping(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,7 +221,7 @@ def test_one_group_of_one_client_with_too_little_noise_is_found(
         model={"name": "mlp", "args": {"hidden": [32]}},
         local={"cohort": "off"},
     )
-    fill, whole = release.fill_rows_, block._PrivateSteps.fill_released
+    fill, whole = release.fill_rows_, block._DpSgdBlock.fill_released
 
     def smaller(sources: Any, rows: Tensor) -> None:
         fill(sources, rows)
@@ -233,7 +233,7 @@ def test_one_group_of_one_client_with_too_little_noise_is_found(
                 patch.setattr(release, "fill_rows_", smaller)
             whole(self, active, lots)
 
-    monkeypatch.setattr(block._PrivateSteps, "fill_released", fill_released)
+    monkeypatch.setattr(block._DpSgdBlock, "fill_released", fill_released)
     with pytest.raises(
         MechanismMismatchError, match=r"client 2: the noise multiplier is 0\.[89]\d+, and 1\.131 is"
     ):

@@ -1,4 +1,4 @@
-"""One DP-SGD step: its noisy gradient and its event, from one constructor.
+"""The mechanism of a DP-SGD step: its clipping, its noise and the event that is charged.
 
 Edge cases of a step with clipping bound C, noise multiplier z and expected lot L:
 

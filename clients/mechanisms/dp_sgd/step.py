@@ -1,11 +1,11 @@
 """A step of DP-SGD of the clients of a block: Abadi et al. 2016, Algorithm 1.
 
-draw        a lot of each client, by the sampling that it is charged for
+draw        a lot of each client, by the sampling that is charged (before: `training.block`)
 gradient    g_i of each example i of the lot
-clip        g_i · min(1, C / ‖g_i‖), in each group of parameters
-sum         S = Σ_i of them, in steps of the grid
-noise       rint(S) + Z, with Z rounded normals of deviation σ = z C
-divide      by the public expected lot L
+clip        g_i · min(1, C / ‖g_i‖), in each group of parameters; a factor of each g_i, not a copy
+sum         S = Σ_i of them over the grid's length σ / 2²⁴, with σ = z C
+noise       rint(S) + Z, with Z rounded normals of deviation 2²⁴: that is σ
+divide      by the public expected lot L, and times the grid's length
 """
 
 from collections.abc import Iterator, Sequence
@@ -58,20 +58,20 @@ class PrivateStep:
         present = [one for one in mechanisms if one is not None]
         groups = [None if one is None else one.groups(self._parameters) for one in mechanisms]
         first = next(own for own in groups if own is not None)
-        lengths = [
+        grid_lengths = [
             (1.0,) * len(first.bounds) if one is None or own is None else one.grid_steps(own)
             for one, own in zip(mechanisms, groups, strict=True)
         ]
         lots = [[0.0] if one is None else [1.0 / one.expected_lot] for one in mechanisms]
         units, bounds, shares = (
             torch.tensor(table, dtype=torch.float64, device=self._parameters.data.device)
-            for table in (lengths, [(own or first).bounds for own in groups], lots)
+            for table in (grid_lengths, [(own or first).bounds for own in groups], lots)
         )
         scales = self._by_row(units.reciprocal())
         self._clip = ClipBounds(present[0].clipping, first.members, self._by_row(bounds), scales)
         divided = units * shares if self._divides else torch.ones_like(units)
         places = self._parameters.group_slices(first.members)
-        self._lengths: Scales = [(place, divided[:, m : m + 1]) for place, m in places]
+        self._release_scales: Scales = [(place, divided[:, m : m + 1]) for place, m in places]
         self.adapts = any(one.clipping.count_noises for one in present)
 
     def take(
@@ -116,8 +116,8 @@ class PrivateStep:
     ) -> None:
         """Add noise to the sums of whole lots, and divide by the expected lot."""
         for clients, total in sums:
-            lengths = [(place, own[clients]) for place, own in self._lengths]
-            release_(total, noises[clients], lengths, into[clients])
+            scales = [(place, own[clients]) for place, own in self._release_scales]
+            release_(total, noises[clients], scales, into[clients])
 
     def _by_row(self, values: Tensor) -> Tensor:
         """Return values of clients (K, m) for each row of a tile (K · R, m)."""

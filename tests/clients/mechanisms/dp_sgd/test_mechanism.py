@@ -498,14 +498,14 @@ def test_mutation_noise_for_each_physical_batch_is_caught(monkeypatch: pytest.Mo
 @pytest.fixture
 def changed_release(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., None]], None]:
     """Let a function change the releases of a block: of its lots, its members and `released`."""
-    whole = block._PrivateSteps.fill_released
+    whole = block._DpSgdBlock.fill_released
 
     def change(how: Callable[..., None]) -> None:
         def changed(self: Any, active: Any, lots: Any) -> None:
             whole(self, active, lots)
             how(lots[0], self.members[0], self.released)
 
-        monkeypatch.setattr(block._PrivateSteps, "fill_released", changed)
+        monkeypatch.setattr(block._DpSgdBlock, "fill_released", changed)
 
     return change
 
