@@ -229,7 +229,7 @@ def test_one_group_of_one_client_with_too_little_noise_is_found(
 
     def fill_released(self: Any, active: Any, lots: Any) -> None:
         with pytest.MonkeyPatch.context() as patch:
-            if self._steps[0].noise_multiplier == 0.8:
+            if self._mechanisms[0].noise_multiplier == 0.8:
                 patch.setattr(release, "fill_rows_", smaller)
             whole(self, active, lots)
 

@@ -284,9 +284,9 @@ def test_a_release_is_noise_and_clipped_gradients_over_the_expected_lot() -> Non
         place, one = bench(), member(3, clipping=clipping, steps=5)
         values = place.train([one], local=local).values[0].clone()
         assert place.gradients is not None
-        assert one.step is not None
+        assert one.mechanism is not None
         place.shared.restart()
-        step, parameters = one.step, place.shared.parameters
+        step, parameters = one.mechanism, place.shared.parameters
         exact = OneAtATime(place.shared.model, place.loss, parameters=parameters)
         lots = one.key.lots(step.sampling, len(one.features), first_step=3)
         noise = one.key.noise()
@@ -345,11 +345,11 @@ def test_lots_and_noise_are_each_clients_own_streams() -> None:
     seen = watched()
     bench().train([empty[0], None, *empty[1:]], on_step=seen)
     for place, one in ((0, empty[0]), (2, empty[1]), (3, empty[2])):
-        noise, step = one.key.noise(), one.step
+        noise, step = one.key.noise(), one.mechanism
         assert step is not None
         for released in seen.releases:
             drawn = noise.fill_(torch.empty_like(released[place], dtype=torch.float64))
-            sigma = step.noise_multiplier * step.clipping.max_grad_norm / step.expected_lot  # type: ignore[attr-defined]
+            sigma = step.noise_multiplier * step.clipping.max_grad_norm / step.expected_lot
             expected = (drawn * sigma * 2**-24).float()
             torch.testing.assert_close(released[place], expected, rtol=1e-6, atol=0)
     assert all(not released[1].any() for released in seen.releases), "nobody, nothing"
@@ -366,12 +366,12 @@ def test_on_step_sees_lots_releases_and_mechanisms() -> None:
             assert all(lots[k] is None for lots in seen.lots)
             assert all(used[k] is None for used in seen.mechanisms)
             continue
-        assert one.step is not None
+        assert one.mechanism is not None
         count = len(one.steps)
-        lots = one.key.lots(one.step.sampling, len(one.features), first_step=3)
+        lots = one.key.lots(one.mechanism.sampling, len(one.features), first_step=3)
         expected = [lot.tolist() for lot in islice(lots, count)]
         assert [lots[k] for lots in seen.lots] == expected + [None] * (6 - count)
-        assert all(used[k] is one.step for used in seen.mechanisms)
+        assert all(used[k] is one.mechanism for used in seen.mechanisms)
         moved = sum((released[k] for released in seen.releases), torch.zeros(()))
         start = place.shared.start_values
         torch.testing.assert_close(result.values[k], start - 0.3 * moved, rtol=1e-4, atol=1e-6)
@@ -588,7 +588,7 @@ def test_splitting_lots_changes_nothing_but_rounding(most: int, private: bool) -
     whole = [member(k, private=private) for k in range(4)]
     parts = whole
     if private:
-        parts = [replace(m, release=replace(m.step, max_physical_batch=most)) for m in whole]  # type: ignore[type-var]
+        parts = [replace(m, release=replace(m.mechanism, max_physical_batch=most)) for m in whole]  # type: ignore[type-var]
     place = bench(private=private)
     expected = place.train(whole, local=local).values.clone()
     for members, own in ((parts, expected), (parts[1:2], expected[1:2])):  # together and alone
