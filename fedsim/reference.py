@@ -19,11 +19,11 @@ from fedsim.algorithms.catalog import algorithms
 from fedsim.cli import EXIT_CODES, cli
 from fedsim.comparison.file.settings import ComparisonSettings
 from fedsim.data.catalog import DATASETS
-from fedsim.deployment.policy import NodePolicy
 from fedsim.experiment import Experiment
 from fedsim.models.catalog import MODELS
 from fedsim.runs.directory import CLIENT_COLUMNS
 from fedsim.setting_tables import SettingRow, rows_of
+from fedsim.tools.deployment.policy import NodePolicy
 
 _HEAD = """\
 # Reference

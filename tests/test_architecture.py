@@ -337,7 +337,7 @@ if __name__ == "__main__":  # python tests/test_architecture.py rooms.svg
 NAMES_KINDS = {
     "clients/privacy_settings.py": "its settings",
     "clients/training/block.py": "steps of DP-SGD, in the block's loop",
-    "fedsim/audit": "canaries in gradients and in updates",
+    "fedsim/tools/attack": "canaries in gradients and in updates",
     "fedsim/comparison/file/arms.py": "arms that change the mechanism",
     "fedsim/experiment/rules/perturbation.py": "conditions of the proofs",
     "fedsim/federation/blocks.py": "tiles of steps of DP-SGD",

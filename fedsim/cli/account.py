@@ -64,9 +64,9 @@ def account_command(
     Runs of other units, adjacencies or observers have no ε together and are refused. So are runs
     with seeded noise of one seed, as the noise of one is that of the other.
     """
-    from fedsim.account import account_of
-    from fedsim.account.sources import read_source
-    from fedsim.account.terminal import print_account
+    from fedsim.tools.totals import account_of
+    from fedsim.tools.totals.sources import read_source
+    from fedsim.tools.totals.terminal import print_account
 
     if delta is not None and not 0.0 < delta < 1.0:
         raise click.BadParameter(f"must be in (0, 1), got {delta:g}", param_hint="--delta")
@@ -82,7 +82,7 @@ def account_command(
         independent_noise=independent_noise,
     )
     if registry is not None:
-        from fedsim.account.registry_entry import facts_of, registry_entry
+        from fedsim.tools.totals.registry_entry import facts_of, registry_entry
 
         Path(registry).write_text(registry_entry(facts_of(account, read)))
     if as_json:
@@ -95,8 +95,8 @@ def account_command(
 
 def _clients(name: str) -> "Mapping[str, Sequence[str]]":
     """Read a map of clients."""
-    from fedsim.account.sources import SourceError
     from fedsim.core.text_formats import parse_plain_yaml
+    from fedsim.tools.totals.sources import SourceError
 
     try:
         content: Any = parse_plain_yaml(Path(name).read_text())

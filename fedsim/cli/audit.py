@@ -51,10 +51,10 @@ def audit_command(
     Each client's own mechanism runs on its own model and data. Exit code 1 means that noise,
     clipping or sampling differ from what the client is charged for; see docs/howto/attack.md.
     """
-    from fedsim.audit.audit import audit_experiment
-    from fedsim.audit.terminal import print_audit
     from fedsim.experiment import load_experiment
     from fedsim.report.progress import shown_phases
+    from fedsim.tools.attack.audit import audit_experiment
+    from fedsim.tools.attack.terminal import print_audit
 
     def print_progress(done: int, of: int) -> None:
         if not quiet:

@@ -206,8 +206,8 @@ def _seeds(text: str | None) -> int | list[int] | None:
 
 
 def _search(file: str, out: str | None, workers: int | None, *, quiet: bool, as_json: bool) -> None:
-    from fedsim.comparison.search.perform import search
-    from fedsim.comparison.search.terminal import print_search
+    from fedsim.tools.search.perform import search
+    from fedsim.tools.search.terminal import print_search
 
     if not quiet:
         click.echo("searching; the number of runs is secret, so no progress is shown", err=True)

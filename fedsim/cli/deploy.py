@@ -17,8 +17,8 @@ def deploy_command(file: str, overrides: tuple[str, ...], out: str, as_json: boo
 
     docs/deployment.md describes every step.
     """
-    from fedsim.deployment.flower_app import write_app
     from fedsim.experiment import load_experiment
+    from fedsim.tools.deployment.flower_app import write_app
 
     loaded = load_experiment(file, overrides)
     app = write_app(loaded, Path(out))

@@ -20,7 +20,7 @@ SECTIONS = {
         "init": "fedsim.cli.init:init_command",
         "validate": "fedsim.cli.validate:validate_command",
         "plan": "fedsim.cli.plan:plan_command",
-        "curve": "fedsim.cli.curve:curve_command",
+        "curve": "fedsim.tools.curve:curve_command",
         "run": "fedsim.cli.run:run_command",
         "compare": "fedsim.cli.compare:compare_command",
     },

@@ -16,13 +16,13 @@ def node_policy_command(file: str, check: bool, plan: str | None) -> None:
     checks the settings and plug-ins of EXPERIMENT and prints the digest of its privacy plan for
     plan_digests; it reads the data, whose sizes are a part of the plan, and runs plug-ins.
     """
-    from fedsim.deployment.policy import load_policy, write_template
+    from fedsim.tools.deployment.policy import load_policy, write_template
 
     path = Path(file)
     if plan is not None:
-        from fedsim.deployment.policy_rules import check_experiment
         from fedsim.experiment import load_experiment
         from fedsim.federation.assembly import assemble
+        from fedsim.tools.deployment.policy_rules import check_experiment
 
         loaded = load_experiment(Path(plan))
         check_experiment(load_policy(path), loaded)

@@ -78,9 +78,9 @@ def plan_command(
 def _advise(file: str, overrides: tuple[str, ...], *, as_json: bool) -> None:
     with quick_imports():
         from fedsim.experiment import load_experiment
-        from fedsim.planning.advice.advice import advise_experiment
         from fedsim.report.plan_terminal import print_advice
         from fedsim.report.progress import shown_phases
+        from fedsim.tools.advice.advice import advise_experiment
 
     loaded = load_experiment(file, overrides)
     with shown_phases() as phases:

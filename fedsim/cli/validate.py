@@ -28,9 +28,9 @@ def validate_command(file: str, overrides: tuple[str, ...], with_data: bool, as_
     Lists the code that a run would execute and the files that it would read. With --data this code
     is executed and these files are read, and the last lines describe the data.
     """
-    from fedsim.deployment.policy import plugin_digest
     from fedsim.experiment import load_experiment
     from fedsim.planning.footprint import find_footprint
+    from fedsim.tools.deployment.policy import plugin_digest
 
     loaded = load_experiment(file, overrides)
     experiment = loaded.experiment

@@ -12,8 +12,8 @@ from fedsim.cli.options import json_option, print_json
 from fedsim.core.errors import ExitCode
 
 if TYPE_CHECKING:
-    from fedsim.runs.replay import Replay
     from fedsim.runs.verification import Verification
+    from fedsim.tools.replay import Replay
 
 
 @click.command("verify", short_help="Check every file of RUN; recompute every ε.")
@@ -47,11 +47,11 @@ def verify_command(
     RUN may be the directory of a search (`fedsim compare FILE --select`): both of its figures are
     recomputed from its ledger, and --root is the hash of the last record there.
     """
-    from fedsim.comparison.search.verify import is_search
     from fedsim.report.progress import shown_phases
     from fedsim.runs.directory import RunDirectory
     from fedsim.runs.run_lock import refuse_in_use
     from fedsim.runs.verification import verify_run
+    from fedsim.tools.search.verify import is_search
 
     if root is not None and not re.fullmatch("[0-9a-fA-F]{64}", root):
         raise click.BadParameter(
@@ -69,7 +69,7 @@ def verify_command(
         found = verify_run(run_directory, root=root)
         replayed = None
         if replay and not found.problems:
-            from fedsim.runs.replay import replay_run
+            from fedsim.tools.replay import replay_run
 
             place = None if base is None else Path(base)
             replayed = replay_run(run_directory, base=place, phases=phases)
@@ -100,7 +100,7 @@ def verify_command(
 
 
 def _verify_search(directory: str, root: str | None, *, as_json: bool) -> None:
-    from fedsim.comparison.search.verify import verify_search
+    from fedsim.tools.search.verify import verify_search
 
     found = verify_search(Path(directory), root=root)
     if as_json:

@@ -6,9 +6,6 @@ from rich.console import Console
 
 from fedsim.core.formatting import clients_text, count_text, delta_text, epsilon_text, range_text
 from fedsim.core.text_formats import csv_text
-from fedsim.planning.advice.advice import Advice
-from fedsim.planning.advice.noise_model import plausible_tasks
-from fedsim.planning.advice.ranking import Ranked
 from fedsim.planning.bounds import BoundCurve
 from fedsim.planning.cells import OBSERVERS, PlannedCell
 from fedsim.planning.projection import Plan, PlannedClient
@@ -20,6 +17,9 @@ from fedsim.report.terminal_text import (
     print_sentence,
     print_table,
 )
+from fedsim.tools.advice.advice import Advice
+from fedsim.tools.advice.noise_model import plausible_tasks
+from fedsim.tools.advice.ranking import Ranked
 
 
 def print_advice(advice: Advice, console: Console | None = None) -> None:

@@ -15,9 +15,9 @@ from fedsim.experiment import load_experiment
 from fedsim.planning.footprint import find_footprint
 from fedsim.protocol.arrays import to_numpy
 from fedsim.runs.directory import RunDirectory
-from fedsim.runs.replay import replay_run
 from fedsim.runs.runner import RunFailedError, run_experiment
 from fedsim.runs.verification import verify_run
+from fedsim.tools.replay import replay_run
 
 ADAM = {"name": "fedadam", "server_lr": 0.05}
 PRIVACY = {"target_epsilon": 8.0, "delta": 1e-3, "max_grad_norm": 0.5}

@@ -11,7 +11,6 @@ from pydantic import ValidationError
 from fedsim.comparison.differences import compared_settings
 from fedsim.comparison.file.settings import ComparisonSettings
 from fedsim.comparison.file.variants import Variant, expand_variants
-from fedsim.comparison.search.rules import candidate_problems, file_problems, required_problems
 from fedsim.comparison.units import Baseline, unit_problems
 from fedsim.core.limits import MAX_COMPARED_RUNS
 from fedsim.experiment import ExperimentError, LoadedExperiment, Problem, load_experiment
@@ -21,6 +20,7 @@ from fedsim.experiment.messages import PathMessage, validation_messages
 from fedsim.experiment.overrides import COMMAND_LINE, Override, apply_overrides, parse_overrides
 from fedsim.experiment.tree import Entry, Location, Node, from_python, is_broken, locate, to_python
 from fedsim.models.scores.catalog import computed_metrics
+from fedsim.tools.search.rules import candidate_problems, file_problems, required_problems
 
 
 @dataclass(frozen=True)
