@@ -29,8 +29,7 @@ def validate_command(file: str, overrides: tuple[str, ...], with_data: bool, as_
     is executed and these files are read, and the last lines describe the data.
     """
     from fedsim.experiment import load_experiment
-    from fedsim.planning.footprint import find_footprint
-    from fedsim.tools.deployment.policy import plugin_digest
+    from fedsim.planning.footprint import find_footprint, plugin_digest
 
     loaded = load_experiment(file, overrides)
     experiment = loaded.experiment

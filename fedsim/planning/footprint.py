@@ -1,12 +1,16 @@
 """Footprint of an experiment: the code that it executes and the files that it reads.
 
-An experiment file may come from an untrusted source. Nothing is imported or opened here, so the
-user can review the footprint before the run.
+An experiment file may come from an untrusted source. Nothing is imported here, and nothing but
+plug-ins opened, for their digest, so the user can review the footprint before the run.
 """
 
+import hashlib
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedsim.core.errors import InputError
+from fedsim.core.plugin_sources import read_sources
 from fedsim.data.file_names import data_files
 from fedsim.experiment.load import LoadedExperiment
 from fedsim.experiment.public_tables import named_table
@@ -70,3 +74,23 @@ def find_footprint(loaded: LoadedExperiment) -> Footprint:
     outside = tuple(path for path in files if not path.is_relative_to(home))
     fetched = experiment.data.args.get("name") if dataset == "huggingface" else None
     return Footprint(tuple(code), files, outside, () if fetched is None else (fetched,))
+
+
+def plugin_digest(loaded: LoadedExperiment) -> str | None:
+    """Return the SHA-256 of an experiment's plug-ins; None without plug-ins.
+
+    It covers their names and the content of every source file that their import statements lead to.
+    Versions of installed packages are no part of it: those are the node's own.
+
+    Raises:
+        InputError: the file of a plug-in cannot be read.
+    """
+    references = sorted(loaded.experiment.plugins)
+    if not references:
+        return None
+    try:
+        files = dict(read_sources(references, base=loaded.base).files)
+    except OSError as error:
+        raise InputError(f"cannot read {error.filename}: {error.strerror}") from error
+    content = json.dumps([references, files], sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()

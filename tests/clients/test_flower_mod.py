@@ -24,8 +24,8 @@ from fedsim.accountant import (
 from fedsim.clients.flower_mod import RECORD, PrivacyLedgerMod, client_ledgers, declare_release
 from fedsim.protocol.flower_internals import server_identity
 from fedsim.simulation.local_grid import FIRST_NODE, LocalGrid
-from fedsim.tools.totals import account_of
 from fedsim.tools.totals.sources import read_source
+from fedsim.tools.totals.totals import account_of
 
 STEP = PoissonSampled(0.1, Gaussian(1.0))
 

@@ -20,6 +20,23 @@ from fedsim.tools.search.directory import SearchLedger
 from fedsim.tools.search.plan import SearchError, SearchPlan, plan_search
 from fedsim.tools.search.verify import verify_search
 
+BASE = """\
+name: tiny
+data:
+  dataset: digits
+  partition: {scheme: iid, num_clients: 3}
+model: {name: logistic}
+federation: {rounds: 2}
+local:
+  steps: 1
+  batch_size: 32
+  optimizer: {name: sgd, lr: 0.5}
+privacy:
+  target_epsilon: 8.0
+  delta: 1e-4
+  max_grad_norm: 0.5
+  noise: secure
+"""
 SEARCH = """\
 base: tiny.yaml
 variants:
@@ -31,12 +48,11 @@ select: {metric: test_accuracy, on: public_test, search: {mean: 2}}
 
 
 @pytest.fixture
-def file(directory: Path) -> Path:
+def file(tmp_path: Path) -> Path:
     """A file with a search on a base with secure noise."""
-    base = directory / "tiny.yaml"
-    base.write_text(base.read_text() + "  noise: secure\n")
-    (directory / "search.yaml").write_text(SEARCH)
-    return directory / "search.yaml"
+    (tmp_path / "tiny.yaml").write_text(BASE)
+    (tmp_path / "search.yaml").write_text(SEARCH)
+    return tmp_path / "search.yaml"
 
 
 def mistakes(file: Path, text: str, *, search: bool = True) -> list[str]:

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from pydantic import ValidationError
 
 from fedsim.comparison.differences import compared_settings
+from fedsim.comparison.file.search_rules import candidate_problems, file_problems, required_problems
 from fedsim.comparison.file.settings import ComparisonSettings
 from fedsim.comparison.file.variants import Variant, expand_variants
 from fedsim.comparison.units import Baseline, unit_problems
@@ -20,7 +21,6 @@ from fedsim.experiment.messages import PathMessage, validation_messages
 from fedsim.experiment.overrides import COMMAND_LINE, Override, apply_overrides, parse_overrides
 from fedsim.experiment.tree import Entry, Location, Node, from_python, is_broken, locate, to_python
 from fedsim.models.scores.catalog import computed_metrics
-from fedsim.tools.search.rules import candidate_problems, file_problems, required_problems
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,6 @@ in the SuperNode's --node-config, the environment variable FEDSIM_POLICY, `polic
 node's state directory. Without a file only private experiments are answered.
 """
 
-import hashlib
-import json
 import logging
 import os
 import stat
@@ -17,9 +15,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from fedsim.core.plugin_sources import read_sources
 from fedsim.core.settings import Settings
-from fedsim.experiment import LoadedExperiment
 from fedsim.experiment.errors import ExperimentError, Problem
 from fedsim.experiment.load import read_yaml
 from fedsim.experiment.messages import validation_messages
@@ -321,23 +317,3 @@ def _refuse_foreign(path: Path) -> None:
             f"{path} can be changed by other users (mode {stat.S_IMODE(found.st_mode):o}): "
             f"chmod 600 {path}"
         )
-
-
-def plugin_digest(loaded: LoadedExperiment) -> str | None:
-    """Return the SHA-256 of an experiment's plug-ins; None without plug-ins.
-
-    It covers their names and the content of every source file that their import statements lead to.
-    Versions of installed packages are no part of it: those are the node's own.
-
-    Raises:
-        DeploymentError: the file of a plug-in cannot be read.
-    """
-    references = sorted(loaded.experiment.plugins)
-    if not references:
-        return None
-    try:
-        files = dict(read_sources(references, base=loaded.base).files)
-    except OSError as error:
-        raise DeploymentError(f"cannot read {error.filename}: {error.strerror}") from error
-    content = json.dumps([references, files], sort_keys=True)
-    return hashlib.sha256(content.encode()).hexdigest()

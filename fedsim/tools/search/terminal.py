@@ -1,9 +1,27 @@
-"""A search in the terminal: both figures with their observers."""
+"""A search in the terminal: performed, and printed with both of its figures."""
 
+import click
 from rich.console import Console
 
+from fedsim.cli.options import print_json
 from fedsim.report.terminal_text import print_sentence
-from fedsim.tools.search.perform import SearchResult
+from fedsim.tools.search.perform import SearchResult, search
+
+
+def perform(file: str, *, out: str | None, workers: int | None, quiet: bool, as_json: bool) -> None:
+    """Perform the search of a comparison file and print it: `fedsim compare FILE --select`."""
+    if not quiet:
+        click.echo("searching; the number of runs is secret, so no progress is shown", err=True)
+    try:
+        result = search(file, out=out, workers=workers)
+    except KeyboardInterrupt:
+        click.echo("interrupted; run the same command again to continue", err=True)
+        raise
+    if as_json:
+        content = {**result.account, "path": str(result.path), "folder": str(result.selected)}
+        print_json(content)
+    else:
+        print_search(result)
 
 
 def print_search(result: SearchResult, console: Console | None = None) -> None:

@@ -1,11 +1,16 @@
 """Check a directory of searches: its ledger, both figures recomputed, and what may be handed on."""
 
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import click
+
+from fedsim.cli.options import print_json
+from fedsim.core.errors import ExitCode
 from fedsim.tools.search.directory import (
     ACCOUNT,
     MARKER,
@@ -156,3 +161,32 @@ def _same(one: Any, other: Any) -> bool:
     if isinstance(one, float) and isinstance(other, float):
         return abs(one - other) <= _RELATIVE * max(abs(one), abs(other))
     return one == other
+
+
+def check_command(directory: str, *, root: str | None, replay: bool, as_json: bool) -> bool:
+    """Verify a directory of searches and print what was found; return False for any other.
+
+    Exits with code 1 if a check fails.
+
+    Raises:
+        BadParameter: a replay was asked for.
+    """
+    if not is_search(Path(directory)):
+        return False
+    if replay:
+        raise click.BadParameter("the runs of a search are destroyed", param_hint="--replay")
+    found = verify_search(Path(directory), root=root)
+    if as_json:
+        content = {name: value for name, value in vars(found).items() if name != "problems"}
+        print_json({"sound": not found.problems, "problems": list(found.problems), **content})
+    elif found.problems:
+        click.echo("\n".join(f"{directory}: {problem}" for problem in found.problems), err=True)
+    else:
+        click.echo(f"{directory}: sound")
+        click.echo("\n".join(found.statement))
+        click.echo(f"root: {found.root}")
+    for item in found.unchecked:
+        click.echo(f"{directory}: not checked: {item}", err=True)
+    if found.problems:
+        sys.exit(ExitCode.FAILED)
+    return True

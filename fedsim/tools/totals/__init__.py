@@ -8,7 +8,3 @@
 | `registry_entry.py` | a draft of an entry of the public registry of deployments, from runs |
 | `terminal.py` | prints the totals |
 """
-
-from fedsim.tools.totals.totals import Account as Account
-from fedsim.tools.totals.totals import ClientTotal as ClientTotal
-from fedsim.tools.totals.totals import account_of as account_of

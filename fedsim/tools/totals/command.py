@@ -64,9 +64,9 @@ def account_command(
     Runs of other units, adjacencies or observers have no ε together and are refused. So are runs
     with seeded noise of one seed, as the noise of one is that of the other.
     """
-    from fedsim.tools.totals import account_of
     from fedsim.tools.totals.sources import read_source
     from fedsim.tools.totals.terminal import print_account
+    from fedsim.tools.totals.totals import account_of
 
     if delta is not None and not 0.0 < delta < 1.0:
         raise click.BadParameter(f"must be in (0, 1), got {delta:g}", param_hint="--delta")
