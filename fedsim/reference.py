@@ -18,7 +18,7 @@ import fedsim
 from fedsim.algorithms.catalog import algorithms
 from fedsim.cli import EXIT_CODES, cli
 from fedsim.cli.registry import FILES
-from fedsim.comparison.file.settings import ComparisonSettings
+from fedsim.comparison.settings import ComparisonSettings
 from fedsim.data.catalog import DATASETS
 from fedsim.experiment import Experiment
 from fedsim.models.catalog import MODELS

@@ -357,7 +357,7 @@ NAMES_KINDS = {
     "clients/privacy_settings.py": "its settings",
     "clients/training/block.py": "steps of DP-SGD, in the block's loop",
     "fedsim/tools/attack": "canaries in gradients and in updates",
-    "fedsim/comparison/file/arms.py": "arms that change the mechanism",
+    "fedsim/comparison/variants.py": "arms that change the mechanism",
     "fedsim/experiment/rules/perturbation.py": "conditions of the proofs",
     "fedsim/federation/blocks.py": "tiles of steps of DP-SGD",
     "fedsim/federation/release_probes.py": "one probe for each kind",

@@ -115,9 +115,9 @@ def _compare_variants(
     as_json: bool,
 ) -> None:
     from fedsim.comparison.compare import compare as run_comparison
-    from fedsim.comparison.file.vary import parse_vary
     from fedsim.comparison.results import NothingFinishedError
     from fedsim.comparison.terminal import ComparisonProgress
+    from fedsim.comparison.vary import parse_vary
 
     try:
         result = run_comparison(
@@ -147,7 +147,7 @@ def _compare_variants(
 def _compare_runs(
     runs: Sequence[str], options: dict[str, Any], out: str | None, *, quiet: bool, as_json: bool
 ) -> None:
-    from fedsim.comparison.finished.compare_runs import compare_runs
+    from fedsim.comparison.compare import compare_runs
 
     if not quiet:
         click.echo(f"checking {len(runs)} run directories", err=True)

@@ -24,9 +24,9 @@ COMMANDS = {
 
 OPTIONS = ByName[Callable[..., Any]](
     {
-        "plan --advise": "fedsim.tools.advice.terminal:advise",
+        "plan --advise": "fedsim.tools.advice.advice:advise",
         "compare --select": "fedsim.tools.search.terminal:perform",
-        "verify --replay": "fedsim.tools.replay.replay:replay_run",
+        "verify --replay": "fedsim.tools.replay:replay_run",
         "verify of a search": "fedsim.tools.search.verify:check_command",
     }
 )

@@ -26,7 +26,7 @@ from fedsim.federation.federation import Federation
 from fedsim.protocol.client_spend import ClientSpend
 from fedsim.protocol.noisy_sums import LearntBound, whole_bound
 from fedsim.runs.files import SCHEMAS
-from fedsim.runs.trust_terms import server_ledger, trust_terms
+from fedsim.runs.trust_summary import server_ledger, trust_terms
 from fedsim.server.client_ledgers import ClientLedgers
 from fedsim.statement import read_facts, to_json
 from fedsim.statement.certificates import guarantee_words

@@ -183,7 +183,7 @@ def _of_experiment(
     """Return the curve of each kind of clients, or its last point alone."""
     with quick_imports():
         from fedsim.experiment import load_experiment
-        from fedsim.planning.client_bounds import experiment_curves
+        from fedsim.planning.projection import experiment_curves
         from fedsim.report.progress import shown_phases
 
     loaded = load_experiment(file, overrides)

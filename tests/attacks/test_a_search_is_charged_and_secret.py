@@ -23,11 +23,19 @@ from fedsim.runs.directory import RunDirectory, RunDirectoryError
 from fedsim.runs.files import SchemaError
 from fedsim.runs.manifest import write_manifest
 from fedsim.tools.search import perform
-from fedsim.tools.search.directory import PATH, SearchLedger, line_of
+from fedsim.tools.search.ledger import (
+    PATH,
+    RECORDS,
+    ClientCharge,
+    Record,
+    Search,
+    SearchLedger,
+    SearchLedgerError,
+    line_of,
+)
+from fedsim.tools.search.outputs import figures_of
 from fedsim.tools.search.perform import SearchResult, SearchWithdrawnError, search
 from fedsim.tools.search.plan import SearchError, SearchPlan, common_charges
-from fedsim.tools.search.records import RECORDS, ClientCharge, Record, Search, SearchLedgerError
-from fedsim.tools.search.statement import figures_of
 from fedsim.tools.search.verify import verify_search
 
 EVENT, DELTA, MEAN = Gaussian(4.0), 1e-5, 3.0

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from fedsim.experiment import load_experiment
-from fedsim.tools.deployment.errors import DeploymentError
 from fedsim.tools.deployment.node_state import claim_seed
+from fedsim.tools.deployment.private_files import DeploymentError
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="starts processes with fork")
 
@@ -29,7 +29,7 @@ EXPERIMENT: dict[str, Any] = {
 RACE = f"""
 import json, os, sys
 from pathlib import Path
-from fedsim.tools.deployment.errors import DeploymentError
+from fedsim.tools.deployment.private_files import DeploymentError
 from fedsim.tools.deployment.node_state import claim_seed
 from fedsim.experiment import load_experiment
 

@@ -26,10 +26,10 @@ from fedsim.protocol.roll_call import roll_call_message
 from fedsim.tools.deployment.client_app import NodeClient
 from fedsim.tools.deployment.data_budget import count_affordable
 from fedsim.tools.deployment.data_ledger import DataCharge, DataLedger, open_data_ledger
-from fedsim.tools.deployment.errors import DeploymentError
 from fedsim.tools.deployment.flower_app import write_app
 from fedsim.tools.deployment.policy import NodePolicy
 from fedsim.tools.deployment.policy_rules import PolicyRefusalError, check_experiment
+from fedsim.tools.deployment.private_files import DeploymentError
 
 EXPERIMENT: dict[str, Any] = {
     "name": "asked",

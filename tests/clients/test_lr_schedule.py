@@ -15,7 +15,7 @@ from fedsim.experiment import ExperimentError, load_experiment
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.runner import run_experiment
 from fedsim.runs.verification import verify_run
-from fedsim.tools.replay.replay import replay_run
+from fedsim.tools.replay import replay_run
 
 ROUNDS = 12
 SCHEDULES: dict[str, tuple[Any, dict[str, Any]]] = {

@@ -34,7 +34,7 @@ import pytest
 
 from fedsim.cli import main
 from fedsim.comparison import compare
-from fedsim.comparison.execution.jobs import Job
+from fedsim.comparison.jobs import Job
 from fedsim.report import run as report_of_runs
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.manifest import list_again

@@ -28,7 +28,7 @@ from fedsim.runs.runner import run_experiment
 from fedsim.runs.verification.verify import verify_run
 from fedsim.statement import read_facts
 from fedsim.tools.attack.audit import audit_experiment
-from fedsim.tools.replay.replay import replay_run
+from fedsim.tools.replay import replay_run
 from fedsim.tracking.observer import RunObserver
 
 EXPERIMENT: dict[str, Any] = {

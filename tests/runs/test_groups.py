@@ -15,7 +15,7 @@ from fedsim.runs.directory import RunDirectory
 from fedsim.runs.runner import run_experiment
 from fedsim.runs.verification import verify_run
 from fedsim.tools.attack.audit import audit_experiment
-from fedsim.tools.replay.replay import replay_run
+from fedsim.tools.replay import replay_run
 
 GROUPS = {"1.*": {"max_grad_norm": 0.4}, "*": {"max_grad_norm": 0.3, "relative_noise": 3.0}}
 EXPERIMENT: dict[str, Any] = {

@@ -23,10 +23,10 @@ from fedsim.runs.directory import RunDirectory
 from fedsim.runs.runner import run_experiment
 from fedsim.runs.verification import verify_run
 from fedsim.tools.attack.audit import audit_experiment
-from fedsim.tools.deployment.errors import DeploymentError
 from fedsim.tools.deployment.flower_app import write_app
 from fedsim.tools.deployment.policy import NodePolicy
 from fedsim.tools.deployment.policy_rules import PolicyRefusalError, check_experiment
+from fedsim.tools.deployment.private_files import DeploymentError
 from fedsim.tools.replay import replay_run
 
 EXPERIMENT: dict[str, Any] = {

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 
 from fedsim.cli import cli
 from fedsim.experiment import load_experiment
-from fedsim.planning.footprint import find_footprint
+from fedsim.planning.validation import find_footprint
 from fedsim.protocol.arrays import to_numpy
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.runner import RunFailedError, run_experiment

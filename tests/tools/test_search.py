@@ -12,11 +12,11 @@ import fedsim
 from fedsim.accountant import PldAccountant
 from fedsim.accountant.sampler_slack import MAX_DRAWS, epsilon_with_slack
 from fedsim.cli import cli
-from fedsim.comparison.file.load import LoadedComparison, load_comparison
+from fedsim.comparison.load import LoadedComparison, load_comparison
 from fedsim.core.errors import FedsimError
 from fedsim.experiment import ExperimentError
 from fedsim.runs.directory import RunDirectoryError
-from fedsim.tools.search.directory import SearchLedger
+from fedsim.tools.search.ledger import SearchLedger
 from fedsim.tools.search.plan import SearchError, SearchPlan, plan_search
 from fedsim.tools.search.verify import verify_search
 

@@ -1,20 +1,117 @@
-"""The advice about an experiment: candidates in the order of their predicted error, and notes."""
+"""The advice about an experiment: candidates by their predicted error, notes, and both as text."""
 
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
+import yaml
+from rich.console import Console
 
 from fedsim.clients.mechanisms.kinds import GRADIENT_PERTURBATION
 from fedsim.clients.mechanisms.plan import PrivacyBudgetError, PrivacyPlanError
 from fedsim.core.commands import Phases
+from fedsim.core.formatting import count_text, epsilon_text
 from fedsim.core.text_formats import finite_or_none
 from fedsim.experiment import LoadedExperiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.federation import Federation
 from fedsim.federation.plan_checks import refuse_overspending
-from fedsim.tools.advice.facts import PublicFacts, public_facts
-from fedsim.tools.advice.noise_model import plausible_tasks
-from fedsim.tools.advice.notes import notes_of, yaml_lines
+from fedsim.planning.cells import plan_cell
+from fedsim.report.terminal_text import figure_table, print_sentence, print_table
+from fedsim.tools.advice.candidates import PublicFacts, public_facts
+from fedsim.tools.advice.noise import plausible_tasks
 from fedsim.tools.advice.ranking import PROPOSAL, Ranked, Ranking
+
+
+def yaml_lines(changes: Mapping[str, Any]) -> str:
+    """Return the settings as YAML, one section a line where it fits; empty without changes.
+
+    Args:
+        changes: `{"key.path": value}`.
+    """
+    tree: dict[str, Any] = {}
+    for path, value in changes.items():
+        *sections, key = path.split(".")
+        place = tree
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[key] = value
+    if not tree:
+        return ""
+    return yaml.safe_dump(tree, sort_keys=False, default_flow_style=None, allow_unicode=True)
+
+
+_WORTH_SAYING = 0.9  # of the proposal's predicted error
+
+
+def notes_of(federation: Federation, ranking: Ranking, rows: Sequence[Ranked]) -> Iterator[str]:
+    """Yield sentences about samplings, trained values and trust.
+
+    Args:
+        federation: of the file.
+        ranking: gives predicted errors.
+        rows: the finalists.
+    """
+    best = next((row for row in rows if row.name == PROPOSAL), rows[0])
+    if best.rates == (1.0, 1.0):
+        yield "sampling: at a sampling rate of 1 every privacy.sampling gives the same lots"
+    yield from _fewer_values(ranking, best)
+    yield from _trust(federation, ranking, rows, best)
+
+
+def _fewer_values(ranking: Ranking, best: Ranked) -> Iterator[str]:
+    facts = ranking.facts
+    linear = (facts.inputs + 1) * facts.outputs
+    if linear >= facts.trained_values:
+        return
+    ratio = ranking.with_values(best, linear) / best.error
+    if ratio < _WORTH_SAYING:
+        yield (
+            f"fewer trained values: noise grows with their number, {facts.trained_values:,} here; "
+            f"a linear model has {linear:,}, for × {ratio:.2g} of the predicted noise-to-signal "
+            "ratio, if it can tell the classes apart: try model.name: logistic on fixed features "
+            "(model.features)"
+        )
+
+
+def _trust(
+    federation: Federation, ranking: Ranking, rows: Sequence[Ranked], best: Ranked
+) -> Iterator[str]:
+    """Yield the gain of distributed trust at the schedule of a candidate with one local step."""
+    yield "trust: every candidate protects each upload by its own noise (local)"
+    one_step = [row for row in rows if row.candidate.steps == 1]
+    row = best if best in one_step else min(one_step, key=lambda one: one.error, default=best)
+    also = {**row.changes, **_sums(federation)}
+    loaded = LoadedExperiment(federation.experiment, None, federation.base)
+    cell = plan_cell(loaded, federation, "distributed", "example", also=also)
+    if cell.reason is not None:
+        yield f"distributed trust cannot run here: {cell.reason.partition(';')[0]}"
+        return
+    shares = {one.client: one.noise_multiplier for one in cell.clients}
+    noise = np.array([shares[int(client)] for client in ranking.facts.members])
+    ratio = ranking.with_noise(row, noise) / row.error
+    limits = [cell.epsilon(observer) for observer in ("sums", "server")]
+    sums, server = ("infinite" if one is None else epsilon_text(one) for one in limits)
+    lines = yaml_lines({"privacy.trust": "distributed", **_sums(federation)}).splitlines()
+    if ratio < _WORTH_SAYING:
+        yield (
+            f"distributed trust, with the schedule {row.name!r}: × {ratio:.2g} of its predicted "
+            f"noise-to-signal ratio, for ε = {sums} against who sees sums, and {server} against a "
+            f"server that breaks secure aggregation: set {'; '.join(lines)}"
+        )
+
+
+def _sums(federation: Federation) -> dict[str, Any]:
+    """Return the settings of sums that distributed trust needs and the file lacks."""
+    secure = federation.experiment.secure_aggregation
+    per_round, _ = federation.plan.participation.round_sizes
+    if secure is None:
+        return {"secure_aggregation": {"aggregators": 2, "min_clients": per_round}}
+    if "min_clients" not in secure.model_fields_set:
+        return {"secure_aggregation.min_clients": per_round}
+    return {}
+
 
 _CLEAR_GAIN = 0.95  # of the file's predicted error
 
@@ -172,3 +269,77 @@ def _refusal(federation: Federation) -> str | None:
     except PrivacyBudgetError as error:
         return str(error)
     return None
+
+
+def advise(loaded: LoadedExperiment, *, phases: Phases) -> tuple[Advice, Callable[[Advice], None]]:
+    """Return advice about an experiment, and what prints it.
+
+    Args:
+        loaded: the experiment.
+        phases: the phases of the command.
+    """
+    return advise_experiment(loaded, phases=phases), print_advice
+
+
+def print_advice(advice: Advice, console: Console | None = None) -> None:
+    """Print the candidates, the lines to change, the predicted gain and the notes.
+
+    Args:
+        advice: to print.
+        console: where; None: stdout.
+    """
+    console = console or Console()
+    table = figure_table(
+        "Candidates at the same ε, by predicted noise-to-signal ratio",
+        ["q", "z", "steps", "lr", "× file", "between"],
+        texts=["candidate", "weights"],
+    )
+    for row in advice.rows:
+        table.add_row(*_cells(row, is_proposed=row is advice.proposal))
+    table.caption = (
+        "q: sampling rate; z: noise multiplier; steps: rounds × local steps\n"
+        "≈: without a search; for correlated noise, independent noise of equal error\n"
+        "× file: predicted noise-to-signal ratio, over that of the file\n"
+        f"between: least and largest on {len(plausible_tasks())} plausible learning tasks"
+    )
+    print_table(console, table)
+    proposal = advice.proposal
+    if proposal is None:
+        print_sentence(
+            console, f"nothing to change: none of {advice.compared:,} candidates is clearly better"
+        )
+    else:
+        low, high = proposal.ratio_range
+        print_sentence(
+            console,
+            f"proposal, the best of {count_text(advice.compared, 'candidate')}: predicted "
+            f"noise-to-signal ratio × {proposal.ratio:.2g}, between × {low:.2g} and × {high:.2g}; "
+            "change these lines:",
+        )
+        console.print(advice.lines.rstrip(), highlight=False, markup=False, soft_wrap=True)
+    for note in advice.notes:
+        print_sentence(console, note)
+    print_sentence(
+        console,
+        "from public figures alone: no example was read, no training was done, no file was changed",
+    )
+
+
+def _cells(row: Ranked, *, is_proposed: bool) -> list[str]:
+    candidate, weighting = row.candidate, row.candidate.weighting
+    low, high = row.ratio_range
+    return [
+        f"→ {row.name}" if is_proposed else row.name,
+        weighting if isinstance(weighting, str) else str(weighting.get("name")),
+        _range(row.rates, 2),
+        ("" if row.exact else "≈") + _range(row.noise, 2),
+        f"{candidate.rounds} × {candidate.steps}",
+        f"{candidate.learning_rate:g}",
+        f"{row.ratio:.2f}",
+        f"{low:.2f}–{high:.2f}",
+    ]
+
+
+def _range(values: tuple[float, float], digits: int) -> str:
+    low, high = (f"{value:.{digits}g}" for value in values)
+    return low if low == high else f"{low}–{high}"

@@ -25,24 +25,23 @@ from fedsim.tools.advice.candidates import (
     FULL,
     RATES,
     Candidate,
+    PublicFacts,
     candidate_grid,
     changes_of,
     file_candidate,
+    planned_epsilon,
 )
-from fedsim.tools.advice.correlated import SAMPLING as CYCLIC
-from fedsim.tools.advice.correlated import correlated_candidates
-from fedsim.tools.advice.facts import PublicFacts, planned_epsilon
+from fedsim.tools.advice.noise import SAMPLING as CYCLIC
 from fedsim.tools.advice.noise import (
+    Schedules,
+    correlated_candidates,
+    mean_errors,
     planned_clients,
+    plausible_tasks,
+    predicted_errors,
     sampling_noise_ratio,
     sampling_rates,
     screening_noise,
-)
-from fedsim.tools.advice.noise_model import (
-    Schedules,
-    mean_errors,
-    plausible_tasks,
-    predicted_errors,
 )
 
 Floats = NDArray[np.float64]

@@ -40,9 +40,8 @@ from fedsim.tools.attack.findings import (
     measure_leakage,
     noise_correlation,
 )
-from fedsim.tools.attack.observation import charged_noise, num_spares, observe
+from fedsim.tools.attack.observation import UpdateRounds, charged_noise, num_spares, observe
 from fedsim.tools.attack.observers import Observer, OtherNoise, observers_of
-from fedsim.tools.attack.updates import UpdateRounds
 from fedsim.tools.attack.views import views_of
 
 

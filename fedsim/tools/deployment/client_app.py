@@ -22,7 +22,6 @@ from fedsim.protocol.errors import COUPLED_ROWS, LEDGER_UNWRITABLE
 from fedsim.protocol.roll_call import PARTITION
 from fedsim.simulation.virtual_grid import failure
 from fedsim.tools.deployment.data_ledger import data_directory
-from fedsim.tools.deployment.errors import DeploymentError
 from fedsim.tools.deployment.ledgers import LEDGER_TYPE, empty_ledger_reply, ledger_reply
 from fedsim.tools.deployment.node_journal import NodeJournal, record_without_privacy
 from fedsim.tools.deployment.node_state import (
@@ -38,6 +37,7 @@ from fedsim.tools.deployment.policy_rules import (
     check_plan,
     check_round,
 )
+from fedsim.tools.deployment.private_files import DeploymentError
 
 logger = logging.getLogger("flwr")
 

@@ -34,9 +34,9 @@ from fedsim.core.durable import GENESIS, append, digest_of, sync_directory
 from fedsim.data.settings import FileDataset
 from fedsim.experiment import LoadedExperiment
 from fedsim.tools.deployment.data_budget import Releases, Trust, counted_releases
-from fedsim.tools.deployment.errors import DeploymentError
 from fedsim.tools.deployment.policy import NodePolicy
 from fedsim.tools.deployment.private_files import (
+    DeploymentError,
     exclusive,
     private_directory,
     private_file,

@@ -13,8 +13,8 @@ from fedsim.core.plugin_sources import plugin_directory, trace_plugin
 from fedsim.data.partitions.settings import FilesPartition
 from fedsim.experiment import Experiment, LoadedExperiment, dump_experiment
 from fedsim.federation.nodes import num_helpers
-from fedsim.planning.footprint import plugin_digest
-from fedsim.tools.deployment.errors import DeploymentError
+from fedsim.planning.validation import plugin_digest
+from fedsim.tools.deployment.private_files import DeploymentError
 
 PACKAGE = "fedsim_app"
 

@@ -17,9 +17,9 @@ from fedsim.clients.account import ChargeRefusedError, NoiseReuseError
 from fedsim.clients.mechanisms.plan import PrivacyPlan
 from fedsim.tools.deployment.data_budget import Releases, Trust, count_affordable, counted_releases
 from fedsim.tools.deployment.data_ledger import DataCharge, DataLedger, open_data_ledger
-from fedsim.tools.deployment.errors import DeploymentError
 from fedsim.tools.deployment.policy import NodePolicy
 from fedsim.tools.deployment.policy_rules import PolicyRefusalError
+from fedsim.tools.deployment.private_files import DeploymentError
 
 logger = logging.getLogger("flwr")
 

@@ -24,8 +24,8 @@ from fedsim.runs.files import SCHEMAS, check_schema, check_version
 from fedsim.runs.resume import differences
 from fedsim.secagg.errors import AlreadyAnsweredError, ReplayError, SecureAggregationError
 from fedsim.server.secure.helper import Release
-from fedsim.tools.deployment.errors import DeploymentError
 from fedsim.tools.deployment.private_files import (
+    DeploymentError,
     exclusive,
     private_directory,
     private_file,

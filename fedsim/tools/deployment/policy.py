@@ -22,7 +22,7 @@ from fedsim.experiment.messages import validation_messages
 from fedsim.experiment.schema import NAME_PATTERN
 from fedsim.experiment.tree import is_broken, locate, to_python
 from fedsim.tools.deployment.data_budget import Trust, affords_anything
-from fedsim.tools.deployment.errors import DeploymentError
+from fedsim.tools.deployment.private_files import DeploymentError
 
 POLICY_KEY = "policy"  # key of a SuperNode's --node-config
 POLICY_VARIABLE = "FEDSIM_POLICY"

@@ -17,7 +17,7 @@ from fedsim.data.partitions.settings import FilesPartition, group_column
 from fedsim.data.settings import FileDataset
 from fedsim.data.tables.dataset import open_table
 from fedsim.experiment import Experiment, LoadedExperiment
-from fedsim.planning.footprint import find_footprint, plugin_digest
+from fedsim.planning.validation import find_footprint, plugin_digest
 from fedsim.protocol.messages import TrainRequest
 from fedsim.tools.deployment.data_budget import Trust, suffices
 from fedsim.tools.deployment.policy import NodePolicy

@@ -10,7 +10,12 @@ from typing import BinaryIO
 
 from fedsim.core.durable import exclusive as hold
 from fedsim.core.durable import replace_file
-from fedsim.tools.deployment.errors import DeploymentError
+from fedsim.core.errors import InputError
+
+
+class DeploymentError(InputError):
+    """A deployment cannot start or continue; the message is one line with the fix."""
+
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _LOCK = "lock"

@@ -23,7 +23,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
-from fedsim.tools.deployment.errors import DeploymentError
+from fedsim.tools.deployment.private_files import DeploymentError
 
 _SUFFIX = ".signatures.json"
 

@@ -22,16 +22,21 @@ from typing import Any, Protocol
 import fedsim
 from fedsim.accountant.ledger.journal import FileJournal, total_of
 from fedsim.accountant.rdp.selection import RunLaw
-from fedsim.comparison.execution.jobs import FINISHED, lock_directory
-from fedsim.comparison.execution.workers import default_workers, execute
-from fedsim.comparison.file.load import LoadedComparison, load_comparison
-from fedsim.comparison.file.settings import SMALLER_IS_BETTER, SearchSettings, SelectSettings
+from fedsim.comparison.jobs import FINISHED, default_workers, execute, lock_directory
+from fedsim.comparison.load import LoadedComparison, load_comparison
+from fedsim.comparison.settings import SMALLER_IS_BETTER, SearchSettings, SelectSettings
 from fedsim.core.errors import ExitCode, FedsimError
 from fedsim.runs.directory import RunDirectory, RunDirectoryError
 from fedsim.runs.manifest import changed_files, read_manifest
-from fedsim.tools.search.directory import (
+from fedsim.tools.search.ledger import (
     MARKER,
+    Begun,
+    Done,
+    Drawn,
+    Search,
     SearchLedger,
+    Selected,
+    Withdrawn,
     check_search_directory,
     destroy_runs,
     public_folder,
@@ -40,7 +45,6 @@ from fedsim.tools.search.directory import (
 )
 from fedsim.tools.search.outputs import account_json, digests_of, write_account, write_selected
 from fedsim.tools.search.plan import SearchError, SearchPlan, is_within, plan_search
-from fedsim.tools.search.records import Begun, Done, Drawn, Search, Selected, Withdrawn
 
 
 class SearchWithdrawnError(FedsimError, RuntimeError):

@@ -13,15 +13,15 @@ from fedsim.accountant import PrivacyLedger
 from fedsim.accountant.events import Adjacency, to_dict
 from fedsim.accountant.rdp.selection import RunLaw
 from fedsim.accountant.sampler_slack import MAX_DRAWS
-from fedsim.comparison.execution.fingerprint import run_fingerprint
-from fedsim.comparison.file.load import LoadedComparison
-from fedsim.comparison.file.settings import SearchSettings, SelectSettings
-from fedsim.comparison.pairs import pair_digests
+from fedsim.comparison.differences import pair_digests
+from fedsim.comparison.jobs import run_fingerprint
+from fedsim.comparison.load import LoadedComparison
+from fedsim.comparison.settings import SearchSettings, SelectSettings
 from fedsim.core.errors import InputError
 from fedsim.federation.assembly import assemble
 from fedsim.federation.federation import Federation
 from fedsim.federation.plan_checks import refuse_overspending
-from fedsim.tools.search.records import ClientCharge
+from fedsim.tools.search.ledger import ClientCharge
 
 GRID_SHARE = 1e-3  # relative: what the grid of models of different sizes leaves of the same noise
 

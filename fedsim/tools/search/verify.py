@@ -11,13 +11,16 @@ import click
 
 from fedsim.cli.options import print_json
 from fedsim.core.errors import ExitCode
-from fedsim.tools.search.directory import (
+from fedsim.tools.search.ledger import (
     ACCOUNT,
     MARKER,
     PATH,
     PUBLIC,
     WORK,
+    Search,
     SearchLedger,
+    SearchLedgerError,
+    Selected,
     public_folder,
 )
 from fedsim.tools.search.outputs import (
@@ -27,7 +30,6 @@ from fedsim.tools.search.outputs import (
     digests_of,
     selection_json,
 )
-from fedsim.tools.search.records import Search, SearchLedgerError, Selected
 
 UNCHECKED = (
     "that the number of runs was drawn from the stated law and that no other ledger was thrown "

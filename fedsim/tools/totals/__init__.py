@@ -2,9 +2,9 @@
 
 | module | what it does |
 |---|---|
-| `sources.py` | reads run directories, ledgers and entries of the registry |
-| `foreign.py` | events in the notation of other tools and of the public registry |
+| `sources.py` | reads run directories and ledgers, also of other tools and the registry |
+| `assignment.py` | which clients of several runs are the same |
 | `totals.py` | composes the ledgers of each client |
 | `registry_entry.py` | a draft of an entry of the public registry of deployments, from runs |
-| `terminal.py` | prints the totals |
+| `command.py`, `terminal.py` | the command `account`, and the totals as it prints them |
 """

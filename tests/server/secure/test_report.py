@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fedsim.runs.secure_summary import SecureAggregationReport
+from fedsim.runs.trust_summary import SecureAggregationReport
 from fedsim.secagg.encoding import FixedPointEncoder
 from fedsim.secagg.settings import SecureAggregationSettings
 

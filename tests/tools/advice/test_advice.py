@@ -17,7 +17,7 @@ from fedsim.planning.projection import plan_experiment
 from fedsim.runs.runner import run_experiment
 from fedsim.tools.advice import ranking
 from fedsim.tools.advice.advice import Advice, advise_experiment
-from fedsim.tools.advice.noise_model import Schedules, noise_to_signal, plausible_tasks
+from fedsim.tools.advice.noise import Schedules, noise_to_signal, plausible_tasks
 
 DATA = """
 import numpy as np

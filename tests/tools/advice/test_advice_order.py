@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsim.tools.advice.candidates import changes_of
-from fedsim.tools.advice.facts import public_facts
+from fedsim.tools.advice.candidates import changes_of, public_facts
 from fedsim.tools.advice.ranking import Ranking
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"

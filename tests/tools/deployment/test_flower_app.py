@@ -16,8 +16,8 @@ from fedsim.cli import cli
 from fedsim.experiment import load_experiment
 from fedsim.protocol.flower_internals import server_identity
 from fedsim.protocol.roll_call import roll_call_message
-from fedsim.tools.deployment.errors import DeploymentError
 from fedsim.tools.deployment.flower_app import write_app
+from fedsim.tools.deployment.private_files import DeploymentError
 
 EXPERIMENT: dict[str, Any] = {
     "name": "My_App.2",

@@ -10,8 +10,8 @@ import pytest
 
 from fedsim.experiment import Experiment, load_experiment
 from fedsim.runs.files import SchemaError
-from fedsim.tools.deployment.errors import DeploymentError
 from fedsim.tools.deployment.node_state import claim_seed, client_ledger, state_directory
+from fedsim.tools.deployment.private_files import DeploymentError
 
 EXPERIMENT: dict[str, Any] = {
     "name": "e",

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from fedsim.cli import cli
 from fedsim.experiment import load_experiment
-from fedsim.planning.footprint import plugin_digest
+from fedsim.planning.validation import plugin_digest
 
 EXPERIMENT: dict[str, Any] = {
     "name": "plugged",

@@ -23,8 +23,7 @@ from fedsim.accountant import (
     RdpAccountant,
 )
 from fedsim.accountant.sampler_slack import epsilon_with_slack
-from fedsim.tools.totals.foreign import registry_ledger
-from fedsim.tools.totals.sources import RunTerms, Source, SourceError, read_source
+from fedsim.tools.totals.sources import RunTerms, Source, SourceError, read_source, registry_ledger
 from fedsim.tools.totals.totals import Account, account_of
 
 STEP = PoissonSampled(0.1, Gaussian(1.0))
