@@ -29,10 +29,9 @@ from scipy.stats import spearmanr
 from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.federation import Federation
-from fedsim.planning.advice.candidates import Candidate, changes_of
-from fedsim.planning.advice.facts import public_facts
-from fedsim.planning.advice.ranking import Ranking
 from fedsim.runs.runner import run_experiment
+from fedsim.tools.advice.candidates import Candidate, changes_of, public_facts
+from fedsim.tools.advice.ranking import Ranking
 
 NUM_FEDERATIONS, NUM_CANDIDATES, GOAL = 20, 8, 0.8
 HERE = Path(__file__).parent

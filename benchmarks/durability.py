@@ -28,9 +28,8 @@ from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.shards import client_app
 from fedsim.protocol.flower_internals import server_identity
-from fedsim.runs.checkpoint import RunCheckpoint
 from fedsim.runs.directory import RunDirectory
-from fedsim.runs.rounds_file import RoundsFile
+from fedsim.runs.round_files import RoundsFile, RunCheckpoint
 from fedsim.server.aggregation.aggregator import PlainAggregator
 from fedsim.server.app import run_round
 from fedsim.server.client_ledgers import ClientLedgers

@@ -35,8 +35,8 @@ from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.core.shared_values import map_shared
 from fedsim.protocol.arrays import to_arrays
 from fedsim.protocol.client_spend import ClientSpend
-from fedsim.runs.checkpoint import RunCheckpoint
 from fedsim.runs.directory import privacy_text
+from fedsim.runs.round_files import RunCheckpoint
 from fedsim.server.client_ledgers import ClientLedgers
 from fedsim.server.participation.participation import Participation
 from fedsim.simulation.virtual_grid import FIRST_NODE, NodeContexts

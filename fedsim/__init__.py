@@ -32,19 +32,19 @@ if TYPE_CHECKING:
     from fedsim import testing as testing
     from fedsim.api import run as run
     from fedsim.comparison.compare import compare as compare
+    from fedsim.comparison.compare import compare_runs as compare_runs
     from fedsim.comparison.comparison_result import ComparisonResult as ComparisonResult
-    from fedsim.comparison.finished.compare_runs import compare_runs as compare_runs
-    from fedsim.comparison.search.perform import SearchResult as SearchResult
-    from fedsim.comparison.search.perform import search as search
     from fedsim.core.errors import FedsimError as FedsimError
     from fedsim.experiment import ExperimentError as ExperimentError
     from fedsim.personalization.personalize import personalize as personalize
     from fedsim.report.progress import ProgressObserver as ProgressObserver
-    from fedsim.runs.prediction import predict as predict
     from fedsim.runs.run_result import RunFailedError as RunFailedError
     from fedsim.runs.run_result import RunResult as RunResult
     from fedsim.runs.saved_model import load_model as load_model
+    from fedsim.runs.saved_model import predict as predict
     from fedsim.runs.saved_model import read_model_card as read_model_card
+    from fedsim.tools.search.perform import SearchResult as SearchResult
+    from fedsim.tools.search.perform import search as search
     from fedsim.tracking.observer import RunObserver as RunObserver
     from fedsim.tracking.observer import TrackedRun as TrackedRun
     from fedsim.tracking.observer import Tracker as Tracker
@@ -58,17 +58,17 @@ _public = {
     "RunFailedError": "fedsim.runs.run_result",
     "RunObserver": "fedsim.tracking.observer",
     "RunResult": "fedsim.runs.run_result",
-    "SearchResult": "fedsim.comparison.search.perform",
+    "SearchResult": "fedsim.tools.search.perform",
     "TrackedRun": "fedsim.tracking.observer",
     "Tracker": "fedsim.tracking.observer",
     "compare": "fedsim.comparison.compare",
-    "compare_runs": "fedsim.comparison.finished.compare_runs",
+    "compare_runs": "fedsim.comparison.compare",
     "load_model": "fedsim.runs.saved_model",
     "personalize": "fedsim.personalization.personalize",
-    "predict": "fedsim.runs.prediction",
+    "predict": "fedsim.runs.saved_model",
     "read_model_card": "fedsim.runs.saved_model",
     "run": "fedsim.api",
-    "search": "fedsim.comparison.search.perform",
+    "search": "fedsim.tools.search.perform",
 }
 _modules = ("accountant", "clients", "testing")
 __all__ = [

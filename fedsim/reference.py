@@ -17,9 +17,9 @@ import click
 import fedsim
 from fedsim.algorithms.catalog import algorithms
 from fedsim.cli import EXIT_CODES, cli
-from fedsim.comparison.file.settings import ComparisonSettings
+from fedsim.cli.registry import FILES
+from fedsim.comparison.settings import ComparisonSettings
 from fedsim.data.catalog import DATASETS
-from fedsim.deployment.policy import NodePolicy
 from fedsim.experiment import Experiment
 from fedsim.models.catalog import MODELS
 from fedsim.runs.directory import CLIENT_COLUMNS
@@ -81,7 +81,8 @@ def _settings() -> Iterator[str]:
             rows = rows_of(algorithm.Options, "federation.strategy")
             yield from _section(title, _key_table(rows), level=3)
     yield from _section("Keys of a comparison file", _key_table(rows_of(ComparisonSettings)))
-    yield from _section("Keys of a node's policy", _key_table(rows_of(NodePolicy)))
+    for what, settings in FILES.items():
+        yield from _section(f"Keys of {what}", _key_table(rows_of(settings)))
 
 
 def _key_table(rows: Iterable[SettingRow]) -> Iterator[str]:

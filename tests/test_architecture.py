@@ -29,12 +29,14 @@ FLOORS: tuple[set[str], ...] = (
     {"runs"},
     {"planning"},
     {"report"},
-    {"account", "audit", "comparison", "deployment"},
+    {"comparison"},
     {"api", "catalog", "profiling", "setting_tables", "testing"},
     {"starter"},
     {"cli"},
+    {"tools"},
     {"__main__", "reference"},
 )
+REGISTRY = "fedsim.cli.registry"  # names the tools as text, for the command line
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 PACKAGES = {  # directory: import name
     "fedsim": "fedsim",
@@ -103,6 +105,7 @@ def against_the_floors(graph: dict[str, set[str]]) -> list[str]:
         if module != "fedsim"
         for target in targets - {"fedsim"}
         if room_of(module) != room_of(target)
+        and not (module == REGISTRY and room_of(target) == "tools")
         and FLOOR_OF[room_of(module)] <= FLOOR_OF[room_of(target)]
     ]
 
@@ -129,6 +132,23 @@ def test_imports_point_to_lower_floors() -> None:
 @in_checkout
 def test_no_circles_between_files() -> None:
     assert circles(without_facades(import_graph())) == []
+
+
+@in_checkout
+def test_no_module_of_the_core_and_no_other_tool_imports_a_tool() -> None:
+    """But `fedsim`, which names the search for users, and the registry of the command line."""
+    inside = {
+        (module, target)
+        for module, targets in import_graph().items()
+        for target in targets
+        if target.startswith("fedsim.tools.") and tool_of(module) != tool_of(target)
+    }
+    assert {module for module, _ in inside} == {"fedsim", REGISTRY}, inside
+
+
+def tool_of(module: str) -> str:
+    """Return `replay` for `fedsim.tools.replay` and `fedsim.tools.replay_channel`."""
+    return ".".join(module.split(".")[:3]).partition("_")[0]
 
 
 def test_the_checks_of_floors_and_circles_can_fail() -> None:
@@ -265,7 +285,7 @@ unused = {
     "fedsim.algorithms.built_in.scaffold", "fedsim.clients.secure.channel",
     "fedsim.data.builtin.mnist", "fedsim.data.tables.dataset",
     "fedsim.personalization.personalize", "fedsim.runs.saved_model", "fedsim.secagg.messages",
-    "fedsim.server.secure.aggregator", "fedsim.tracking.wandb",
+    "fedsim.server.secure.aggregator", "fedsim.tools", "fedsim.tracking.wandb",
 }
 print(sorted((slow | unused) & set(sys.modules)))
 """
@@ -337,8 +357,8 @@ if __name__ == "__main__":  # python tests/test_architecture.py rooms.svg
 NAMES_KINDS = {
     "clients/privacy_settings.py": "its settings",
     "clients/training/block.py": "steps of DP-SGD, in the block's loop",
-    "fedsim/audit": "canaries in gradients and in updates",
-    "fedsim/comparison/file/arms.py": "arms that change the mechanism",
+    "fedsim/tools/attack": "canaries in gradients and in updates",
+    "fedsim/comparison/variants.py": "arms that change the mechanism",
     "fedsim/experiment/rules/perturbation.py": "conditions of the proofs",
     "fedsim/federation/blocks.py": "tiles of steps of DP-SGD",
     "fedsim/federation/release_probes.py": "one probe for each kind",

@@ -54,7 +54,7 @@ def test_the_documented_comparison_is_the_shipped_one_shortened() -> None:
 
 
 def test_the_documented_grid_gives_the_documented_names(tmp_path: Path) -> None:
-    from fedsim.comparison.file.load import load_comparison
+    from fedsim.comparison.load import load_comparison
 
     _, text, *_ = blocks("docs/comparison.md", "yaml")
     grid = yaml.safe_load(text)["variants"]
@@ -66,7 +66,7 @@ def test_the_documented_grid_gives_the_documented_names(tmp_path: Path) -> None:
 
 
 def test_the_documented_search_can_be_performed(tmp_path: Path) -> None:
-    from fedsim.comparison.file.load import load_comparison
+    from fedsim.comparison.load import load_comparison
 
     *_, text = blocks("docs/comparison.md", "yaml")
     base = (ROOT / "experiments" / "digits_dp.yaml").read_text()
@@ -203,9 +203,9 @@ def test_every_output_is_documented(tmp_path: Path) -> None:
 
 
 def test_every_key_and_output_of_a_comparison_is_documented() -> None:
-    from fedsim.comparison.file.settings import ComparisonSettings
-    from fedsim.comparison.pairs import PairCheck
+    from fedsim.comparison.differences import PairCheck
     from fedsim.comparison.results import Difference, Results, VariantResult
+    from fedsim.comparison.settings import ComparisonSettings
     from fedsim.comparison.statistics import Estimate, PairedDifference
     from fedsim.comparison.tuning import Composition
 

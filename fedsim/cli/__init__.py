@@ -1,6 +1,7 @@
-"""The `fedsim` command: one file for each command. Data goes to stdout, messages to stderr.
+"""The `fedsim` command: a file for each command of the core; tools have their own.
 
-Nothing heavy is imported before a command needs it: `--help` answers at once.
+Data goes to stdout, messages to stderr. Nothing heavy is imported before a command needs it:
+`--help` answers at once.
 """
 
 from fedsim.cli.main import EXIT_CODES as EXIT_CODES

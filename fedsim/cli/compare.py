@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedsim.cli.options import fail, json_option, print_json
+from fedsim.cli.registry import OPTIONS
 from fedsim.core.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def compare_command(
         )
     if select:
         _refuse_options(options, tuple(options), "--select")
-        _search(file, out, workers, quiet=quiet, as_json=as_json)
+        OPTIONS["compare --select"](file, out=out, workers=workers, quiet=quiet, as_json=as_json)
         return
     _compare_variants(
         file, overrides, options, out=out, workers=workers, quiet=quiet, as_json=as_json
@@ -114,9 +115,9 @@ def _compare_variants(
     as_json: bool,
 ) -> None:
     from fedsim.comparison.compare import compare as run_comparison
-    from fedsim.comparison.file.vary import parse_vary
     from fedsim.comparison.results import NothingFinishedError
     from fedsim.comparison.terminal import ComparisonProgress
+    from fedsim.comparison.vary import parse_vary
 
     try:
         result = run_comparison(
@@ -146,7 +147,7 @@ def _compare_variants(
 def _compare_runs(
     runs: Sequence[str], options: dict[str, Any], out: str | None, *, quiet: bool, as_json: bool
 ) -> None:
-    from fedsim.comparison.finished.compare_runs import compare_runs
+    from fedsim.comparison.compare import compare_runs
 
     if not quiet:
         click.echo(f"checking {len(runs)} run directories", err=True)
@@ -203,21 +204,3 @@ def _seeds(text: str | None) -> int | list[int] | None:
             f"--seeds must be a number of seeds, or a list such as 3,7, got {text!r}"
         ) from error
     return numbers if "," in text else numbers[0]
-
-
-def _search(file: str, out: str | None, workers: int | None, *, quiet: bool, as_json: bool) -> None:
-    from fedsim.comparison.search.perform import search
-    from fedsim.comparison.search.terminal import print_search
-
-    if not quiet:
-        click.echo("searching; the number of runs is secret, so no progress is shown", err=True)
-    try:
-        result = search(file, out=out, workers=workers)
-    except KeyboardInterrupt:
-        click.echo("interrupted; run the same command again to continue", err=True)
-        raise
-    if as_json:
-        content = {**result.account, "path": str(result.path), "folder": str(result.selected)}
-        print_json(content)
-    else:
-        print_search(result)

@@ -10,6 +10,7 @@ import click
 
 import fedsim
 from fedsim.cli.options import say
+from fedsim.cli.registry import COMMANDS
 from fedsim.core.commands import Interruption
 from fedsim.core.errors import ExitCode, FedsimError, describe_os_error
 from fedsim.core.imports import ByName
@@ -20,7 +21,7 @@ SECTIONS = {
         "init": "fedsim.cli.init:init_command",
         "validate": "fedsim.cli.validate:validate_command",
         "plan": "fedsim.cli.plan:plan_command",
-        "curve": "fedsim.cli.curve:curve_command",
+        "curve": COMMANDS["curve"],
         "run": "fedsim.cli.run:run_command",
         "compare": "fedsim.cli.compare:compare_command",
     },
@@ -28,14 +29,11 @@ SECTIONS = {
         "report": "fedsim.cli.report:report_command",
         "predict": "fedsim.cli.predict:predict_command",
         "verify": "fedsim.cli.verify:verify_command",
-        "account": "fedsim.cli.account:account_command",
+        "account": COMMANDS["account"],
     },
-    "Attack": {"audit": "fedsim.cli.audit:audit_command"},
+    "Attack": {"audit": COMMANDS["audit"]},
     "Deployment": {
-        "deploy": "fedsim.cli.deploy:deploy_command",
-        "node-policy": "fedsim.cli.node_policy:node_policy_command",
-        "client-key": "fedsim.cli.keys:client_key_command",
-        "helper-key": "fedsim.cli.keys:helper_key_command",
+        name: COMMANDS[name] for name in ("deploy", "node-policy", "client-key", "helper-key")
     },
     "Reference": {
         "list": "fedsim.cli.names:list_command",

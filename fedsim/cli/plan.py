@@ -14,6 +14,7 @@ from fedsim.cli.options import (
     print_json,
     verbose_option,
 )
+from fedsim.cli.registry import OPTIONS
 from fedsim.core.errors import ExitCode
 from fedsim.core.imports import quick_imports
 
@@ -78,13 +79,13 @@ def plan_command(
 def _advise(file: str, overrides: tuple[str, ...], *, as_json: bool) -> None:
     with quick_imports():
         from fedsim.experiment import load_experiment
-        from fedsim.planning.advice.advice import advise_experiment
-        from fedsim.report.plan_terminal import print_advice
         from fedsim.report.progress import shown_phases
+
+        advise = OPTIONS["plan --advise"]
 
     loaded = load_experiment(file, overrides)
     with shown_phases() as phases:
-        advice = advise_experiment(loaded, phases=phases)
+        advice, print_advice = advise(loaded, phases=phases)
     _show(advice, print_advice, as_json=as_json)
 
 

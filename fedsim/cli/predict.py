@@ -10,7 +10,7 @@ from fedsim.core.errors import ExitCode
 from fedsim.core.text_formats import csv_text, finite_or_none
 
 if TYPE_CHECKING:
-    from fedsim.runs.prediction import Predictions
+    from fedsim.runs.saved_model import Predictions
 
 
 @click.command("predict", short_help="Predict the examples in FILE with the model of RUN.")
@@ -32,7 +32,7 @@ def predict_command(
     columns that are no features, the prediction, and the probability of each class. With targets,
     their scores are printed beside it.
     """
-    from fedsim.runs.prediction import predict
+    from fedsim.runs.saved_model import predict
 
     if out is not None and Path(out).exists():
         fail(f"{out} exists; nothing is overwritten: choose another --out", ExitCode.WRONG_INPUT)

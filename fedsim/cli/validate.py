@@ -8,7 +8,7 @@ from fedsim.cli.options import json_option, overrides_argument, print_json, verb
 
 if TYPE_CHECKING:
     from fedsim.experiment import Experiment, LoadedExperiment
-    from fedsim.planning.data_check import DataFindings
+    from fedsim.planning.validation import DataFindings
 
 
 @click.command("validate", short_help="Check the experiment in FILE without running it.")
@@ -28,9 +28,8 @@ def validate_command(file: str, overrides: tuple[str, ...], with_data: bool, as_
     Lists the code that a run would execute and the files that it would read. With --data this code
     is executed and these files are read, and the last lines describe the data.
     """
-    from fedsim.deployment.policy import plugin_digest
     from fedsim.experiment import load_experiment
-    from fedsim.planning.footprint import find_footprint
+    from fedsim.planning.validation import find_footprint, plugin_digest
 
     loaded = load_experiment(file, overrides)
     experiment = loaded.experiment
@@ -49,7 +48,7 @@ def validate_command(file: str, overrides: tuple[str, ...], with_data: bool, as_
 
 
 def _find(loaded: "LoadedExperiment") -> "DataFindings":
-    from fedsim.planning.data_check import check_data
+    from fedsim.planning.validation import check_data
     from fedsim.report.progress import shown_phases
 
     with shown_phases() as phases:

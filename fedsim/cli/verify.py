@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 import click
 
 from fedsim.cli.options import json_option, print_json
+from fedsim.cli.registry import OPTIONS
 from fedsim.core.errors import ExitCode
 
 if TYPE_CHECKING:
-    from fedsim.runs.replay import Replay
     from fedsim.runs.verification import Verification
+
+_REPLAYED = ("rounds", "uploads", "charges")
 
 
 @click.command("verify", short_help="Check every file of RUN; recompute every ε.")
@@ -47,7 +49,6 @@ def verify_command(
     RUN may be the directory of a search (`fedsim compare FILE --select`): both of its figures are
     recomputed from its ledger, and --root is the hash of the last record there.
     """
-    from fedsim.comparison.search.verify import is_search
     from fedsim.report.progress import shown_phases
     from fedsim.runs.directory import RunDirectory
     from fedsim.runs.run_lock import refuse_in_use
@@ -57,22 +58,18 @@ def verify_command(
         raise click.BadParameter(
             f"must be 64 hexadecimal digits, got {root!r}", param_hint="--root"
         )
-    if is_search(Path(directory)):
-        if replay:
-            raise click.BadParameter("the runs of a search are destroyed", param_hint="--replay")
-        _verify_search(directory, root, as_json=as_json)
+    if OPTIONS["verify of a search"](directory, root=root, replay=replay, as_json=as_json):
         return
     run_directory = RunDirectory.open(Path(directory))
     refuse_in_use(run_directory.path)
     with shown_phases() as phases:
         phases.begin("checking the files and every ε")
         found = verify_run(run_directory, root=root)
-        replayed = None
+        numbers: dict[str, int] | None = None
         if replay and not found.problems:
-            from fedsim.runs.replay import replay_run
-
             place = None if base is None else Path(base)
-            replayed = replay_run(run_directory, base=place, phases=phases)
+            replayed = OPTIONS["verify --replay"](run_directory, base=place, phases=phases)
+            numbers = {name: getattr(replayed, name) for name in _REPLAYED}
             found = replace(found, problems=replayed.problems)
     if as_json:
         print_json(
@@ -81,49 +78,22 @@ def verify_command(
                 "problems": list(found.problems),
                 "unchecked": list(found.unchecked),
                 "root": found.root,
-                **({} if replayed is None else {"replayed": _replayed_numbers(replayed)}),
+                **({} if numbers is None else {"replayed": numbers}),
             }
         )
     elif not found.problems:
         click.echo(f"{directory}: sound ({_spend_in_words(found)})")
         if found.root is not None:
             click.echo(f"root: {found.root}")
-        if replayed is not None:
-            numbers = ", ".join(f"{n} {what}" for what, n in _replayed_numbers(replayed).items())
-            click.echo(f"replayed: {numbers}, all as recorded")
+        if numbers is not None:
+            repeated = ", ".join(f"{n} {what}" for what, n in numbers.items())
+            click.echo(f"replayed: {repeated}, all as recorded")
     else:
         click.echo("\n".join(f"{directory}: {problem}" for problem in found.problems), err=True)
     for item in found.unchecked:
         click.echo(f"{directory}: not checked: {item}", err=True)
     if found.problems:
         sys.exit(ExitCode.FAILED)
-
-
-def _verify_search(directory: str, root: str | None, *, as_json: bool) -> None:
-    from fedsim.comparison.search.verify import verify_search
-
-    found = verify_search(Path(directory), root=root)
-    if as_json:
-        content = {name: value for name, value in vars(found).items() if name != "problems"}
-        print_json({"sound": not found.problems, "problems": list(found.problems), **content})
-    elif found.problems:
-        click.echo("\n".join(f"{directory}: {problem}" for problem in found.problems), err=True)
-    else:
-        click.echo(f"{directory}: sound")
-        click.echo("\n".join(found.statement))
-        click.echo(f"root: {found.root}")
-    for item in found.unchecked:
-        click.echo(f"{directory}: not checked: {item}", err=True)
-    if found.problems:
-        sys.exit(ExitCode.FAILED)
-
-
-def _replayed_numbers(replayed: "Replay") -> dict[str, int]:
-    return {
-        "rounds": replayed.rounds,
-        "uploads": replayed.uploads,
-        "charges": replayed.charges,
-    }
 
 
 def _spend_in_words(found: "Verification") -> str:

@@ -1,22 +1,32 @@
-"""The result of a comparison."""
+"""The result of a comparison, and its files but the page: settings, numbers, tables, figures."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+import fedsim
+from fedsim.comparison.load import LoadedComparison
 from fedsim.comparison.outcomes import RunOutcome
 from fedsim.comparison.results import Results, VariantResult
-from fedsim.comparison.scores import scores_json
+from fedsim.comparison.statistics import Estimate
 from fedsim.comparison.text import (
     difference_text,
     guarantee_text,
     interval_text,
     metric_words,
     notes_of,
+    p_text,
+    scores_json,
     seeds_text,
 )
 from fedsim.comparison.tuning import Tuning
+from fedsim.core.formatting import delta_text, epsilon_text
+from fedsim.core.text_formats import csv_text
+from fedsim.runs.directory import RunDirectory
 
 
 @dataclass(frozen=True, repr=False)
@@ -83,3 +93,158 @@ class ComparisonResult:
         if difference is None:
             return "–"
         return difference_text(self.results.metric, difference.paired.estimate)
+
+
+_ESCAPES = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+}
+_NOTHING = "--"
+
+
+def latex_tables(results: Results) -> str:
+    """Return a `tabular` for the variants of each unit of privacy."""
+    return "\n".join(_table(part) for part in results.by_unit)
+
+
+def _table(results: Results) -> str:
+    metric = results.metric
+    deltas = {one.delta for one in results.variants if one.delta is not None}
+    percent = metric.endswith("accuracy")
+    with_tests = any(one.difference is not None for one in results.variants)
+    heads = [
+        "variant",
+        r"$\varepsilon$",
+        *([r"$\delta$"] if len(deltas) > 1 else []),
+        escape_latex(metric_words(metric)) + (r" (\%)" if percent else ""),
+    ]
+    if with_tests:
+        heads += [f"minus {escape_latex(str(results.baseline))}{' (pp)' if percent else ''}", "$p$"]
+    lines = [
+        *_comments(results, deltas),
+        rf"\begin{{tabular}}{{l{'r' * (len(heads) - 1)}}}",
+        r"\toprule",
+        _line(heads),
+        r"\midrule",
+        *(_row(one, metric, deltas=len(deltas) > 1, tests=with_tests) for one in results.variants),
+        r"\bottomrule",
+        r"\end{tabular}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _comments(results: Results, deltas: set[float]) -> list[str]:
+    unit = results.groups[0].unit
+    facts = [
+        f"{results.name}: {seeds_text(results)}; +- is half a 95 % t interval over the seeds",
+        "p: paired t test against the baseline, adjusted by Holm's method",
+        f"epsilon: the largest of any client in one run, unit {unit}" if unit else "",
+        f"delta = {delta_text(next(iter(deltas)))}" if len(deltas) == 1 else "",
+        f"written by fedsim {fedsim.__version__}; needs \\usepackage{{booktabs}}",
+    ]
+    return [f"% {fact}" for fact in facts if fact]
+
+
+def _row(variant: VariantResult, metric: str, *, deltas: bool, tests: bool) -> str:
+    difference = variant.difference
+    epsilon = _NOTHING
+    if variant.is_private and variant.delta is not None:
+        finite = variant.epsilon is not None
+        epsilon = rf"$\le {epsilon_text(variant.epsilon)}$" if finite else r"$\infty$"
+    cells = [escape_latex(variant.name), epsilon]
+    if deltas:
+        cells.append(_NOTHING if variant.delta is None else _number(delta_text(variant.delta)))
+    cells.append(_estimate(variant.metrics.get(metric), metric, sign=False))
+    if tests:
+        cells.append(_estimate(difference and difference.paired.estimate, metric, sign=True))
+        p = None if difference is None else difference.holm_p
+        cells.append(_NOTHING if p is None else f"${p_text(p)}$")
+    return _line(cells)
+
+
+def _estimate(estimate: Estimate | None, metric: str, *, sign: bool) -> str:
+    if estimate is None:
+        return _NOTHING
+    scale, digits = (100, ".1f") if metric.endswith("accuracy") else (1, ".3g")
+    text = _mantissa(f"{scale * estimate.mean:{'+' if sign else ''}{digits}}")
+    if estimate.high is None:
+        return f"${text}$"
+    half = _mantissa(f"{scale * (estimate.high - estimate.mean):{digits}}")
+    return rf"${text} \pm {half}$"
+
+
+def _number(text: str) -> str:
+    return f"${_mantissa(text)}$"
+
+
+def _mantissa(text: str) -> str:
+    """Return a number without the `e` of programs: `1e-05` is 10 to the power of -5."""
+    mantissa, e, exponent = text.partition("e")
+    if not e:
+        return text
+    power = rf"10^{{{int(exponent)}}}"
+    return power if mantissa == "1" else rf"{mantissa} \cdot {power}"
+
+
+def _line(cells: Sequence[str]) -> str:
+    return " & ".join(cells) + r" \\"
+
+
+def escape_latex(text: str) -> str:
+    """Return a text with every character that LaTeX would read as a command escaped."""
+    return "".join(_ESCAPES.get(character, character) for character in " ".join(text.split()))
+
+
+_FACTS = ("variant", "seed", "status", "private", "trust", "unit")
+_SPENT = ("epsilon", "against", "epsilon_against_server", "delta", "rounds", "seconds", "path")
+
+
+def write_settings(comparison: LoadedComparison, path: Path) -> None:
+    """Write `comparison.yaml` with seeds and grids written out; it marks the directory.
+
+    Args:
+        comparison: the checked comparison.
+        path: path of the file.
+    """
+    settings = comparison.settings
+    content = {
+        "name": comparison.name,
+        "base": str(comparison.base.absolute()),
+        "seeds": list(comparison.seeds),
+        "baseline": settings.baseline,
+        "metric": settings.metric,
+        "client_metrics": settings.client_metrics,
+        "select": None if settings.select is None else settings.select.model_dump(),
+        "variants": {variant.name: dict(variant.changes) for variant in comparison.variants},
+    }
+    text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+    RunDirectory(path.parent).write_text(path.name, text)
+
+
+def write_comparison(result: ComparisonResult) -> None:
+    """Write the results of a comparison as JSON, as tables, and as figures."""
+    from fedsim.comparison.figures.every import write_figures
+
+    directory = RunDirectory(result.path)
+    directory.write_json("comparison.json", result.to_json())
+    directory.write_text("comparison.csv", _csv(result.results))
+    directory.write_text("comparison.tex", latex_tables(result.results))
+    write_figures(result.results, result.path)
+
+
+def _csv(results: Results) -> str:
+    """Return one line for each run, from which all results can be recomputed."""
+    metrics = list(dict.fromkeys(name for one in results.outcomes for name in one.metrics))
+    columns = (*_FACTS, *metrics, *_SPENT)
+    rows: list[list[object]] = []
+    for one in results.outcomes:
+        against_server = one.certificates.get("server")
+        row = {
+            **one.to_json(),
+            "private": one.is_private,
+            "epsilon_against_server": against_server,
+        }
+        rows.append([row.get(name) for name in columns])
+    return csv_text(columns, rows)

@@ -1,13 +1,28 @@
-"""Settings in which variants differ, and the sentences that their statements share."""
+"""What variants differ in and must share: settings, units of privacy, and the start of a seed.
 
+An ε that protects one example and an ε that protects everything of one client are different
+promises. No ranking and no difference may have both.
+"""
+
+import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
+from typing import TYPE_CHECKING
 
+import numpy as np
 import yaml
 
 from fedsim.experiment import Experiment
 from fedsim.experiment.dump import flat_settings
+from fedsim.experiment.errors import KeyPath
+from fedsim.experiment.messages import PathMessage
+from fedsim.runs.inputs import private_digest
+
+if TYPE_CHECKING:
+    from fedsim.federation.federation import Federation
+
 
 _NOT_COMPARED = ("name", "seed")
 _MAX_TEXT_CHARACTERS = 60
@@ -169,3 +184,206 @@ def _common_form(
         form.append(f"[{_LETTERS[len(columns)]}]{end}")
         columns.append(tuple(one.removesuffix(end) for one in place))
     return " ".join(form), columns
+
+
+SHARED_PARTS = {
+    "data": "data (partitions, features, test set)",
+    "initial_model": "initial model",
+    "participants": "participants of every round",
+}
+
+
+def pair_digests(federation: "Federation") -> dict[str, str]:
+    """Return a digest of each of `SHARED_PARTS`, that of data keyed, before the run."""
+    data = federation.data
+    examples = chain(data.clients, [data.test], data.held_out or ())
+    state = federation.model.module.state_dict()
+    schedule = federation.plan.participation
+    rounds = range(1, federation.experiment.federation.rounds + 1)
+    return {
+        "data": private_digest(x for one in examples for x in (one.features, one.targets)),
+        "initial_model": _digest(value.cpu().numpy() for value in state.values()),
+        "participants": _digest(np.array(schedule.on_record(number)) for number in rounds),
+    }
+
+
+def _digest(arrays: Iterable[np.ndarray]) -> str:
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(f"{array.dtype.str}{array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class PairCheck:
+    """The parts that variants share with the baseline, over all seeds.
+
+    Attributes:
+        differences: the differing parts, for each variant that has any.
+        checked: number of compared pairs of runs.
+    """
+
+    differences: Mapping[str, tuple[str, ...]]
+    checked: int
+
+    @property
+    def is_paired(self) -> bool:
+        """Whether there are pairs and all of them share every part."""
+        return self.checked > 0 and not self.differences
+
+    @property
+    def statement(self) -> str:
+        """The result in words."""
+        if not self.checked:
+            return "No seed finished both in the baseline and in another variant."
+        if self.is_paired:
+            pairs = "the pair" if self.checked == 1 else f"all {self.checked} pairs"
+            return (
+                f"Checked in {pairs} of runs: with the same seed, every variant "
+                f"shares {_listed(list(SHARED_PARTS.values()))} with the baseline."
+            )
+        found = "; ".join(
+            f"{name} differs in its {_names(parts)}" for name, parts in self.differences.items()
+        )
+        return (
+            f"Not everything is shared with the baseline: {found}. A part that a variant changes "
+            "cannot be shared, and its difference to the baseline varies more between seeds."
+        )
+
+    def to_json(self) -> dict[str, object]:
+        """Return `pairing` of `comparison.json`."""
+        return {
+            "paired": self.is_paired,
+            "checked": self.checked,
+            "differences": {name: list(parts) for name, parts in self.differences.items()},
+            "statement": self.statement,
+        }
+
+
+def check_pairs(
+    digests: Mapping[str, Mapping[int, Mapping[str, str]]], pairs: Iterable[tuple[str, str]]
+) -> PairCheck:
+    """Compare every variant's digests with those of its baseline for the same seed.
+
+    Args:
+        digests: `{variant: {seed: pair_digests(...)}}` of all finished runs.
+        pairs: (variant, its baseline).
+    """
+    differences: dict[str, tuple[str, ...]] = {}
+    checked = 0
+    for name, baseline in pairs:
+        seeds, reference = digests.get(name, {}), digests.get(baseline, {})
+        shared = [seed for seed in seeds if seed in reference]
+        checked += len(shared)
+        parts = tuple(
+            part
+            for part in SHARED_PARTS
+            if any(seeds[seed][part] != reference[seed][part] for seed in shared)
+        )
+        if parts:
+            differences[name] = parts
+    return PairCheck(differences, checked)
+
+
+def _names(parts: Sequence[str]) -> str:
+    return _listed([SHARED_PARTS[part] for part in parts])
+
+
+def _listed(words: Sequence[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+Baseline = str | Mapping[str, str]
+"""The baseline of all variants, or the baseline of each unit."""
+
+OBSERVER_OF = {"local": "server", "distributed": "sums", "central": "models"}
+"""Observer that a variant's ε is claimed against, by trust model."""
+
+
+@dataclass(frozen=True)
+class UnitGroup:
+    """The variants of one unit.
+
+    Attributes:
+        unit: `example` or `client`; None if no variant has privacy.
+        baseline: name of the variant that the others of the unit are compared with.
+        names: all variants of the unit, in the order of the file.
+    """
+
+    unit: str | None
+    baseline: str
+    names: tuple[str, ...]
+
+    @property
+    def pairs(self) -> tuple[tuple[str, str], ...]:
+        """The pairs (variant, its baseline) to compare."""
+        return tuple((name, self.baseline) for name in self.names if name != self.baseline)
+
+
+def group_by_unit(units: Mapping[str, str | None], baseline: Baseline) -> tuple[UnitGroup, ...]:
+    """Return the variants of each unit.
+
+    A variant without privacy has no unit. Where there are two units, it belongs to those that it is
+    the baseline of.
+
+    Args:
+        units: unit of each variant by name; None: without privacy.
+        baseline: name of the baseline, or that of each unit.
+    """
+    found = tuple(dict.fromkeys(unit for unit in units.values() if unit is not None))
+    if len(found) < 2:
+        unit = found[0] if found else None
+        return (UnitGroup(unit, _baseline_of(unit, baseline), tuple(units)),)
+    return tuple(
+        UnitGroup(
+            unit,
+            _baseline_of(unit, baseline),
+            tuple(
+                name
+                for name, own in units.items()
+                if own == unit or (own is None and name == _baseline_of(unit, baseline))
+            ),
+        )
+        for unit in found
+    )
+
+
+def _baseline_of(unit: str | None, baseline: Baseline) -> str:
+    if isinstance(baseline, str):
+        return baseline
+    return next(iter(baseline.values())) if unit is None else baseline[unit]
+
+
+def unit_problems(units: Mapping[str, str | None], baseline: Baseline) -> Iterator[PathMessage]:
+    """Yield why the variants of a comparison have no baseline within their unit.
+
+    Args:
+        units: as `group_by_unit`.
+        baseline: as `group_by_unit`; its names exist.
+    """
+    found = list(dict.fromkeys(unit for unit in units.values() if unit is not None))
+    named = {unit: baseline for unit in found} if isinstance(baseline, str) else dict(baseline)
+    missing = [unit for unit in found if unit not in named]
+    if missing:
+        yield ("baseline",), f"names no variant for unit {missing[0]}; add {missing[0]}: NAME"
+        return
+    for unit, name in named.items():
+        path: KeyPath = ("baseline",) if isinstance(baseline, str) else ("baseline", unit)
+        own = units[name]
+        if not isinstance(baseline, str) and unit not in found:
+            yield path, f"no variant has unit {unit}; leave it out"
+        elif own is not None and own != unit:
+            yield (
+                path,
+                f"{name!r} has unit {own}, and an ε of unit {unit} cannot be compared with it: "
+                f"write baseline: {{{own}: {name}, {unit}: NAME}}",
+            )
+    if len(found) > 1:
+        for name, own in units.items():
+            if own is None and name not in named.values():
+                yield (
+                    ("variants", name),
+                    "has no privacy, hence no unit, and the comparison has two; name it as the "
+                    "baseline of one, or leave it out",
+                )

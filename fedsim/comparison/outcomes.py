@@ -5,15 +5,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fedsim.comparison.execution.client_metrics import FILE as CLIENT_METRICS
-from fedsim.comparison.execution.jobs import FINISHED, Job
-from fedsim.comparison.execution.worker import RECORD
-from fedsim.comparison.units import OBSERVER_OF
+from fedsim.comparison.differences import OBSERVER_OF
+from fedsim.comparison.jobs import FINISHED, Job
+from fedsim.comparison.worker import CLIENT_METRICS, RECORD
 from fedsim.experiment import Experiment
 from fedsim.models.scores.catalog import computed_metrics
 from fedsim.report.scores import Scores, read_scores
 from fedsim.runs.directory import RunDirectory, RunDirectoryError
-from fedsim.runs.scores import personal_metrics
+from fedsim.runs.recorded_figures import personal_metrics
 
 
 @dataclass(frozen=True)

@@ -17,23 +17,24 @@ import jinja2
 import fedsim
 from fedsim.comparison.comparison_result import ComparisonResult
 from fedsim.comparison.differences import shared_text
-from fedsim.comparison.execution.client_metrics import WARNING
-from fedsim.comparison.execution.jobs import MARKER
+from fedsim.comparison.jobs import MARKER
 from fedsim.comparison.outcomes import RunOutcome
 from fedsim.comparison.results import Results, VariantResult
-from fedsim.comparison.scores import majority_of, scores_context
 from fedsim.comparison.text import (
     common_words,
     difference_text,
     guarantee_text,
     interval_text,
+    majority_of,
     metric_words,
     notes_of,
     observer_text,
     p_text,
+    scores_context,
     seconds_text,
     seeds_text,
 )
+from fedsim.comparison.worker import WARNING
 from fedsim.core.formatting import delta_text, duration_text, epsilon_text, metric_text
 from fedsim.report.overview import Card
 from fedsim.runs.directory import RunDirectory

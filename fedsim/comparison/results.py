@@ -4,9 +4,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from fedsim.comparison.differences import SettingsTable, settings_table
+from fedsim.comparison.differences import (
+    OBSERVER_OF,
+    Baseline,
+    PairCheck,
+    SettingsTable,
+    UnitGroup,
+    check_pairs,
+    group_by_unit,
+    settings_table,
+)
 from fedsim.comparison.outcomes import RunOutcome
-from fedsim.comparison.pairs import PairCheck, check_pairs
 from fedsim.comparison.statistics import (
     CONFIDENCE,
     Estimate,
@@ -15,7 +23,6 @@ from fedsim.comparison.statistics import (
     paired_difference,
     t_interval,
 )
-from fedsim.comparison.units import OBSERVER_OF, Baseline, UnitGroup, group_by_unit
 from fedsim.core.errors import FedsimError, InputError
 from fedsim.runs.files import SCHEMAS
 

@@ -17,11 +17,11 @@ from rich.table import Table
 
 from fedsim.comparison.comparison_result import ComparisonResult
 from fedsim.comparison.differences import SettingsTable
-from fedsim.comparison.execution.jobs import Job
-from fedsim.comparison.file.load import LoadedComparison
+from fedsim.comparison.jobs import Job
+from fedsim.comparison.load import LoadedComparison
 from fedsim.comparison.results import Results, VariantResult
-from fedsim.comparison.scores import baseline_note, score_warnings, scores_table
 from fedsim.comparison.text import (
+    baseline_note,
     common_words,
     difference_text,
     guarantee_text,
@@ -29,6 +29,8 @@ from fedsim.comparison.text import (
     metric_words,
     notes_of,
     p_text,
+    score_warnings,
+    scores_table,
     seconds_text,
     seeds_text,
 )

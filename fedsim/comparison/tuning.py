@@ -21,9 +21,9 @@ from fedsim.accountant.rdp.conversion import epsilon_from_rdp
 from fedsim.accountant.rdp.curves import total_rdp
 from fedsim.accountant.rdp.poisson import DEFAULT_ORDERS
 from fedsim.accountant.rdp.selection import rdp_repeat_and_select
-from fedsim.comparison.file.settings import SMALLER_IS_BETTER, SelectSettings
+from fedsim.comparison.differences import OBSERVER_OF
 from fedsim.comparison.results import Results, VariantResult
-from fedsim.comparison.units import OBSERVER_OF
+from fedsim.comparison.settings import SMALLER_IS_BETTER, SelectSettings
 from fedsim.core.formatting import epsilon_text
 from fedsim.core.settings import written_name
 from fedsim.runs.files import read_yaml_object

@@ -1,14 +1,14 @@
-"""Projection of a federation's ε and noise, without training."""
+"""Projection of a federation's ε and noise, also by other bounds, without training."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import median_low
 from typing import Any
 
 from fedsim.accountant.search import largest_count
-from fedsim.accountant.textbook.bounds import choose_bounds
+from fedsim.accountant.textbook.bounds import Charges, choose_bounds
 from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.mechanisms.plan import (
     PlanRequest,
@@ -25,9 +25,80 @@ from fedsim.experiment import LoadedExperiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.federation import Federation
 from fedsim.federation.plan_checks import full_batch_note, last_round, refuse_overspending
-from fedsim.planning.bounds import BoundCurve, bound_curve
+from fedsim.planning.bounds import BoundCurve, StepSchedule, bound_curve, even_numbers
 from fedsim.planning.cells import PlannedCell, plan_cells, planned_epsilon
-from fedsim.planning.client_bounds import client_kinds
+
+
+def experiment_curves(
+    loaded: LoadedExperiment,
+    names: Sequence[str] | None = None,
+    *,
+    points: int = 1,
+    phases: Phases | None = None,
+) -> tuple[BoundCurve, ...]:
+    """Return the curve of each kind of clients of an experiment, without training.
+
+    Args:
+        loaded: the experiment and the directory that its paths are relative to.
+        names: of the bounds; None: the usual ones.
+        points: number of points of each curve, at equal ratios; 1: after all steps alone.
+        phases: the phases of the caller.
+
+    Raises:
+        PrivacyPlanError: the experiment has no `privacy` section, or no noise meets its target.
+        ValueError: there is no such bound, or the experiment cannot be assembled.
+    """
+    privacy = loaded.experiment.privacy
+    if privacy is None:
+        raise PrivacyPlanError("there is nothing to plan: the experiment has no privacy section")
+    bounds = choose_bounds(names, orders=privacy.accountant.orders)
+    phases = phases or Phases()
+    federation = assemble(loaded, ledger=None, phases=phases)
+    phases.begin("bounding ε")
+    curves = tuple(
+        bound_curve(kind, bounds, even_numbers(1, kind.steps, points) if points > 1 else None)
+        for kind in client_kinds(federation)
+    )
+    phases.end()
+    return curves
+
+
+def client_kinds(federation: Federation) -> tuple[StepSchedule, ...]:
+    """Return a schedule for each kind of clients: those with one q, z, δ and number of steps.
+
+    The noise of a kind is that of its client with the least of it, after the grid.
+
+    Args:
+        federation: with privacy.
+    """
+    plans, terms = federation.plan.clients or (), federation.plan.client_privacy or ()
+    found: dict[tuple[object, ...], list[int]] = {}
+    for client, plan in enumerate(plans):
+        if plan.steps_to_take:
+            numbers = (plan.release.sampling_rate, plan.noise_multiplier, plan.delta)
+            key = (plan.steps_to_take, *(f"{number:.6g}" for number in numbers))
+            found.setdefault(key, []).append(client)
+    kinds = []
+    for clients in found.values():
+        least = min(clients, key=lambda one: plans[one].release.effective_noise_multiplier)
+        plan, privacy = plans[least], terms[least].privacy
+        kinds.append(
+            StepSchedule(
+                sampling_rate=plan.release.sampling_rate,
+                noise_multiplier=plan.noise_multiplier,
+                delta=plan.delta,
+                steps=plan.steps_to_take,
+                charges=_first_charges(plan),
+                adjacency=privacy.adjacency.name,
+                clients=tuple(clients),
+            )
+        )
+    return tuple(kinds)
+
+
+def _first_charges(plan: PrivacyPlan) -> Callable[[int], Charges]:
+    return lambda count: tuple(plan.charges(0, count))
+
 
 _MAX_CURVE_POINTS = 12  # of each client's curve
 _MAX_PLANNED_RUNS = 100  # a budget that affords this many runs counts as unlimited

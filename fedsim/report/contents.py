@@ -8,10 +8,8 @@ from typing import Any
 from fedsim.core.text_formats import FormatError, parse_plain_yaml
 from fedsim.models.scores.catalog import metric_key
 from fedsim.report.scores import Scores, read_scores
-from fedsim.runs.answers import FILE as ANSWERS
-from fedsim.runs.client_data import FILE as CLIENT_DATA
 from fedsim.runs.directory import RunDirectory
-from fedsim.runs.scores import PERSONALIZATION
+from fedsim.runs.recorded_figures import ANSWERS, CLIENT_DATA, PERSONALIZATION
 from fedsim.server.round_report import RoundRow
 from fedsim.statement import Facts, RunFacts, read_facts
 

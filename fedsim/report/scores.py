@@ -11,7 +11,7 @@ from typing import Any
 from fedsim.core.formatting import metric_text
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.files import DamagedRunError
-from fedsim.runs.scores import SCORES as FILE
+from fedsim.runs.recorded_figures import SCORES as FILE
 
 _MAX_LISTED = 4  # classes in a line of a terminal; of more, the lowest
 _NUM_LOWEST = 3

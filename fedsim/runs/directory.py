@@ -16,8 +16,6 @@ from safetensors.numpy import save
 from fedsim.core.durable import sync_directory
 from fedsim.core.text_formats import csv_text
 from fedsim.experiment import Experiment, ExperimentError, load_experiment
-from fedsim.runs.checkpoint import FILE as CHECKPOINT
-from fedsim.runs.checkpoint import RunCheckpoint
 from fedsim.runs.files import (
     SCHEMAS,
     DamagedRunError,
@@ -30,7 +28,8 @@ from fedsim.runs.files import (
     write_sealed,
 )
 from fedsim.runs.files import RunDirectoryError as RunDirectoryError
-from fedsim.runs.rounds_file import read_rounds
+from fedsim.runs.round_files import FILE as CHECKPOINT
+from fedsim.runs.round_files import RunCheckpoint, read_rounds
 from fedsim.runs.run_lock import RunLock, refuse_in_use
 from fedsim.server.round_report import RoundRow
 from fedsim.server.secure.opened_sums import OpenedSum

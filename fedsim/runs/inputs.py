@@ -1,22 +1,103 @@
-"""Digests of a run's inputs: a run resumes from the same inputs, or not at all.
+"""What a run depends on: digests of its inputs, those of private examples, and its environment.
 
 An experiment file names data, plug-ins and tables by path, and those files may change. A resumed
 run with other data would keep charges for examples that it no longer trains on.
+
+Whoever knows all examples but one can test each guess of the last one against a plain hash. The key
+is a file of the user's own, made at the first run: digests of one user can be compared, and without
+the key they are random numbers. It is in no run directory.
 """
 
 import hashlib
+import os
+import platform
+import subprocess
 from collections.abc import Iterable, Mapping
+from importlib.metadata import PackageNotFoundError, version
 from itertools import chain
+from pathlib import Path
 
 import numpy as np
 
+import fedsim
 from fedsim.clients.mechanisms.plan import PrivacyPlan
+from fedsim.core.errors import StorageError, describe_os_error
 from fedsim.core.shared_values import map_shared
 from fedsim.data import Examples
 from fedsim.federation.federation import Federation
 from fedsim.protocol.arrays import digest
 from fedsim.runs.directory import RunDirectoryError
-from fedsim.runs.private_digest import have_one_key, key_path, private_digest
+from fedsim.runs.files import SCHEMAS
+
+_KEY_BYTES, _DIGEST_BYTES = 32, 32
+PATTERN = "^[0-9a-f]{16}:[0-9a-f]{64}$"
+
+
+def key_path() -> Path:
+    """Return the file of the key: `fedsim/data.key` in $XDG_STATE_HOME, or ~/.local/state."""
+    state = os.environ.get("XDG_STATE_HOME")
+    return (Path(state) if state else Path.home() / ".local" / "state") / "fedsim" / "data.key"
+
+
+def private_digest(arrays: Iterable[np.ndarray]) -> str:
+    """Return a keyed BLAKE2b of arrays, their types and shapes; it begins with the key's own name.
+
+    Guarantee: without the key, the digest is a pseudorandom function's value and tells nothing of
+    the arrays. Under one key, equal digests mean equal arrays, up to a collision.
+
+    Args:
+        arrays: of any type and shape.
+
+    Raises:
+        StorageError: the key can neither be read nor written.
+    """
+    key = _key()
+    state = hashlib.blake2b(digest_size=_DIGEST_BYTES, key=key)
+    for array in arrays:
+        state.update(f"{array.dtype.str}{array.shape}".encode())
+        state.update(np.ascontiguousarray(array).data.cast("B") if array.size else b"")
+    return f"{_name_of(key)}:{state.hexdigest()}"
+
+
+def have_one_key(one: str, other: str) -> bool:
+    """Whether two digests are of one key, so that they can be compared."""
+    return one.partition(":")[0] == other.partition(":")[0]
+
+
+def _name_of(key: bytes) -> str:
+    return hashlib.blake2b(b"name", digest_size=8, key=key).hexdigest()
+
+
+def _key() -> bytes:
+    """Return the key; the first call of all makes it, readable by its owner alone."""
+    path = key_path()
+    try:
+        if not path.exists():
+            _make(path)
+        key = path.read_bytes()
+    except OSError as error:
+        raise StorageError(
+            f"the key of digests of private data: {describe_os_error(error)}; set XDG_STATE_HOME "
+            "to a folder of your own that can be written"
+        ) from error
+    if len(key) != _KEY_BYTES:
+        raise StorageError(f"{path} is damaged: it has {len(key)} bytes, not {_KEY_BYTES}")
+    return key
+
+
+def _make(path: Path) -> None:
+    """Make the key whole or not at all; of two processes, one does."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    new = path.with_name(f"{path.name}.{os.getpid()}")
+    with os.fdopen(os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
+        file.write(os.urandom(_KEY_BYTES))
+    try:
+        os.link(new, path)
+    except FileExistsError:
+        pass
+    finally:
+        new.unlink()
+
 
 _WHAT = {
     "data": "the data, or how they are divided among the clients,",
@@ -89,3 +170,49 @@ def _sha256(parts: Iterable[bytes]) -> str:
         state.update(len(part).to_bytes(8, "little"))
         state.update(part)
     return state.hexdigest()
+
+
+_PACKAGES = ("torch", "flwr", "numpy", "scipy", "pydantic", "scikit-learn", "safetensors", "ray")
+
+
+def describe_environment(*, seed: int) -> dict[str, object]:
+    """Return the content of `environment.json`."""
+    return {
+        "fedsim": fedsim.__version__,
+        "schema": SCHEMAS["environment.json"],
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": {name: found for name in _PACKAGES if (found := _version(name))},
+        "seed": seed,
+        "commit": _commit(Path(fedsim.__file__).resolve().parent.parent),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _commit(directory: Path) -> str | None:
+    """Return the commit of the checkout that fedsim runs from; None for an installed fedsim."""
+    if not (directory / ".git").exists():
+        return None
+    try:
+        head = _git(directory, "rev-parse", "HEAD")
+        changed = _git(directory, "status", "--porcelain", "--untracked-files=no")
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return head + ("+changes" if changed else "")
+
+
+def _git(directory: Path, *arguments: str) -> str:
+    result = subprocess.run(
+        ["git", "-C", str(directory), *arguments],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=10,
+    )
+    return result.stdout.strip()

@@ -25,33 +25,31 @@ from fedsim.federation.server import server_app
 from fedsim.federation.shards import client_app
 from fedsim.protocol.arrays import digest
 from fedsim.protocol.errors import FederationError
-from fedsim.runs.answers import COUNTS, answers_content
-from fedsim.runs.answers import FILE as ANSWERS
-from fedsim.runs.checkpoint import RunCheckpoint
-from fedsim.runs.client_data import FILE as CLIENT_DATA
-from fedsim.runs.client_data import client_data
-from fedsim.runs.consistency import refuse_contradictions
 from fedsim.runs.directory import RunDirectory, RunDirectoryError
-from fedsim.runs.environment import describe_environment
-from fedsim.runs.inputs import fingerprint, refuse_other_inputs
+from fedsim.runs.inputs import describe_environment, fingerprint, refuse_other_inputs
 from fedsim.runs.manifest import refuse_changed_records, remove_manifest, write_manifest
 from fedsim.runs.model_card import ModelCard
 from fedsim.runs.privacy_summary import not_private, summarise_privacy
-from fedsim.runs.resume import refuse_changes, resume_command
-from fedsim.runs.rounds_file import Releases, ReleasesFile, RoundsFile
-from fedsim.runs.run_result import RunFailedError as RunFailedError
-from fedsim.runs.run_result import RunResult as RunResult
-from fedsim.runs.run_result import Status
-from fedsim.runs.scores import (
+from fedsim.runs.recorded_figures import (
+    ANSWERS,
+    CLIENT_DATA,
+    COUNTS,
     ENDED,
     PERSONALIZATION,
     SCORES,
+    answers_content,
+    client_data,
     personal_metrics,
     public_metrics,
     score_personal_models,
     scores_content,
     summary_of,
 )
+from fedsim.runs.resume import refuse_changes, refuse_contradictions, resume_command
+from fedsim.runs.round_files import Releases, ReleasesFile, RoundsFile, RunCheckpoint
+from fedsim.runs.run_result import RunFailedError as RunFailedError
+from fedsim.runs.run_result import RunResult as RunResult
+from fedsim.runs.run_result import Status
 from fedsim.runs.secure_summary import secure_summary
 from fedsim.server.app import RoundError
 from fedsim.server.round_report import RoundReport, numbers_of, withdrawal_rounds

@@ -1,20 +1,32 @@
-"""The trained model of a run, read from its directory."""
+"""The trained model of a run, read from its directory, and its predictions for a file."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
+from fedsim.core.plugin_errors import plugin_calls
+from fedsim.data.examples import DataError
+from fedsim.data.inputs import Inputs, read_inputs
 from fedsim.experiment.load import read_settings
 from fedsim.models.adapters import merge_adapters
 from fedsim.models.build import build_model
 from fedsim.models.errors import ModelError
 from fedsim.models.features.pipeline import FeatureModel, FeaturePipeline
 from fedsim.models.local_base import OtherBaseError
+from fedsim.models.metrics import eval_mode
+from fedsim.models.scores.catalog import TASK_OF_LOSS
+from fedsim.models.scores.metrics import class_names, summarise_scores
+from fedsim.models.scores.predictions import ClassPredictions, LabelPredictions, predictions_of
 from fedsim.models.settings import ModelSettings
+from fedsim.models.tasks import Targets, task_for
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.files import DamagedRunError, RunDirectoryError
 from fedsim.runs.model_card import ModelCard
@@ -135,3 +147,170 @@ def _load_values(model: nn.Module, values: Mapping[str, torch.Tensor], path: Pat
             f"{path}: the weights do not fit the model of the experiment, so it is another one "
             f"than was trained: {reason}"
         ) from error
+
+
+MAX_PROBABILITY_COLUMNS = 20
+_BATCH_EXAMPLES = 1024
+_LOSS_OF_TASK = {task: loss for loss, task in TASK_OF_LOSS.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """Predictions for examples, in their order.
+
+    Attributes:
+        values: for each example the name of its class, a list with a name of each label that it
+            has, or its number (a list of several).
+        classes: names of the classes or labels; None for numbers.
+        probabilities: probability of each class or label (n, classes); None for numbers.
+        targets: the true values as the file has them, in the form of `values`; None without.
+        kept: columns of the file that are no features, as text.
+        scores: metrics on the file's targets, as in `scores.json`; None without targets.
+    """
+
+    values: Sequence[Any]
+    classes: tuple[str, ...] | None
+    probabilities: NDArray[np.float64] | None
+    targets: Sequence[Any] | None = None
+    kept: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    scores: Mapping[str, Any] | None = None
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @cached_property
+    def columns(self) -> dict[str, Sequence[Any]]:
+        """The predictions as columns of a table, by name."""
+        own = _spread("prediction", self.values, self.classes)
+        if self.probabilities is not None and self.classes is not None:
+            if isinstance(self.values[0], str):
+                own["probability"] = self.probabilities.max(axis=1).tolist()
+            if len(self.classes) <= MAX_PROBABILITY_COLUMNS:
+                for index, name in enumerate(self.classes):
+                    own[f"p_{name}"] = self.probabilities[:, index].tolist()
+        if self.targets is not None:
+            own |= _spread("target", self.targets, self.classes)
+        others = {f"input_{k}" if k in own else k: values for k, values in self.kept.items()}
+        return {**others, **own}
+
+
+def predict(
+    run: str | Path,
+    inputs: str | Path | NDArray[Any],
+    *,
+    base: str | Path | None = None,
+) -> Predictions:
+    """Return the predictions of the final model of a run.
+
+    Args:
+        run: the run directory.
+        inputs: a .csv, .parquet or .npz file, read as the run read its data; or features as the
+            dataset has them (n, ...).
+        base: directory of the experiment file, where plug-ins are found; None: the current one.
+
+    Raises:
+        RunDirectoryError: it is no run directory, or has no final model.
+        DataError: the file cannot be read, or lacks a column of the model.
+        ModelError: the model cannot be built, or does not take these examples.
+    """
+    card = read_model_card(run)
+    model = load_model(run, base=base)
+    experiment = read_settings(RunDirectory.open(Path(run)).path / "experiment.yaml")
+    if isinstance(inputs, str | Path):
+        _check_file(Path(inputs))
+        found = read_inputs(
+            experiment.data,
+            Path(inputs),
+            base=Path.cwd() if base is None else Path(base).absolute(),
+            columns=card.columns,
+            class_names=card.class_names,
+        )
+    else:
+        tokens = experiment.data.features == "tokens"
+        features = np.asarray(inputs, np.int64) if tokens else np.asarray(inputs, np.float32)
+        found = Inputs(features, None)
+    _check_shape(found.features, card, inputs if isinstance(inputs, str | Path) else "inputs")
+    return _predictions(card, _outputs(model, found.features), found)
+
+
+def _predictions(card: ModelCard, outputs: torch.Tensor, inputs: Inputs) -> Predictions:
+    width, given = card.num_outputs, inputs.targets
+    targets = _no_targets(card, len(outputs)) if given is None else given
+    task = task_for(_LOSS_OF_TASK[card.task], targets, num_classes=width)
+    found = predictions_of(task, outputs, torch.from_numpy(targets))
+    scores = None
+    if given is not None:
+        metrics = task.metrics(task.score(outputs, torch.from_numpy(targets)), targets)
+        scores = summarise_scores(found, card.class_names, metrics)
+    if isinstance(found, ClassPredictions):
+        names = class_names(found.num_classes, card.class_names)
+        probabilities = found.probabilities
+        values: Sequence[Any] = [names[each] for each in found.predicted]
+        true: Sequence[Any] = [names[each] for each in found.targets]
+    elif isinstance(found, LabelPredictions):
+        names = class_names(width, card.class_names)
+        probabilities = 1 / (1 + np.exp(-found.scores))
+        values, true = found.predicted.astype(int).tolist(), found.targets.astype(int).tolist()
+    else:
+        names, probabilities = None, None
+        values, true = _numbers(found.predicted), _numbers(found.targets)
+    return Predictions(
+        values=values,
+        classes=None if names is None else tuple(names),
+        probabilities=probabilities,
+        targets=None if given is None else true,
+        kept=inputs.kept,
+        scores=scores,
+    )
+
+
+def _no_targets(card: ModelCard, count: int) -> Targets:
+    """Return targets in the place of unknown ones."""
+    if card.task == "classification":
+        return np.zeros(count, np.int64)
+    return np.zeros((count, card.num_outputs), np.float32)
+
+
+def _outputs(model: nn.Module, features: NDArray[Any]) -> torch.Tensor:
+    """Return the outputs of the model, batch by batch."""
+    parts = []
+    with (
+        eval_mode(model),
+        torch.no_grad(),
+        plugin_calls("the model failed on the inputs", raises=ModelError),
+    ):
+        for start in range(0, len(features), _BATCH_EXAMPLES):
+            parts.append(model(torch.from_numpy(features[start : start + _BATCH_EXAMPLES])))
+    return torch.cat(parts)
+
+
+def _check_shape(features: NDArray[Any], card: ModelCard, where: str | Path) -> None:
+    expected = card.raw_input_shape
+    if len(features) == 0:
+        raise ModelError(f"{where}: no examples to predict")
+    if features.shape[1:] != expected:
+        raise ModelError(
+            f"{where}: an example has shape {features.shape[1:]}, and the model takes {expected}; "
+            "give the features of the run's data, in their order"
+        )
+
+
+def _check_file(path: Path) -> None:
+    if path.suffix.lower() not in (".csv", ".parquet", ".npz"):
+        raise DataError(f"{path}: examples to predict must be in a .csv, .parquet or .npz file")
+    if not path.is_file():
+        raise DataError(f"{path}: no such file")
+
+
+def _numbers(values: NDArray[np.float64]) -> Sequence[Any]:
+    return values[:, 0].tolist() if values.shape[1] == 1 else values.tolist()
+
+
+def _spread(
+    name: str, values: Sequence[Any], names: Sequence[str] | None
+) -> dict[str, Sequence[Any]]:
+    """Return one column, or one for each element of lists, with its name or number."""
+    if not isinstance(values[0], list):
+        return {name: values}
+    parts = range(len(values[0])) if names is None else names
+    return {f"{name}_{part}": [each[i] for each in values] for i, part in enumerate(parts)}

@@ -1,4 +1,4 @@
-"""Facts of a run's secure aggregation, for `privacy.json` and the report."""
+"""What `privacy.json` says of secure aggregation: the protocol, its parties, and what they see."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -11,9 +11,9 @@ from safetensors.numpy import load_file
 import fedsim
 from fedsim.experiment.errors import ExperimentError
 from fedsim.runs.directory import RunDirectory
-from fedsim.runs.replay import replay_run
 from fedsim.runs.runner import run_experiment
 from fedsim.runs.verification import verify_run
+from fedsim.tools.replay import replay_run
 
 PLUGIN = """
 import numpy as np

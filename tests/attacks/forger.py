@@ -8,10 +8,9 @@ from fedsim.accountant.ledger.journal import Charge
 from fedsim.accountant.ledger.privacy_ledger import PrivacyLedger
 from fedsim.core.durable import GENESIS
 from fedsim.core.errors import FedsimError
-from fedsim.runs.checkpoint import RunCheckpoint
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.manifest import write_manifest
-from fedsim.runs.rounds_file import RoundsFile
+from fedsim.runs.round_files import RoundsFile, RunCheckpoint
 from fedsim.runs.verification import verify_run
 from fedsim.statement import read_facts, to_json
 from fedsim.statement.recorded_facts import ledger_digest

@@ -20,11 +20,11 @@ import fedsim
 from fedsim.accountant import PrivacyLedger
 from fedsim.accountant.ledger.journal import Charge, FileJournal
 from fedsim.core.durable import GENESIS
-from fedsim.deployment.ledgers import LEDGER, collect_ledgers, ledger_reply
 from fedsim.protocol.errors import NODE_RESTARTED
 from fedsim.protocol.flower_internals import server_identity
 from fedsim.runs.runner import RunFailedError, run_experiment
 from fedsim.simulation.local_engine import FIRST_NODE, LocalEngine, LocalGrid
+from fedsim.tools.deployment.ledgers import LEDGER, collect_ledgers, ledger_reply
 
 ROOT = Path(__file__).parents[2]
 CLIENTS = 4
@@ -264,7 +264,7 @@ def test_every_loop_over_replies_is_the_same_one() -> None:
     }
     grids = (  # they pass messages on
         "fedsim/simulation/",
-        "fedsim/deployment/server_app.py",
+        "fedsim/tools/deployment/server_app.py",
         "fedsim/protocol/wrapped_grid.py",
         "fedsim/protocol/traffic.py",
     )

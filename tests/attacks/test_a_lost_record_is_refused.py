@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from fedsim.core.errors import ExitCode, FedsimError
-from fedsim.runs.consistency import contradictions
 from fedsim.runs.directory import RunDirectory
+from fedsim.runs.resume import contradictions
 from fedsim.runs.runner import run_experiment
 from fedsim.tracking.observer import RunObserver
 

@@ -22,10 +22,10 @@ from fedsim.clients.training.streams import StreamKey
 from fedsim.core.errors import ExitCode
 from fedsim.noise.sources import NoiseSource
 from fedsim.runs.directory import RunDirectory
-from fedsim.runs.replay import replay_run
 from fedsim.runs.runner import run_experiment
 from fedsim.runs.verification import verify_run
 from fedsim.server.aggregation.aggregator import OrderedMean
+from fedsim.tools.replay import replay_run
 
 CLIENT, ROUND = 2, 2
 EXPERIMENT: dict[str, Any] = {

@@ -1,6 +1,6 @@
 """A charged search keeps its number of runs, its charges and its silence, whatever is attacked.
 
-Runs are written by a stand-in that takes no time; `tests/comparison/test_search.py` has real ones.
+Runs are written by a stand-in that takes no time; `tests/tools/test_search.py` has real ones.
 """
 
 import json
@@ -18,23 +18,25 @@ import pytest
 from fedsim.accountant import Gaussian, PldAccountant, PrivacyLedger, RdpAccountant, RepeatAndSelect
 from fedsim.accountant.ledger.journal import Charge, FileJournal
 from fedsim.accountant.sampler_slack import epsilon_with_slack
-from fedsim.comparison.search import perform
-from fedsim.comparison.search.directory import PATH, SearchLedger, line_of
-from fedsim.comparison.search.perform import SearchResult, SearchWithdrawnError, search
-from fedsim.comparison.search.plan import SearchError, SearchPlan, common_charges
-from fedsim.comparison.search.records import (
-    RECORDS,
-    ClientCharge,
-    Record,
-    Search,
-    SearchLedgerError,
-)
-from fedsim.comparison.search.statement import figures_of
-from fedsim.comparison.search.verify import verify_search
 from fedsim.core.durable import GENESIS
 from fedsim.runs.directory import RunDirectory, RunDirectoryError
 from fedsim.runs.files import SchemaError
 from fedsim.runs.manifest import write_manifest
+from fedsim.tools.search import perform
+from fedsim.tools.search.ledger import (
+    PATH,
+    RECORDS,
+    ClientCharge,
+    Record,
+    Search,
+    SearchLedger,
+    SearchLedgerError,
+    line_of,
+)
+from fedsim.tools.search.outputs import figures_of
+from fedsim.tools.search.perform import SearchResult, SearchWithdrawnError, search
+from fedsim.tools.search.plan import SearchError, SearchPlan, common_charges
+from fedsim.tools.search.verify import verify_search
 
 EVENT, DELTA, MEAN = Gaussian(4.0), 1e-5, 3.0
 FILE = """\
@@ -554,7 +556,7 @@ def test_a_ledger_of_another_schema_is_refused(
 
 
 def candidate(name: str, ledger: PrivacyLedger, *, delta: float = DELTA) -> Any:
-    from fedsim.comparison.search.plan import Candidate
+    from fedsim.tools.search.plan import Candidate
 
     return Candidate(name, "2" * 64, "zero_out", (delta,), (ledger,), 100)
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from fedsim.deployment.errors import DeploymentError
-from fedsim.deployment.node_state import claim_seed
 from fedsim.experiment import load_experiment
+from fedsim.tools.deployment.node_state import claim_seed
+from fedsim.tools.deployment.private_files import DeploymentError
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="starts processes with fork")
 
@@ -29,8 +29,8 @@ EXPERIMENT: dict[str, Any] = {
 RACE = f"""
 import json, os, sys
 from pathlib import Path
-from fedsim.deployment.errors import DeploymentError
-from fedsim.deployment.node_state import claim_seed
+from fedsim.tools.deployment.private_files import DeploymentError
+from fedsim.tools.deployment.node_state import claim_seed
 from fedsim.experiment import load_experiment
 
 CHILDREN, SEEDS, state = 6, 25, Path(sys.argv[1])
@@ -71,7 +71,7 @@ print(open(read).read())
 KILLED = f"""
 import os, signal, sys
 from pathlib import Path
-from fedsim.deployment.node_state import claim_seed
+from fedsim.tools.deployment.node_state import claim_seed
 from fedsim.experiment import load_experiment
 
 def killed(*_):

@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from fedsim.audit.audit import audit_experiment
-from fedsim.audit.findings import Audit, ClientAudit
 from fedsim.clients.mechanisms.contract import SumPart
 from fedsim.clients.training.streams import StreamKey
 from fedsim.experiment import LoadedExperiment, load_experiment
@@ -20,6 +18,8 @@ from fedsim.federation.assembly import assemble
 from fedsim.federation.federation import Federation
 from fedsim.federation.mechanism_probe import MechanismMismatchError, probe_mechanisms
 from fedsim.noise import release
+from fedsim.tools.attack.audit import audit_experiment
+from fedsim.tools.attack.findings import Audit, ClientAudit
 
 CONFIDENCE = 1 - 1e-6  # the false-alarm rate of an audit with another seed; the seed is fixed
 Mutation = Callable[[pytest.MonkeyPatch], None]

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from fedsim.audit.audit import audit_experiment
 from fedsim.clients.mechanisms import client_update as updates
 from fedsim.experiment import LoadedExperiment, load_experiment
 from fedsim.federation import charged_noise
 from fedsim.federation.assembly import assemble
 from fedsim.federation.mechanism_probe import MechanismMismatchError, probe_mechanisms
 from fedsim.noise import release
+from fedsim.tools.attack.audit import audit_experiment
 
 CONFIDENCE = 1 - 1e-6  # the false-alarm rate of an audit with another seed; the seed is fixed
 TRUST = ["local", "distributed", "central"]

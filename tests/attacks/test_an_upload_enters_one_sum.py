@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from fedsim.deployment.node_state import record_release
 from fedsim.secagg.errors import (
     AlreadyAnsweredError,
     ContextMismatchError,
@@ -18,6 +17,7 @@ from fedsim.secagg.errors import (
 )
 from fedsim.secagg.messages import CombineRequest
 from fedsim.server.secure.helper import Helper, HelperState, Release
+from fedsim.tools.deployment.node_state import record_release
 
 
 def request_of(scene: Any, server_round: int = 1, clients: Any = range(6)) -> CombineRequest:

@@ -50,7 +50,7 @@ def own_handlers() -> Iterator[None]:
 
 PLACES = {
     "training": "fedsim.clients.client_round.block_of",
-    "row": "fedsim.runs.rounds_file.RoundsFile.append",
+    "row": "fedsim.runs.round_files.RoundsFile.append",
     "checkpoint": "fedsim.runs.directory.RunDirectory.write_checkpoint",
     "creation": "fedsim.runs.runner.describe_environment",
     "model": "fedsim.runs.directory.RunDirectory.write_model",
@@ -165,7 +165,7 @@ def test_before_there_is_a_run_directory_nothing_is_left(
 def test_an_interrupt_that_library_code_lost_ends_the_run_after_the_round(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from fedsim.runs.rounds_file import RoundsFile
+    from fedsim.runs.round_files import RoundsFile
 
     monkeypatch.chdir(tmp_path)
     Path("e.json").write_text(json.dumps(EXPERIMENT))

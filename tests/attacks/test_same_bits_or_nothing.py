@@ -15,7 +15,6 @@ from fedsim.accountant.ledger.journal import FileJournal
 from fedsim.clients.app import BatchClientApp
 from fedsim.core import plugin_sources as sources_module
 from fedsim.core.plugins import PluginError, resolve
-from fedsim.deployment.flower_app import PACKAGE, write_app
 from fedsim.experiment import load_experiment
 from fedsim.federation import shards
 from fedsim.federation.assembly import assemble
@@ -27,6 +26,7 @@ from fedsim.protocol.flower_internals import server_identity
 from fedsim.protocol.messages import TrainReply, TrainRequest
 from fedsim.runs.directory import RunDirectoryError
 from fedsim.runs.runner import run_experiment
+from fedsim.tools.deployment.flower_app import PACKAGE, write_app
 from fedsim.tracking.observer import RunObserver
 
 PLUGIN = """

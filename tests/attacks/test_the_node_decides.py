@@ -19,17 +19,17 @@ from flwr.app import ArrayRecord, Context, Message, RecordDict
 
 from fedsim.accountant import Gaussian, NonPrivate, PrivacyLedger
 from fedsim.accountant.ledger.journal import FileJournal
-from fedsim.deployment.client_app import NodeClient
-from fedsim.deployment.data_budget import count_affordable
-from fedsim.deployment.data_ledger import DataCharge, DataLedger, open_data_ledger
-from fedsim.deployment.errors import DeploymentError
-from fedsim.deployment.flower_app import write_app
-from fedsim.deployment.policy import NodePolicy
-from fedsim.deployment.policy_rules import PolicyRefusalError, check_experiment
 from fedsim.experiment import load_experiment
 from fedsim.protocol.flower_internals import server_identity
 from fedsim.protocol.messages import TrainRequest
 from fedsim.protocol.roll_call import roll_call_message
+from fedsim.tools.deployment.client_app import NodeClient
+from fedsim.tools.deployment.data_budget import count_affordable
+from fedsim.tools.deployment.data_ledger import DataCharge, DataLedger, open_data_ledger
+from fedsim.tools.deployment.flower_app import write_app
+from fedsim.tools.deployment.policy import NodePolicy
+from fedsim.tools.deployment.policy_rules import PolicyRefusalError, check_experiment
+from fedsim.tools.deployment.private_files import DeploymentError
 
 EXPERIMENT: dict[str, Any] = {
     "name": "asked",
@@ -53,9 +53,9 @@ from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.mechanisms.plan import PlanRequest
 from fedsim.clients.mechanisms.planner import plan_privacy
 from fedsim.clients.privacy_settings import PrivacySettings
-from fedsim.deployment.node_journal import NodeJournal
-from fedsim.deployment.policy import NodePolicy
-from fedsim.deployment.policy_rules import PolicyRefusalError
+from fedsim.tools.deployment.node_journal import NodeJournal
+from fedsim.tools.deployment.policy import NodePolicy
+from fedsim.tools.deployment.policy_rules import PolicyRefusalError
 
 home = Path(sys.argv[1])
 privacy = PrivacySettings(noise_multiplier=2.0, delta=1e-5, max_grad_norm=1.0)

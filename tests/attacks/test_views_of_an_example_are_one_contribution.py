@@ -29,8 +29,8 @@ from fedsim.federation.assembly import assemble
 from fedsim.federation.mechanism_probe import MechanismMismatchError, probe_mechanisms
 from fedsim.models.losses import cross_entropy
 from fedsim.runs.directory import RunDirectory
-from fedsim.runs.replay import replay_run
 from fedsim.runs.runner import run_experiment
+from fedsim.tools.replay import replay_run
 
 AUGMENT = [ViewSettings(shift=1), ViewSettings(noise=0.2)]
 LOCAL = LocalSettings(

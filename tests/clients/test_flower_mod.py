@@ -13,8 +13,6 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg
 
-from fedsim.account import account_of
-from fedsim.account.sources import read_source
 from fedsim.accountant import (
     Gaussian,
     NonPrivate,
@@ -26,6 +24,8 @@ from fedsim.accountant import (
 from fedsim.clients.flower_mod import RECORD, PrivacyLedgerMod, client_ledgers, declare_release
 from fedsim.protocol.flower_internals import server_identity
 from fedsim.simulation.local_engine import FIRST_NODE, LocalGrid
+from fedsim.tools.totals.sources import read_source
+from fedsim.tools.totals.totals import account_of
 
 STEP = PoissonSampled(0.1, Gaussian(1.0))
 

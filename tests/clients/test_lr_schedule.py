@@ -13,9 +13,9 @@ from torch.optim import lr_scheduler
 from fedsim.clients.local_settings import LocalSettings
 from fedsim.experiment import ExperimentError, load_experiment
 from fedsim.runs.directory import RunDirectory
-from fedsim.runs.replay.replay import replay_run
 from fedsim.runs.runner import run_experiment
 from fedsim.runs.verification import verify_run
+from fedsim.tools.replay import replay_run
 
 ROUNDS = 12
 SCHEDULES: dict[str, tuple[Any, dict[str, Any]]] = {

@@ -17,9 +17,9 @@ from scipy import stats
 
 import fedsim
 from fedsim.comparison.comparison_result import ComparisonResult
-from fedsim.comparison.execution.client_metrics import WARNING
-from fedsim.comparison.execution.jobs import plan_jobs
-from fedsim.comparison.file.load import load_comparison
+from fedsim.comparison.jobs import plan_jobs
+from fedsim.comparison.load import load_comparison
+from fedsim.comparison.worker import WARNING
 from fedsim.runs.directory import RunDirectory, RunDirectoryError
 from fedsim.runs.files import SchemaError
 from fedsim.runs.runner import run_experiment
@@ -323,7 +323,7 @@ def test_a_wrong_file_is_one_message_and_exit_code_2(directory: Path) -> None:
 
 
 def test_two_comparisons_do_not_share_a_directory(directory: Path) -> None:
-    from fedsim.comparison.execution.jobs import lock_directory
+    from fedsim.comparison.jobs import lock_directory
 
     out = directory / "out"
     out.mkdir()

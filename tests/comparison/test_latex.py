@@ -3,8 +3,7 @@
 import re
 from dataclasses import replace
 
-from fedsim.comparison.comparison_result import ComparisonResult
-from fedsim.comparison.files import escape_latex, latex_tables
+from fedsim.comparison.comparison_result import ComparisonResult, escape_latex, latex_tables
 
 
 def test_the_table_has_a_line_for_each_variant_with_its_numbers(compared: ComparisonResult) -> None:

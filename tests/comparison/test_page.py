@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from fedsim.comparison.comparison_result import ComparisonResult
-from fedsim.comparison.execution.client_metrics import WARNING
 from fedsim.comparison.figures.clients import fairness
 from fedsim.comparison.figures.curves import tradeoff
 from fedsim.comparison.figures.picture import series_of
 from fedsim.comparison.page import render_comparison
 from fedsim.comparison.statistics import t_interval
+from fedsim.comparison.worker import WARNING
 
 CHROMIUM = (
     shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedsim.comparison.pairs import SHARED_PARTS, check_pairs, pair_digests
+from fedsim.comparison.differences import SHARED_PARTS, check_pairs, pair_digests
 from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
 
@@ -63,7 +63,7 @@ def test_secret_draws_of_clients_are_not_on_record() -> None:
     from dataclasses import replace
     from types import SimpleNamespace
 
-    from fedsim.comparison.pairs import _digest
+    from fedsim.comparison.differences import _digest
     from fedsim.experiment import load_experiment
     from fedsim.federation.assembly import assemble
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsim.comparison.file.load import LoadedComparison, load_comparison
+from fedsim.comparison.load import LoadedComparison, load_comparison
 from fedsim.comparison.outcomes import RunOutcome
 from fedsim.comparison.results import ComparisonError, NothingFinishedError, Results, summarise
 from fedsim.comparison.text import notes_of

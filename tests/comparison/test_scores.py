@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from fedsim.comparison.differences import PairCheck
 from fedsim.comparison.outcomes import RunOutcome
-from fedsim.comparison.pairs import PairCheck
 from fedsim.comparison.results import Results, VariantResult
-from fedsim.comparison.scores import (
+from fedsim.comparison.text import (
     baseline_note,
     recall_by_class,
     score_warnings,

@@ -13,10 +13,10 @@ from fedsim.accountant import (
     SelfComposed,
 )
 from fedsim.accountant.ledger.journal import Charge, FileJournal
-from fedsim.comparison.file.settings import SelectSettings
+from fedsim.comparison.differences import PairCheck
 from fedsim.comparison.outcomes import RunOutcome
-from fedsim.comparison.pairs import PairCheck
 from fedsim.comparison.results import Results, VariantResult
+from fedsim.comparison.settings import SelectSettings
 from fedsim.comparison.statistics import t_interval
 from fedsim.comparison.tuning import Tuning, tuning_cost
 from fedsim.core.durable import GENESIS

@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from fedsim.comparison.comparison_result import ComparisonResult
-from fedsim.comparison.files import _csv
+from fedsim.comparison.comparison_result import ComparisonResult, _csv
+from fedsim.comparison.differences import group_by_unit, unit_problems
 from fedsim.comparison.page import render_comparison
 from fedsim.comparison.results import Results
 from fedsim.comparison.terminal import print_comparison
-from fedsim.comparison.units import group_by_unit, unit_problems
 
 UNITS = {"none": None, "local": "example", "sums": "example", "users": "client", "dp-avg": "client"}
 BASELINES = {"example": "none", "client": "users"}
@@ -139,7 +138,7 @@ def test_json_and_table_name_unit_trust_and_observer(mixed: ComparisonResult) ->
 
 
 def test_the_file_takes_a_baseline_for_each_unit_and_names_a_missing_one(directory: Path) -> None:
-    from fedsim.comparison.file.load import load_comparison
+    from fedsim.comparison.load import load_comparison
     from fedsim.experiment import ExperimentError
 
     source = directory / "compare.yaml"

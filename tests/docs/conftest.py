@@ -34,11 +34,11 @@ import pytest
 
 from fedsim.cli import main
 from fedsim.comparison import compare
-from fedsim.comparison.execution.jobs import Job
-from fedsim.comparison.search import perform
+from fedsim.comparison.jobs import Job
 from fedsim.report import run as report_of_runs
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.manifest import list_again
+from fedsim.tools.search import perform
 
 ROOT = Path(__file__).parent.parent.parent
 ACCURACY, RECALL, LOSS, DIGITS = 0.6, 6.0, 0.02, 1e-9

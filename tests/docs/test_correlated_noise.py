@@ -10,7 +10,7 @@ import yaml
 
 from fedsim.clients.correlated_noise import NoiseCorrelation, inverse_coefficients, prefix_error
 from fedsim.clients.privacy_settings import PrivacySettings
-from fedsim.planning.advice.correlated import predict_noise_error
+from fedsim.tools.advice.noise import predict_noise_error
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = ROOT / "docs" / "correlated_noise.md"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fedsim.cli import cli
-from fedsim.comparison.file.settings import ComparisonSettings
+from fedsim.comparison.settings import ComparisonSettings
 from fedsim.experiment import json_schema
 
 ROOT = Path(__file__).parent.parent.parent

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fedsim.algorithms.catalog import algorithms
-from fedsim.comparison.file.load import load_comparison
+from fedsim.comparison.load import load_comparison
 from fedsim.experiment import ExperimentError, load_experiment
 from fedsim.experiment.messages import MOVED_KEYS
 from fedsim.experiment.schema import Experiment

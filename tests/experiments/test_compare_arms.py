@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsim.comparison.file.load import load_comparison
+from fedsim.comparison.load import load_comparison
 from fedsim.runs.runner import run_experiment
 
 EXPERIMENTS = Path(__file__).parent.parent.parent / "experiments"

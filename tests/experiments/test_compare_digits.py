@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedsim.comparison.file.load import load_comparison
+from fedsim.comparison.load import load_comparison
 from fedsim.comparison.statistics import t_interval
 from fedsim.data import load_federated_data
 from fedsim.experiment import load_experiment

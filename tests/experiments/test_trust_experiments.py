@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsim.comparison.file.load import load_comparison
+from fedsim.comparison.load import load_comparison
 from fedsim.experiment import load_experiment
 from fedsim.runs.runner import run_experiment
 

@@ -9,9 +9,9 @@ import pytest
 from fedsim.clients.local_settings import LocalSettings
 from fedsim.experiment import ExperimentError, load_experiment
 from fedsim.runs.directory import RunDirectory
-from fedsim.runs.replay.replay import replay_run
 from fedsim.runs.runner import run_experiment
 from fedsim.runs.verification import verify_run
+from fedsim.tools.replay import replay_run
 
 SIZES = {"scheme": "quantity", "num_clients": 5, "alpha": 0.5, "min_examples": 40}
 EXPERIMENT: dict[str, Any] = {

@@ -11,8 +11,8 @@ import yaml
 from fedsim.clients.mechanisms.plan import PrivacyBudgetError
 from fedsim.core.errors import FedsimError
 from fedsim.experiment import load_experiment
-from fedsim.planning import data_check
-from fedsim.planning.data_check import check_data
+from fedsim.federation import mechanism_probe
+from fedsim.planning.validation import check_data
 from fedsim.runs.runner import run_experiment
 
 RNG = np.random.default_rng(0)
@@ -68,7 +68,7 @@ def test_findings_describe_the_data(write: Write) -> None:
 def test_private_numbers_of_examples_are_not_shown(
     write: Write, privacy: dict[str, Any], sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(data_check, "probe_mechanisms", lambda federation: None)
+    monkeypatch.setattr(mechanism_probe, "probe_mechanisms", lambda federation: None)
     found = check_data(load_experiment(write(privacy=privacy, model={"name": "logistic"})))
     assert found.client_examples == sizes
     assert str(found.to_json()).count("24") == (2 if sizes == (24, 24) else 0)
@@ -85,7 +85,9 @@ def test_budgets_and_noise_are_checked_as_a_run_does(
     write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     probed: list[int] = []
-    monkeypatch.setattr(data_check, "probe_mechanisms", lambda one: probed.append(one.num_clients))
+    monkeypatch.setattr(
+        mechanism_probe, "probe_mechanisms", lambda one: probed.append(one.num_clients)
+    )
     model = {"name": "logistic"}
     check_data(load_experiment(write(privacy=PRIVATE, model=model)))
     assert probed == [2]

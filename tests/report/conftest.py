@@ -18,7 +18,7 @@ from fedsim.accountant.gaussian import gaussian_epsilon
 from fedsim.accountant.sampler_slack import target_without_slack
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.files import SCHEMAS
-from fedsim.runs.rounds_file import RoundsFile
+from fedsim.runs.round_files import RoundsFile
 from fedsim.server.round_report import RoundRow
 from fedsim.statement import read_facts, to_json
 from fedsim.statement.recorded_facts import ledger_digest

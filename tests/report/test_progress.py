@@ -6,13 +6,13 @@ import pytest
 from rich.console import Console
 
 import fedsim
-from fedsim.audit.audit import audit_experiment
 from fedsim.core.commands import Phases
 from fedsim.experiment import load_experiment
 from fedsim.report import progress
 from fedsim.report.progress import PhaseDisplay, ProgressObserver
 from fedsim.runs.directory import RunDirectory
-from fedsim.runs.replay import replay_run
+from fedsim.tools.attack.audit import audit_experiment
+from fedsim.tools.replay import replay_run
 
 EXPERIMENT = {
     "name": "phases",

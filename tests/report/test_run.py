@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from fedsim.comparison.execution import worker
+from fedsim.comparison import worker
 from fedsim.report.run import run
 from fedsim.runs.runner import RunFailedError
 

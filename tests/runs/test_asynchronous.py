@@ -12,9 +12,9 @@ from safetensors.numpy import load_file
 from fedsim.accountant.ledger.journal import FileJournal
 from fedsim.experiment import ExperimentError, load_experiment
 from fedsim.runs.directory import RunDirectory
-from fedsim.runs.replay import replay_run
 from fedsim.runs.runner import run_experiment
 from fedsim.runs.verification import verify_run
+from fedsim.tools.replay import replay_run
 
 PLUGIN = """
 import numpy as np

@@ -9,9 +9,9 @@ import pytest
 from fedsim.accountant import Gaussian, PldAccountant, PoissonSampled
 from fedsim.accountant.ledger.journal import FileJournal
 from fedsim.runs.directory import RunDirectory
-from fedsim.runs.replay.replay import replay_run
 from fedsim.runs.runner import run_experiment
 from fedsim.server.aggregation import noisy_sum
+from fedsim.tools.replay import replay_run
 
 EXPERIMENT: dict[str, Any] = {
     "name": "central",

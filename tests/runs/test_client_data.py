@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from fedsim.runs.client_data import FILE
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.manifest import write_manifest
+from fedsim.runs.recorded_figures import CLIENT_DATA
 from fedsim.runs.runner import run_experiment
 from fedsim.runs.verification.verify import verify_run
 
@@ -33,7 +33,7 @@ def run(path: Path, **overrides: Any) -> Path:
 
 
 def content_of(path: Path) -> dict[str, Any]:
-    return json.loads((path / FILE).read_text())
+    return json.loads((path / CLIENT_DATA).read_text())
 
 
 @pytest.fixture(scope="module")
@@ -60,25 +60,27 @@ def test_correct_predictions_are_those_that_clients_report(plain: Path) -> None:
 
 def test_a_run_that_protects_its_clients_has_no_such_file(tmp_path: Path, plain: Path) -> None:
     private = run(tmp_path / "private", evaluation=None, privacy=PRIVACY)
-    assert not (private / FILE).exists()
-    (private / FILE).write_text((plain / FILE).read_text())
+    assert not (private / CLIENT_DATA).exists()
+    (private / CLIENT_DATA).write_text((plain / CLIENT_DATA).read_text())
     directory = RunDirectory.open(private)
     write_manifest(directory)
     problems = verify_run(directory).problems
     assert problems == (
-        f"{FILE} holds figures of private data, in a run that promises to protect them",
+        f"{CLIENT_DATA} holds figures of private data, in a run that promises to protect them",
     )
 
 
 @pytest.mark.slow
 def test_secure_sums_and_numbers_have_no_such_file(tmp_path: Path) -> None:
     secure = {"protocol": "additive", "aggregators": 2}
-    assert not (run(tmp_path / "a", evaluation=None, secure_aggregation=secure) / FILE).exists()
+    assert not (
+        run(tmp_path / "a", evaluation=None, secure_aggregation=secure) / CLIENT_DATA
+    ).exists()
     numbers = {
         "data": {"dataset": "diabetes", "partition": {"scheme": "iid", "num_clients": CLIENTS}},
         "model": {"name": "mlp", "args": {"hidden": [4]}, "loss": "mse"},
     }
-    assert not (run(tmp_path / "b", **numbers) / FILE).exists()
+    assert not (run(tmp_path / "b", **numbers) / CLIENT_DATA).exists()
 
 
 def test_counts_that_contradict_the_run_are_found(tmp_path: Path, plain: Path) -> None:
@@ -87,8 +89,8 @@ def test_counts_that_contradict_the_run_are_found(tmp_path: Path, plain: Path) -
     assert "held_out" not in content["clients"][0]
     content["clients"][1]["labels"][0] += 1
     directory = RunDirectory.open(path)
-    directory.write_json(FILE, content)
+    directory.write_json(CLIENT_DATA, content)
     write_manifest(directory)
     assert verify_run(directory).problems == (
-        f"{FILE}: client 1 has other examples than in privacy.json",
+        f"{CLIENT_DATA}: client 1 has other examples than in privacy.json",
     )

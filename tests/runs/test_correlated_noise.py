@@ -11,7 +11,6 @@ from flwr.app import ArrayRecord, Context, Message, RecordDict
 from safetensors.numpy import load_file
 
 import fedsim
-from fedsim.audit.audit import audit_experiment
 from fedsim.clients import client_round
 from fedsim.clients.app import BatchClientApp
 from fedsim.clients.mechanisms.plan import PrivacyPlanError
@@ -24,11 +23,12 @@ from fedsim.protocol.errors import NOISE_REUSE
 from fedsim.protocol.flower_internals import server_identity
 from fedsim.protocol.messages import TrainReply, TrainRequest
 from fedsim.runs.directory import RunDirectory, RunDirectoryError
-from fedsim.runs.replay.replay import replay_run
 from fedsim.runs.resume import refuse_changes
 from fedsim.runs.runner import run_experiment
 from fedsim.runs.verification.verify import verify_run
 from fedsim.statement import read_facts
+from fedsim.tools.attack.audit import audit_experiment
+from fedsim.tools.replay import replay_run
 from fedsim.tracking.observer import RunObserver
 
 EXPERIMENT: dict[str, Any] = {

@@ -25,7 +25,7 @@ from fedsim.accountant.ledger.journal import FileJournal
 from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
 from fedsim.runs.directory import RunDirectory
-from fedsim.runs.rounds_file import RoundsFile
+from fedsim.runs.round_files import RoundsFile
 from fedsim.runs.runner import run_experiment
 from fedsim.server.train_round import TrainRound
 

@@ -7,10 +7,10 @@ import pytest
 
 from fedsim.experiment import ExperimentError, load_experiment
 from fedsim.runs.directory import RunDirectory
-from fedsim.runs.replay import replay_run
 from fedsim.runs.runner import run_experiment
 from fedsim.runs.verification import verify_run
 from fedsim.server.early_stopping import EarlyStoppingSettings
+from fedsim.tools.replay import replay_run
 
 
 def settings(stopping: dict[str, Any], **local: Any) -> dict[str, Any]:

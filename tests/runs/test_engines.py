@@ -1,7 +1,7 @@
 """One experiment, one result: the same model bits and ledgers for any number of workers.
 
 Flower's runtime asks client by client: there, models agree within rounding, and charges are equal.
-On real SuperNodes: tests/deployment/test_deployment.py.
+On real SuperNodes: tests/tools/deployment/test_deployment.py.
 """
 
 import json

@@ -10,13 +10,13 @@ import torch
 from safetensors.numpy import load_file
 from safetensors.torch import save_file
 
-from fedsim.audit.audit import audit_experiment
 from fedsim.core.errors import InputError
 from fedsim.experiment import load_experiment
 from fedsim.runs.directory import RunDirectory
-from fedsim.runs.replay import ReplayImpossibleError, replay_run
 from fedsim.runs.runner import run_experiment
 from fedsim.runs.verification import verify_run
+from fedsim.tools.attack.audit import audit_experiment
+from fedsim.tools.replay import ReplayImpossibleError, replay_run
 
 EXPERIMENT: dict[str, Any] = {
     "name": "features",

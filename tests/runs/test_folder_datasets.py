@@ -10,13 +10,13 @@ import pytest
 import torch
 import yaml
 
-from fedsim.deployment.flower_app import write_app
 from fedsim.experiment import load_experiment
 from fedsim.federation.conditions import digest_conditions
-from fedsim.planning.footprint import find_footprint
+from fedsim.planning.validation import find_footprint
 from fedsim.runs.directory import RunDirectory
-from fedsim.runs.replay.replay import ReplayImpossibleError, replay_run
 from fedsim.runs.runner import run_experiment
+from fedsim.tools.deployment.flower_app import write_app
+from fedsim.tools.replay import ReplayImpossibleError, replay_run
 
 EXPERIMENT: dict[str, Any] = {
     "name": "folder",

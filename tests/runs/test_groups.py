@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 from fedsim.accountant.groups import group_noise_multiplier
-from fedsim.audit.audit import audit_experiment
 from fedsim.clients.mechanisms.dp_sgd import mechanism
 from fedsim.clients.mechanisms.plan import PrivacyPlanError
 from fedsim.experiment import ExperimentError, load_experiment
 from fedsim.federation.mechanism_probe import MechanismMismatchError
 from fedsim.runs.directory import RunDirectory
-from fedsim.runs.replay.replay import replay_run
 from fedsim.runs.runner import run_experiment
 from fedsim.runs.verification import verify_run
+from fedsim.tools.attack.audit import audit_experiment
+from fedsim.tools.replay import replay_run
 
 GROUPS = {"1.*": {"max_grad_norm": 0.4}, "*": {"max_grad_norm": 0.3, "relative_noise": 3.0}}
 EXPERIMENT: dict[str, Any] = {

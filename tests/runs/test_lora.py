@@ -13,9 +13,9 @@ from fedsim.experiment.errors import ExperimentError
 from fedsim.models import ModelError
 from fedsim.models.local_base import BASE_DIGEST
 from fedsim.runs.directory import RunDirectory, RunDirectoryError
-from fedsim.runs.replay import replay_run
 from fedsim.runs.runner import run_experiment
 from fedsim.runs.verification import verify_run
+from fedsim.tools.replay import replay_run
 
 TRAINED = {"1.down.weight", "1.up.weight", "3.weight", "3.bias"}
 EXPERIMENT = {

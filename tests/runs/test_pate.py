@@ -11,12 +11,7 @@ from safetensors.numpy import load_file
 
 from fedsim.accountant import Gaussian
 from fedsim.accountant.ledger.journal import FileJournal
-from fedsim.audit.audit import audit_experiment
 from fedsim.clients.mechanisms.votes.mechanism import VoteMechanism
-from fedsim.deployment.errors import DeploymentError
-from fedsim.deployment.flower_app import write_app
-from fedsim.deployment.policy import NodePolicy
-from fedsim.deployment.policy_rules import PolicyRefusalError, check_experiment
 from fedsim.experiment import load_experiment
 from fedsim.experiment.errors import ExperimentError
 from fedsim.federation.assembly import assemble
@@ -25,9 +20,14 @@ from fedsim.noise.sources import SeededNoise
 from fedsim.report.contents import read_contents
 from fedsim.report.html import render_report
 from fedsim.runs.directory import RunDirectory
-from fedsim.runs.replay import replay_run
 from fedsim.runs.runner import run_experiment
 from fedsim.runs.verification import verify_run
+from fedsim.tools.attack.audit import audit_experiment
+from fedsim.tools.deployment.flower_app import write_app
+from fedsim.tools.deployment.policy import NodePolicy
+from fedsim.tools.deployment.policy_rules import PolicyRefusalError, check_experiment
+from fedsim.tools.deployment.private_files import DeploymentError
+from fedsim.tools.replay import replay_run
 
 EXPERIMENT: dict[str, Any] = {
     "name": "votes",

@@ -9,8 +9,6 @@ import torch
 from safetensors.torch import load_file
 
 import fedsim
-from fedsim.deployment.errors import DeploymentError
-from fedsim.deployment.flower_app import write_app
 from fedsim.experiment import ExperimentError, load_experiment
 from fedsim.federation.assembly import assemble
 from fedsim.models.metrics import evaluate
@@ -18,6 +16,8 @@ from fedsim.personalization import personalize
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.runner import run_experiment
 from fedsim.runs.verification import verify_run
+from fedsim.tools.deployment.flower_app import write_app
+from fedsim.tools.deployment.private_files import DeploymentError
 
 METHODS = (
     {"method": "fine_tune", "steps": 10, "lr": 0.5},

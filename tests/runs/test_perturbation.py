@@ -14,10 +14,7 @@ from fedsim.accountant.groups import group_noise_multiplier
 from fedsim.accountant.ledger.journal import FileJournal
 from fedsim.algorithms.built_in.fedavg import FedAvg
 from fedsim.algorithms.built_in.fedprox import FedProx
-from fedsim.audit.audit import audit_experiment
 from fedsim.clients.mechanisms.plan import PrivacyPlanError
-from fedsim.deployment.errors import DeploymentError
-from fedsim.deployment.flower_app import write_app
 from fedsim.experiment import LoadedExperiment, load_experiment
 from fedsim.experiment.errors import ExperimentError
 from fedsim.federation.assembly import assemble
@@ -26,9 +23,12 @@ from fedsim.federation.release_problem import problem_of
 from fedsim.noise import spline
 from fedsim.planning.projection import plan_experiment
 from fedsim.runs.directory import RunDirectory
-from fedsim.runs.replay import replay_run
 from fedsim.runs.runner import run_experiment
 from fedsim.runs.verification import verify_run
+from fedsim.tools.attack.audit import audit_experiment
+from fedsim.tools.deployment.flower_app import write_app
+from fedsim.tools.deployment.private_files import DeploymentError
+from fedsim.tools.replay import replay_run
 
 EXPERIMENT: dict[str, Any] = {
     "name": "perturbed",

@@ -13,7 +13,7 @@ from fedsim.core.errors import StorageError
 from fedsim.data import load_federated_data
 from fedsim.experiment import load_experiment
 from fedsim.runs.directory import RunDirectoryError
-from fedsim.runs.private_digest import have_one_key, key_path, private_digest
+from fedsim.runs.inputs import have_one_key, key_path, private_digest
 from fedsim.runs.runner import run_experiment
 
 EXPERIMENT: dict[str, Any] = {

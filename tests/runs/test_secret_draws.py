@@ -7,10 +7,10 @@ import pytest
 
 from fedsim.accountant.ledger.journal import FileJournal, JournalWriteError
 from fedsim.runs.directory import RunDirectory
-from fedsim.runs.replay.replay import replay_run
 from fedsim.runs.runner import RunFailedError, run_experiment
 from fedsim.runs.verification.verify import verify_run
 from fedsim.server.aggregation import noisy_sum
+from fedsim.tools.replay import replay_run
 
 CLIENTS = 6
 EXPERIMENT: dict[str, Any] = {

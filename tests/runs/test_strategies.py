@@ -12,12 +12,12 @@ from safetensors.numpy import load_file
 
 from fedsim.cli import cli
 from fedsim.experiment import load_experiment
-from fedsim.planning.footprint import find_footprint
+from fedsim.planning.validation import find_footprint
 from fedsim.protocol.arrays import to_numpy
 from fedsim.runs.directory import RunDirectory
-from fedsim.runs.replay import replay_run
 from fedsim.runs.runner import RunFailedError, run_experiment
 from fedsim.runs.verification import verify_run
+from fedsim.tools.replay import replay_run
 
 ADAM = {"name": "fedadam", "server_lr": 0.05}
 PRIVACY = {"target_epsilon": 8.0, "delta": 1e-3, "max_grad_norm": 0.5}

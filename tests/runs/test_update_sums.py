@@ -20,10 +20,10 @@ from fedsim.federation.federation import Federation
 from fedsim.noise.grid import DEVIATION
 from fedsim.protocol.noisy_sums import CLIP_COUNT, BoundRule
 from fedsim.runs.directory import RunDirectory
-from fedsim.runs.replay import replay_run
 from fedsim.runs.runner import run_experiment
 from fedsim.runs.verification import verify_run
 from fedsim.server.round_parts import SharedBound
+from fedsim.tools.replay import replay_run
 
 CLIENTS, ROUNDS = 12, 3
 SECURE = {"protocol": "additive", "aggregators": 2, "min_clients": 10}

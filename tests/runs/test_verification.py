@@ -14,7 +14,7 @@ from fedsim.runs.runner import run_experiment
 from fedsim.runs.verification import verify_run
 from fedsim.runs.verification.figures import environment_problems
 from fedsim.runs.verification.plans import plan_problems
-from fedsim.runs.verification.run_files import RunFiles
+from fedsim.runs.verification.spend import RunFiles
 
 EXPERIMENT: dict[str, Any] = {
     "name": "verify",

@@ -15,9 +15,9 @@ from fedsim.clients.training.streams import StreamKey
 from fedsim.core.streams import Purpose, restart_at, stream
 from fedsim.experiment.errors import ExperimentError
 from fedsim.runs.directory import RunDirectory
-from fedsim.runs.replay import replay_run
 from fedsim.runs.runner import run_experiment
 from fedsim.runs.verification import verify_run
+from fedsim.tools.replay import replay_run
 
 P, RADIUS, LR, BOUND, Z = 3, 1e-2, 0.05, 0.8, 0.7
 MARGIN = 1 - 2**-20  # of clip factors, for their rounding

@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 
 import fedsim
-from fedsim.deployment.errors import DeploymentError
-from fedsim.deployment.flower_app import write_app
 from fedsim.experiment import load_experiment
-from fedsim.planning.footprint import find_footprint
+from fedsim.planning.validation import find_footprint
 from fedsim.runs.directory import RunDirectory
-from fedsim.runs.replay import replay_run
 from fedsim.runs.runner import run_experiment
 from fedsim.runs.verification import verify_run
 from fedsim.simulation import settings
+from fedsim.tools.deployment.flower_app import write_app
+from fedsim.tools.deployment.private_files import DeploymentError
+from fedsim.tools.replay import replay_run
 from fedsim.tracking import trackers as tracking
 from fedsim.tracking.observer import TrackedRun, Tracker
 from fedsim.tracking.trackers import TrackerError, add_trackers

@@ -23,10 +23,10 @@ from fedsim.comparison.figures.picture import (
     metric_axis,
     metric_bounds,
 )
-from fedsim.comparison.file.variants import axis_labels
 from fedsim.comparison.results import Results, VariantResult
 from fedsim.comparison.statistics import CONFIDENCE
 from fedsim.comparison.text import guarantee_text, interval_text, metric_words
+from fedsim.comparison.variants import axis_labels
 from fedsim.core.formatting import epsilon_text, metric_text
 from fedsim.report.line_plot import name_lines
 from fedsim.report.svg import Ink

@@ -1,6 +1,6 @@
 """The section on clients' private data: labels as shaded cells, and accuracy by class.
 
-A run with differential privacy or secure aggregation has none of it (`fedsim.runs.client_data`).
+A run with differential privacy or secure aggregation has none (`fedsim.runs.recorded_figures`).
 """
 
 import math
@@ -13,7 +13,7 @@ from markupsafe import Markup
 from fedsim.core.formatting import metric_text
 from fedsim.report.chart import Chart, Point, Scale, Tip, width_of
 from fedsim.report.contents import RunContents
-from fedsim.runs.client_data import NOTE
+from fedsim.runs.recorded_figures import CLIENT_DATA_NOTE
 
 MAX_NAMED_ROWS = 40  # with more clients, rows are thin and have no number
 
@@ -112,7 +112,7 @@ def client_data_context(contents: RunContents) -> dict[str, Any] | None:
     rows = _ordered(found["clients"])
     scored = [row for row in rows if sum(row.get("held_out", ()))]
     return {
-        "note": NOTE,
+        "note": CLIENT_DATA_NOTE,
         "labels": _label_map(rows, found["classes"], contents),
         "skew": f"{100 * _label_skew(rows):.0f}%",
         "accuracy": _accuracy_map(scored, found["classes"], contents) if scored else None,

@@ -4,8 +4,8 @@
 |---|---|
 | `verify.py` | the files and `manifest.json`; then all of the following |
 | `spend.py` | `ledger.jsonl` and `privacy.json`: chains, sums, every ε recomputed |
-| `plans.py` | ledger and `privacy.json` with `experiment.yaml`: q, z, δ and steps of clients |
-| `rounds.py` | `rounds.jsonl` with the schedule, the ledger and the checkpoint |
+| `plans.py` | ledger and `privacy.json` with `experiment.yaml`: q, z, δ, steps |
+| `plans.py` | `rounds.jsonl` with the schedule, the ledger and the checkpoint |
 | `figures.py` | figures and words that are computed from other files |
 
 Nothing that the run directory names is imported or read: a plug-in or a table outside of it may be

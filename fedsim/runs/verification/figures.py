@@ -6,22 +6,22 @@ from collections.abc import Iterator
 from typing import Any, cast
 
 from fedsim.protocol.arrays import to_numpy
-from fedsim.runs.answers import COUNTS, answer_problems
-from fedsim.runs.answers import FILE as ANSWERS
-from fedsim.runs.client_data import FILE as CLIENT_DATA
-from fedsim.runs.client_data import client_data_problems
 from fedsim.runs.directory import clients_table
-from fedsim.runs.recorded_terms import TERMS, recorded_terms
-from fedsim.runs.saved_model import read_model_card
-from fedsim.runs.scores import (
+from fedsim.runs.recorded_figures import (
+    ANSWERS,
+    CLIENT_DATA,
+    COUNTS,
     PERSONALIZATION,
     SCORES,
+    answer_problems,
+    client_data_problems,
     contradictions,
     public_metrics,
     score_contradictions,
 )
-from fedsim.runs.verification.run_files import RunFiles
-from fedsim.runs.verification.spend import number, same_number
+from fedsim.runs.recorded_terms import TERMS, recorded_terms
+from fedsim.runs.saved_model import read_model_card
+from fedsim.runs.verification.spend import RunFiles, number, same_number
 from fedsim.server.round_report import numbers_of
 from fedsim.statement import read_facts, to_json
 from fedsim.statement.recorded_facts import ledger_digest

@@ -21,10 +21,14 @@ from fedsim.runs.verification.figures import (
     summary_problems,
     vote_problems,
 )
-from fedsim.runs.verification.plans import plan_problems, unread_tables
-from fedsim.runs.verification.rounds import charge_problems, checkpoint_problems, schedule_problems
-from fedsim.runs.verification.run_files import RunFiles, attempt
-from fedsim.runs.verification.spend import Checked, check_spend
+from fedsim.runs.verification.plans import (
+    charge_problems,
+    checkpoint_problems,
+    plan_problems,
+    schedule_problems,
+    unread_tables,
+)
+from fedsim.runs.verification.spend import Checked, RunFiles, attempt, check_spend
 
 Check = Callable[[RunFiles], Iterable[str]]
 

@@ -31,11 +31,11 @@ from fedsim.federation.assembly import assemble
 from fedsim.federation.mechanism_probe import MechanismMismatchError, probe_mechanisms
 from fedsim.noise.sources import Keystream, NoiseSource, SeededNoise
 from fedsim.runs.directory import RunDirectory
-from fedsim.runs.replay import replay_run
 from fedsim.runs.runner import run_experiment
 from fedsim.runs.verification import verify_run
 from fedsim.statement import statement
 from fedsim.statement.mechanism import sentence_of
+from fedsim.tools.replay import replay_run
 
 ROUNDS, TARGET, DELTA = 2, 10.0, 1e-3
 EXPERIMENT: dict[str, Any] = {

@@ -349,7 +349,7 @@ def test_lots_and_noise_are_each_clients_own_streams() -> None:
         assert step is not None
         for released in seen.releases:
             drawn = noise.fill_(torch.empty_like(released[place], dtype=torch.float64))
-            sigma = step.noise_multiplier * step.clipping.max_grad_norm / step.expected_lot
+            sigma = step.noise_multiplier * step.clipping.max_grad_norm / step.expected_lot  # type: ignore[attr-defined]
             expected = (drawn * sigma * 2**-24).float()
             torch.testing.assert_close(released[place], expected, rtol=1e-6, atol=0)
     assert all(not released[1].any() for released in seen.releases), "nobody, nothing"

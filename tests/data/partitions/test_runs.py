@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 import yaml
 
-from fedsim.deployment.errors import DeploymentError
-from fedsim.deployment.flower_app import write_app
-from fedsim.deployment.policy import NodePolicy
-from fedsim.deployment.policy_rules import PolicyRefusalError, check_experiment
 from fedsim.experiment import ExperimentError, load_experiment
-from fedsim.planning.footprint import find_footprint
+from fedsim.planning.validation import find_footprint
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.runner import run_experiment
 from fedsim.runs.verification.verify import verify_run
+from fedsim.tools.deployment.flower_app import write_app
+from fedsim.tools.deployment.policy import NodePolicy
+from fedsim.tools.deployment.policy_rules import PolicyRefusalError, check_experiment
+from fedsim.tools.deployment.private_files import DeploymentError
 
 
 def experiment(folder: Path, **changes: Any) -> dict[str, Any]:

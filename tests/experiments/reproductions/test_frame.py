@@ -153,7 +153,7 @@ def test_the_page_shows_what_the_records_say(frame: dict[str, ModuleType]) -> No
 
 
 def test_the_files_of_the_studies_are_valid(frame: dict[str, ModuleType], tmp_path: Path) -> None:
-    from fedsim.comparison.file.load import load_comparison
+    from fedsim.comparison.load import load_comparison
 
     files: Path = frame["runs"].FILES
     compared = sorted(path.name for path in files.glob("*_compare.yaml"))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import fedsim
-from fedsim.comparison.finished.compare_runs import compare_runs
+from fedsim.comparison.compare import compare_runs
 
 pytestmark = pytest.mark.slow
 

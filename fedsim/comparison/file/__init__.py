@@ -1,1 +1,0 @@
-"""The comparison file: its settings, its variants, and the loading with every mistake at once."""

@@ -1,1 +1,0 @@
-"""Comparison of run directories that exist: nothing is run."""

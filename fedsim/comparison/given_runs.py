@@ -1,0 +1,300 @@
+"""The run directories that a comparison is given: checked, read, and joined to variants.
+
+Runs that differ in the seed alone are one variant. Scores of other test sets are not compared.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from fedsim.comparison.differences import (
+    SettingsTable,
+    compared_settings,
+    setting_text,
+    settings_table,
+)
+from fedsim.comparison.jobs import FINISHED, MARKER
+from fedsim.comparison.results import ComparisonError
+from fedsim.comparison.text import common_prefix
+from fedsim.experiment import Experiment, read_settings
+from fedsim.federation.schedule import participation_of
+from fedsim.runs.directory import RunDirectory, RunDirectoryError
+from fedsim.runs.files import read_yaml_object
+from fedsim.runs.inputs import have_one_key
+from fedsim.runs.verification import verify_run
+
+_MAX_UNSOUND = 10  # runs that are named
+# Digests in `checkpoint/inputs.json` that are not of plug-ins.
+_NO_PLUGIN = ("data", "test", "model", "privacy")
+
+
+@dataclass(frozen=True)
+class GivenRun:
+    """A finished and sound run.
+
+    Attributes:
+        path: its directory, as it was given.
+        directory: the same, with its readers.
+        experiment: its settings.
+        settings: `compared_settings`, the version of fedsim, the digest of each plug-in's source.
+        inputs: the digests of `checkpoint/inputs.json`.
+    """
+
+    path: Path
+    directory: RunDirectory
+    experiment: Experiment
+    settings: dict[str, object]
+    inputs: dict[str, str]
+
+    @property
+    def seed(self) -> int:
+        """The experiment's seed."""
+        return self.experiment.seed
+
+
+def find_runs(paths: Sequence[Path]) -> list[Path]:
+    """Return the run directories; a directory of a comparison or of runs stands for them.
+
+    A run that is given twice is returned once.
+
+    Raises:
+        RunDirectoryError: a path is no directory of a run or of a comparison.
+    """
+    found: dict[Path, Path] = {}
+    for path in paths:
+        for run in _runs_of(path):
+            found.setdefault(run.resolve(), run)
+    return list(found.values())
+
+
+def _runs_of(path: Path) -> list[Path]:
+    """Return the run in a directory, those of a comparison, or those in its subdirectories."""
+    if not path.is_dir():
+        what = "is a file; name run directories alone" if path.exists() else "does not exist"
+        raise RunDirectoryError(f"{path} {what}")
+    if (path / MARKER).is_file():
+        named = read_yaml_object(path / MARKER).get("runs")
+        if isinstance(named, list):
+            return [Path(str(one)) for one in named]
+        return _below(path, "runs/*/*")
+    inside = [] if _holds_run(path) else _below(path, "*")
+    return inside or [path]
+
+
+def _below(path: Path, pattern: str) -> list[Path]:
+    return sorted(one for one in path.glob(pattern) if _holds_run(one))
+
+
+def _holds_run(path: Path) -> bool:
+    return (path / "experiment.yaml").is_file()
+
+
+def read_given(paths: Sequence[Path]) -> tuple[list[GivenRun], list[str]]:
+    """Return the finished runs, and one sentence for each run that is left out.
+
+    Guarantee: `fedsim verify` finds every returned run sound, pages apart.
+
+    Raises:
+        RunDirectoryError: a directory holds no run.
+        ComparisonError: runs are not sound; it names the first ones.
+        ExperimentError: `experiment.yaml` of a run is not what this version writes.
+        SchemaError: a run has another schema.
+    """
+    runs: list[GivenRun] = []
+    left_out: list[str] = []
+    unsound: list[str] = []
+    for path in paths:
+        directory = RunDirectory.open(path)
+        status = _status(directory)
+        if status not in FINISHED:
+            left_out.append(f"{path} is left out: the run is {status}.")
+            continue
+        problems = list(verify_run(directory, pages=False).problems)
+        if problems:
+            more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+            unsound.append(f"{path}: {problems[0]}{more}")
+        else:
+            runs.append(_read(path, directory))
+    if unsound:
+        head = "a run that `fedsim verify` does not find sound cannot be compared:"
+        more = len(unsound) - _MAX_UNSOUND
+        tail = [f"and {more} more runs"] if more > 0 else []
+        raise ComparisonError("\n".join([head, *unsound[:_MAX_UNSOUND], *tail]))
+    return runs, left_out
+
+
+def _status(directory: RunDirectory) -> str:
+    try:
+        return str(directory.read_json("summary.json").get("status"))
+    except RunDirectoryError:
+        return "unfinished"
+
+
+def _read(path: Path, directory: RunDirectory) -> GivenRun:
+    experiment = read_settings(directory.path / "experiment.yaml")
+    inputs = directory.read_inputs()
+    plugins = {name: digest[:12] for name, digest in inputs.items() if name not in _NO_PLUGIN}
+    settings = {**compared_settings(experiment), "fedsim": directory.read_version(), **plugins}
+    return GivenRun(path, directory, experiment, settings, inputs)
+
+
+_MAX_NAME_CHARACTERS = 60
+_SEED_ENDING = re.compile(r"[-_.=]*(seed|s)?[-_.=]*\Z")
+_SEED_DIRECTORY = re.compile(r"(seed|s)?[-_.=]*\d+\Z")
+
+
+@dataclass(frozen=True)
+class GivenVariant:
+    """Runs of one experiment.
+
+    Attributes:
+        name: their name in results.
+        runs: one for each seed.
+        changes: none, for there is no base.
+    """
+
+    name: str
+    runs: tuple[GivenRun, ...]
+    changes: dict[str, object] = field(default_factory=dict)
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """The settings of its runs, seed and name apart."""
+        return self.runs[0].settings
+
+    @property
+    def unit(self) -> str | None:
+        """What its ε protects, `example` or `client`; None without privacy."""
+        privacy = self.runs[0].experiment.privacy
+        return None if privacy is None else privacy.unit
+
+
+def group_runs(runs: Sequence[GivenRun]) -> tuple[tuple[GivenVariant, ...], list[str]]:
+    """Return the variants in the order of their first runs, and a sentence for each repeated run.
+
+    A second run of the same experiment with the same seed is no new seed, so it is left out.
+
+    Raises:
+        ComparisonError: two runs have the same settings and seed and other data.
+    """
+    groups: dict[str, dict[int, GivenRun]] = {}
+    repeated: list[str] = []
+    for run in runs:
+        group = groups.setdefault(json.dumps(run.settings, sort_keys=True), {})
+        first = group.setdefault(run.seed, run)
+        if first is run:
+            continue
+        digests = first.inputs.get("data", ""), run.inputs.get("data", "")
+        if have_one_key(*digests) and digests[0] != digests[1]:
+            raise ComparisonError(
+                f"{first.path} and {run.path} have the same settings and seed, but other data: "
+                "the data set was changed between them, so they are not of one experiment; "
+                "leave one of them out"
+            )
+        repeated.append(
+            f"{run.path} is left out: it has the settings and the seed of {first.path}, and a "
+            "repeated run is no new seed."
+        )
+    variants = [
+        GivenVariant("", tuple(group[seed] for seed in sorted(group))) for group in groups.values()
+    ]
+    names = _names(variants)
+    return tuple(replace(one, name=name) for one, name in zip(variants, names, strict=True)), (
+        repeated
+    )
+
+
+def _names(variants: Sequence[GivenVariant]) -> list[str]:
+    """Return names that tell variants apart: of directories, else of settings that differ."""
+    names = [_directory_name(one.runs) for one in variants]
+    if all(names) and len(set(names)) == len(names):
+        return names
+    numbered = {str(number): one.settings for number, one in enumerate(variants)}
+    table = settings_table(numbered)
+    found = [_settings_name(table, key) or name for key, name in zip(numbered, names, strict=True)]
+    return [
+        name if found.count(name) == 1 and name else f"{name or 'variant'}-{number}"
+        for number, name in enumerate(found, start=1)
+    ]
+
+
+def _directory_name(runs: Sequence[GivenRun]) -> str:
+    """Return the common name of run directories without their seeds; "" if there is none."""
+    paths = [run.path.resolve() for run in runs]
+    if len({path.parent for path in paths}) == 1 and all(
+        _SEED_DIRECTORY.fullmatch(path.name) for path in paths
+    ):
+        return paths[0].parent.name
+    if len(paths) == 1:
+        return paths[0].name
+    return _SEED_ENDING.sub("", common_prefix([path.name for path in paths]))
+
+
+def _settings_name(table: SettingsTable, name: str) -> str:
+    """Return the settings that differ, such as `target_epsilon=8`; "" if they are too long."""
+    parts = [
+        f"{key.rpartition('.')[2]}={setting_text(value)}"
+        for key, value in table.values[name].items()
+    ]
+    text = ", ".join(parts)
+    return text if len(text) <= _MAX_NAME_CHARACTERS else ""
+
+
+_TEST_SETTINGS = ("data.dataset", "data.test_fraction")
+
+
+def shared_digests(run: GivenRun) -> dict[str, str]:
+    """Return digests of the parts that paired runs share, as recorded when the run began."""
+    schedule = participation_of(
+        run.experiment, num_clients=len(run.directory.read_json("privacy.json")["clients"])
+    )
+    state = hashlib.sha256()
+    for number in range(1, run.experiment.federation.rounds + 1):
+        state.update(np.array([-1, *schedule.on_record(number)], dtype=np.int64).tobytes())
+    return {
+        "data": run.inputs["data"],
+        "initial_model": run.inputs["model"],
+        "participants": state.hexdigest(),
+    }
+
+
+def test_set_problems(variants: Sequence[GivenVariant]) -> Iterator[str]:
+    """Yield why the scores of a variant and of the first one cannot be compared.
+
+    Runs with one seed must have the same targets in the test set. Where no seed is in both, the
+    settings of the test set must agree.
+    """
+    first, *others = variants
+    for other in others:
+        problem = _problem(first, other)
+        if problem is not None:
+            yield (
+                f"{first.name} and {other.name} {problem}, so their scores cannot be compared; "
+                "compare runs with one test set"
+            )
+
+
+def _problem(first: GivenVariant, other: GivenVariant) -> str | None:
+    pairs = [(a, b) for a in first.runs for b in other.runs if a.seed == b.seed]
+    for a, b in pairs:
+        if a.inputs["test"] != b.inputs["test"]:
+            return f"have different test sets ({a.path} and {b.path}){_differing(first, other)}"
+    if pairs:
+        return None
+    differing = _differing(first, other)
+    return f"have different test sets{differing}" if differing else None
+
+
+def _differing(first: GivenVariant, other: GivenVariant) -> str:
+    found = [
+        f"{key}: {setting_text(first.settings.get(key))} and "
+        f"{setting_text(other.settings.get(key))}"
+        for key in dict.fromkeys([*first.settings, *other.settings])
+        if key.startswith(_TEST_SETTINGS) and first.settings.get(key) != other.settings.get(key)
+    ]
+    return f": {'; '.join(found)}" if found else ""

@@ -1,0 +1,432 @@
+"""A job for every variant and seed, reuse of finished runs, and processes that share the jobs.
+
+A finished run whose hash over everything that it depends on is the same is reused. A crash of a
+worker process fails only its job.
+"""
+
+import hashlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import IO, Any, Literal
+
+import numpy as np
+
+import fedsim
+from fedsim.comparison.load import LoadedComparison
+from fedsim.comparison.worker import CLIENT_METRICS, RECORD
+from fedsim.core.text_formats import parse_json
+from fedsim.experiment import LoadedExperiment
+from fedsim.federation.conditions import plugin_sources
+from fedsim.runs.directory import RunDirectory, RunDirectoryError
+from fedsim.runs.inputs import private_digest
+
+# Keys that change no number of a run.
+_WITHOUT_EFFECT = ("name", "runtime")
+_PACKAGES = ("torch", "numpy", "scipy", "flwr", "scikit-learn")
+_ROOMS = ("fedsim.accountant", "fedsim.clients", "fedsim.server")
+# Parts of fedsim/ that compute no run.
+_PRESENTATION_ONLY = ("cli", "comparison", "report", "tracking")
+
+
+def run_fingerprint(loaded: LoadedExperiment) -> str:
+    """Return the SHA-256 of everything that a run of the experiment depends on, files keyed.
+
+    Guarantee: it changes with every setting (defaults included, `name` and `runtime` excluded),
+    with every byte of a file named by the experiment, with the plug-ins' sources
+    (`fedsim.core.plugin_sources`), with fedsim's own source, and with the versions of the numeric
+    libraries.
+    """
+    settings = loaded.experiment.model_dump(mode="json")
+    for key in _WITHOUT_EFFECT:
+        settings.pop(key)
+    content = {
+        "experiment": settings,
+        "files": {
+            name: _file_digest(path, path.stat().st_mtime_ns, path.stat().st_size)
+            for name, path in sorted(_named_files(settings, loaded.base))
+        },
+        "plug-ins": plugin_sources(loaded.experiment, loaded.base).digest,
+        "fedsim": fedsim.__version__,
+        "source": _source_digest(),
+        "packages": {name: _version(name) for name in _PACKAGES},
+    }
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _named_files(settings: object, base: Path) -> Iterator[tuple[str, Path]]:
+    """Yield every file that the settings name by its path."""
+    if isinstance(settings, dict):
+        for value in settings.values():
+            yield from _named_files(value, base)
+    elif isinstance(settings, list):
+        for value in settings:
+            yield from _named_files(value, base)
+    elif isinstance(settings, str) and settings and "\0" not in settings:
+        path = base / Path(settings).expanduser()
+        if path.is_file():
+            yield settings, path
+
+
+@lru_cache(maxsize=256)
+def _file_digest(path: Path, _modified: int, _size: int) -> str:
+    return private_digest([np.fromfile(path, np.uint8)])  # it may have private examples
+
+
+@lru_cache(maxsize=1)
+def _source_digest() -> str:
+    """Return a digest of the code that computes runs: a checkout changes within one version."""
+    digest = hashlib.sha256()
+    own = Path(fedsim.__file__).parent
+    roots = [own]
+    for room in _ROOMS:
+        spec = find_spec(room)
+        roots += [Path(location) for location in (spec and spec.submodule_search_locations) or ()]
+    for root in roots:
+        for path in sorted(root.rglob("*.py")):
+            relative = path.relative_to(root)
+            if root == own and relative.parts[0] in _PRESENTATION_ONLY:
+                continue
+            digest.update(f"{root.name}/{relative.as_posix()}\0".encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+Action = Literal["reuse", "run", "resume"]
+
+MARKER = "comparison.yaml"
+FINISHED = ("completed", "stopped")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One variant with one seed.
+
+    Attributes:
+        variant: name of the variant.
+        seed: the experiment's seed.
+        loaded: the experiment.
+        directory: the run directory.
+        digest: the fingerprint of the run.
+        action: reuse a finished run, run from the start, or resume after the last round.
+        measure: whether `client_metrics.json` must be written.
+    """
+
+    variant: str
+    seed: int
+    loaded: LoadedExperiment
+    directory: Path
+    digest: str
+    action: Action
+    measure: bool
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether a worker must run or measure it."""
+        return self.action != "reuse" or self.measure
+
+    def to_message(self) -> dict[str, Any]:
+        """Return the job as a JSON message for a worker."""
+        return {
+            "action": self.action,
+            "measure": self.measure,
+            "experiment": self.loaded.experiment.model_dump(mode="json"),
+            "base": str(self.loaded.base),
+            "directory": str(self.directory.absolute()),
+            "record": {
+                "variant": self.variant,
+                "seed": self.seed,
+                "fingerprint": self.digest,
+            },
+        }
+
+
+def check_directory(out: Path) -> None:
+    """Check that a directory is new, empty, or one of a comparison.
+
+    Raises:
+        RunDirectoryError: it is none of these, or a file of a run is damaged.
+        SchemaError: a run has another schema.
+    """
+    if out.exists() and not out.is_dir():
+        raise RunDirectoryError(f"{out} is a file; choose another --out")
+    if out.is_dir() and any(out.iterdir()) and not (out / MARKER).is_file():
+        raise RunDirectoryError(f"{out} is not empty and holds no comparison; choose another --out")
+    if (out / MARKER).is_file() and "\nruns:" in (out / MARKER).read_text(encoding="utf-8"):
+        raise RunDirectoryError(f"{out} holds a comparison of given runs; choose another --out")
+    for record in sorted(out.glob(f"*/*/*/{RECORD}")):  # superseded runs are counted, too
+        RunDirectory.open(record.parent).read_json(RECORD)
+
+
+@contextmanager
+def lock_directory(out: Path) -> Iterator[tuple[int, ...]]:
+    """Hold a directory for one comparison: two at once would write into the same runs.
+
+    The lock goes with the processes that hold it, however they end. Yields the descriptors that
+    workers must inherit: one that outlives a killed caller for a moment still holds the directory.
+    Platforms without file locks go without.
+
+    Raises:
+        RunDirectoryError: another process holds it.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        yield ()
+        return
+    with (out / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise RunDirectoryError(
+                f"another fedsim compare is running in {out}; wait for it or choose another --out"
+            ) from error
+        yield (file.fileno(),)
+
+
+def plan_jobs(comparison: LoadedComparison, out: Path) -> list[Job]:
+    """Return a job for every seed and variant, baseline and others of a seed side by side.
+
+    A directory whose run belongs to another experiment (the file was changed since) is moved to
+    `superseded/`, never deleted: its ledger says what was spent.
+    """
+    jobs = []
+    for index, seed in enumerate(comparison.seeds):
+        for variant in comparison.variants:
+            loaded = variant.experiments[index]
+            path = out / "runs" / variant.name / f"seed-{seed}"
+            digest = run_fingerprint(loaded)
+            action = _action(path, digest)
+            if action == "run" and path.exists():
+                _set_aside(path, out)
+            missing = action != "reuse" or not (path / CLIENT_METRICS).is_file()
+            measure = comparison.settings.client_metrics and missing
+            jobs.append(Job(variant.name, seed, loaded, path, digest, action, measure))
+    return jobs
+
+
+def _action(path: Path, digest: str) -> Action:
+    record, summary = _json(path / RECORD), _json(path / "summary.json")
+    if record.get("fingerprint") != digest:
+        return "run"
+    return "reuse" if summary.get("status") in FINISHED else "resume"
+
+
+def _set_aside(path: Path, out: Path) -> None:
+    parent = out / "superseded" / path.parent.name
+    parent.mkdir(parents=True, exist_ok=True)
+    number = 1
+    while (target := parent / f"{path.name}-{number}").exists():
+        number += 1
+    os.replace(path, target)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """Return the content of a file that may be missing or cut short: {} then."""
+    try:
+        content = parse_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+MessageHandler = Callable[[int, Mapping[str, Any]], None]
+
+MAX_WORKERS = 16
+_GRACE_SECONDS = 60.0  # for interrupted runs to write their files
+_ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+def default_workers() -> int:
+    """Return the number of processors that this process may use, at most `MAX_WORKERS`."""
+    try:
+        available = len(os.sched_getaffinity(0))
+    except AttributeError:  # not on every platform
+        available = os.cpu_count() or 1
+    return min(available, MAX_WORKERS)
+
+
+def execute(
+    jobs: Sequence[Mapping[str, Any]],
+    *,
+    workers: int,
+    log: Path,
+    on_message: MessageHandler,
+    inherited: tuple[int, ...] = (),
+) -> None:
+    """Run every job in one of `workers` single-threaded processes.
+
+    Args:
+        jobs: messages for `fedsim.comparison.worker`.
+        workers: number of parallel processes.
+        log: file that receives all output of the workers.
+        on_message: called in this thread with the index of a job and each message of its worker.
+            The last message of a job is `finished` or `failed`.
+        inherited: file descriptors that stay open in the workers.
+
+    Raises:
+        KeyboardInterrupt: the user interrupted; all workers have ended and written their files.
+    """
+    if jobs:
+        with log.open("ab") as errors:
+            _WorkerPool(jobs, min(workers, len(jobs)), errors, on_message, inherited).work()
+
+
+class _WorkerPool:
+    """One thread per worker process feeds it jobs; the caller's thread handles the messages."""
+
+    def __init__(
+        self,
+        jobs: Sequence[Mapping[str, Any]],
+        workers: int,
+        errors: IO[bytes],
+        on_message: MessageHandler,
+        inherited: tuple[int, ...],
+    ) -> None:
+        self._jobs = deque(enumerate(jobs))
+        self._inbox: queue.Queue[tuple[int, Mapping[str, Any]] | None] = queue.Queue()
+        self._errors = errors
+        self._on_message = on_message
+        self._inherited = inherited
+        self._stopping = False
+        self._lock = threading.Lock()
+        self._processes: set[subprocess.Popen[str]] = set()
+        self._threads = [threading.Thread(target=self._serve, daemon=True) for _ in range(workers)]
+
+    def work(self) -> None:
+        """Return when every job is done."""
+        for thread in self._threads:
+            thread.start()
+        try:
+            self._tell(len(self._threads), None)
+        except KeyboardInterrupt:
+            self._interrupt()
+            raise
+        finally:
+            self._end()
+
+    def _tell(self, running: int, deadline: float | None) -> None:
+        while running:
+            wait = None if deadline is None else max(0.0, deadline - time.monotonic())
+            try:
+                message = self._inbox.get(timeout=wait)
+            except queue.Empty:
+                return
+            if message is None:
+                running -= 1
+            else:
+                self._on_message(*message)
+
+    def _interrupt(self) -> None:
+        """Interrupt every run and wait for its files; a second interrupt does not wait."""
+        with self._lock:
+            self._stopping = True
+            processes = list(self._processes)
+        for process in processes:
+            # Workers are not in the terminal's process group: only this signal reaches them.
+            process.send_signal(signal.SIGINT)
+        deadline = time.monotonic() + _GRACE_SECONDS
+        self._tell(sum(thread.is_alive() for thread in self._threads), deadline)
+
+    def _end(self) -> None:
+        with self._lock:
+            self._stopping = True
+            processes = list(self._processes)
+        for process in processes:
+            process.kill()
+
+    def _serve(self) -> None:
+        process: subprocess.Popen[str] | None = None
+        try:
+            while (job := self._next()) is not None:
+                if process is None or process.poll() is not None:
+                    process = self._start()
+                if process is None:
+                    return
+                self._do(process, *job)
+        finally:
+            if process is not None:
+                _dismiss(process)
+                with self._lock:
+                    self._processes.discard(process)
+            self._inbox.put(None)
+
+    def _next(self) -> tuple[int, Mapping[str, Any]] | None:
+        with self._lock:
+            return self._jobs.popleft() if self._jobs and not self._stopping else None
+
+    def _start(self) -> subprocess.Popen[str] | None:
+        """Start a process; None once the pool is stopping, which would not end it."""
+        paths = [path or os.getcwd() for path in sys.path]
+        one_thread = dict.fromkeys(_ONE_THREAD, "1")
+        with self._lock:
+            if self._stopping:
+                return None
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "fedsim.comparison.worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                text=True,
+                encoding="utf-8",
+                start_new_session=True,
+                pass_fds=self._inherited,
+                env={**os.environ, **one_thread, "PYTHONPATH": os.pathsep.join(paths)},
+            )
+            self._processes.add(process)
+        return process
+
+    def _do(self, process: subprocess.Popen[str], index: int, job: Mapping[str, Any]) -> None:
+        if process.stdin is None or process.stdout is None:
+            raise TypeError("a worker needs pipes")
+        try:
+            process.stdin.write(json.dumps(job) + "\n")
+            process.stdin.flush()
+            for line in process.stdout:
+                message = json.loads(line)
+                self._inbox.put((index, message))
+                if message["event"] in ("finished", "failed"):
+                    return
+        except OSError:  # the pipe broke: the process is gone
+            pass
+        code = process.wait()
+        with self._lock:
+            self._processes.discard(process)
+            stopping = self._stopping
+        reason = f"its process died ({_ending(code)}); the log has more"
+        ended = {"event": "finished", "status": "interrupted"}
+        died = {"event": "failed", "reason": reason}
+        self._inbox.put((index, ended if stopping else died))
+
+
+def _dismiss(process: subprocess.Popen[str]) -> None:
+    """Close the worker's input, so that it ends, and wait for it."""
+    if process.stdin is not None:
+        with suppress(OSError):  # the process is already gone
+            process.stdin.close()
+    process.wait()
+
+
+def _ending(code: int) -> str:
+    if code < 0:
+        return f"killed by {signal.Signals(-code).name}"
+    return f"exit code {code}"

@@ -1,0 +1,393 @@
+"""Load a comparison file: checked experiments for every variant and seed, or all mistakes."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+
+from pydantic import ValidationError
+
+from fedsim.comparison.differences import Baseline, compared_settings, unit_problems
+from fedsim.comparison.settings import (
+    ComparisonSettings,
+    candidate_problems,
+    file_problems,
+    required_problems,
+)
+from fedsim.comparison.variants import Variant, expand_variants
+from fedsim.core.limits import MAX_COMPARED_RUNS
+from fedsim.experiment import ExperimentError, LoadedExperiment, Problem, load_experiment
+from fedsim.experiment.errors import any_of, did_you_mean
+from fedsim.experiment.load import read_yaml
+from fedsim.experiment.messages import PathMessage, validation_messages
+from fedsim.experiment.overrides import COMMAND_LINE, Override, apply_overrides, parse_overrides
+from fedsim.experiment.tree import Entry, Location, Node, from_python, is_broken, locate, to_python
+from fedsim.models.scores.catalog import computed_metrics
+
+
+@dataclass(frozen=True)
+class LoadedVariant:
+    """A variant whose experiments are valid.
+
+    Attributes:
+        name: name in results and directories.
+        changes: its changes to the base experiment, as `{"key.path": value}`.
+        experiments: one for each seed, in the order of the seeds.
+        arm: the baseline that it begins with; None without `arm`.
+    """
+
+    name: str
+    changes: Mapping[str, object]
+    experiments: tuple[LoadedExperiment, ...]
+    arm: str | None = None
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """All settings but name and seed, as `{"key.path": value}`."""
+        return compared_settings(self.experiments[0].experiment)
+
+    @property
+    def is_private(self) -> bool:
+        """Whether its clients train with differential privacy."""
+        return self.experiments[0].experiment.privacy is not None
+
+    @property
+    def unit(self) -> str | None:
+        """What its ε protects, `example` or `client`; None without privacy."""
+        privacy = self.experiments[0].experiment.privacy
+        return None if privacy is None else privacy.unit
+
+
+@dataclass(frozen=True)
+class LoadedComparison:
+    """A checked comparison.
+
+    Attributes:
+        settings: the content of the file.
+        name: name of the comparison.
+        base: path of the base experiment.
+        seeds: every variant runs once with each seed; a search has the seed of its base alone.
+        variants: all variants in the order of the file, grids expanded.
+    """
+
+    settings: ComparisonSettings
+    name: str
+    base: Path
+    seeds: tuple[int, ...]
+    variants: tuple[LoadedVariant, ...]
+
+    @property
+    def metric(self) -> str | None:
+        """The compared metric; None: the first of accuracy, R² and loss that all runs have."""
+        return self.settings.metric
+
+    @property
+    def baseline(self) -> Baseline:
+        """The variant that all others are compared with, or that of each unit.
+
+        Raises:
+            ValueError: it is a search, which has none.
+        """
+        if self.settings.baseline is None:
+            raise ValueError("a search has no baseline")
+        return self.settings.baseline
+
+    @property
+    def candidates(self) -> tuple[LoadedVariant, ...]:
+        """The variants that a search draws from."""
+        select = self.settings.select
+        names = None if select is None else select.among or None
+        return tuple(one for one in self.variants if names is None or one.name in names)
+
+
+def load_comparison(
+    source: str | Path | Mapping[str, object],
+    *,
+    search: bool = False,
+    changes: Mapping[str, object] = MappingProxyType({}),
+) -> LoadedComparison:
+    """Load a comparison from a YAML file or a mapping.
+
+    No plug-in is imported and no data is read. The base experiment is loaded once for every
+    variant and seed, so all of them are known to be valid before the first run.
+
+    Args:
+        source: path of the file, or its content as a mapping.
+        search: whether a search is performed, with `select.search`, instead of a comparison.
+        changes: values that replace keys of the file, such as `{"seeds": 3}`.
+
+    Raises:
+        ExperimentError: with every mistake of the file, of the base and of every variant.
+    """
+    problems: list[Problem] = []
+    if isinstance(source, Mapping):
+        tree = from_python(source, Location(""), problems)
+        return load_tree(tree, Path(), "comparison", problems, search=search)
+    tree = read_yaml(source, problems)
+    _refuse_experiment(tree, problems)
+    overrides = parse_overrides(dict(changes), problems)
+    tree = apply_overrides(tree, overrides, None, problems)
+    return load_tree(tree, Path(source).parent, Path(source).stem, problems, search=search)
+
+
+def load_tree(
+    tree: Node,
+    directory: Path,
+    stem: str,
+    problems: list[Problem],
+    *,
+    search: bool = False,
+    centre: str | None = None,
+) -> LoadedComparison:
+    """Load a comparison from its located tree.
+
+    Args:
+        tree: the content of the file.
+        directory: the directory in which the path of the base starts.
+        stem: name of a comparison that gives none.
+        problems: mistakes that were found before.
+        search: as `load_comparison`.
+        centre: the variant that stands for every other one with the same settings; None: none.
+
+    Raises:
+        ExperimentError: with every mistake, the given ones included.
+    """
+    settings = _settings(tree, problems)
+    base = _base(tree, directory, problems)
+    base_tree = None if base is None else _read_base(base, problems)
+    entries = _child(tree, "variants")
+    variants = []
+    if entries is not None and isinstance(entries.node.value, dict):
+        variants = expand_variants(entries.node.value, base_tree, problems)
+    if centre is not None:
+        variants = [one if one.name == centre else replace(one, centre=centre) for one in variants]
+    loaded: tuple[LoadedVariant, ...] = ()
+    found: list[Problem] = []
+    if base is not None and base_tree is not None:
+        seeds = (0,) if settings is None else settings.seeds or (None,)
+        loaded = _load_variants(base, variants, seeds, tree, found)
+    repeated = _equal_to_centre(variants, loaded)
+    loaded = tuple(one for one in loaded if one.name not in repeated)
+    if settings is not None:
+        names = [variant.name for variant in variants if variant.name not in repeated]
+        problems += _locate_messages(tree, _rules(settings, names, search=search))
+    problems += found
+    if problems or settings is None or base is None or not loaded:
+        raise ExperimentError(problems)
+    own_seeds = tuple(one.experiment.seed for one in loaded[0].experiments)
+    name = settings.name or stem
+    comparison = LoadedComparison(settings, name, base, own_seeds, loaded)
+    if search:
+        candidates = {one.name: one.experiments[0].experiment for one in comparison.candidates}
+        problems += _locate_messages(tree, candidate_problems(candidates))
+    else:
+        problems += _locate_messages(tree, _unit_rules(comparison))
+        problems += _locate_messages(tree, _metric_rules(comparison))
+    if problems:
+        raise ExperimentError(problems)
+    return comparison
+
+
+def _refuse_experiment(tree: Node, problems: list[Problem]) -> None:
+    """Raise for a file that is an experiment: all its keys would be unknown.
+
+    Raises:
+        ExperimentError: with the ways out.
+    """
+    if _child(tree, "model") and not _child(tree, "base") and not _child(tree, "variants"):
+        message = (
+            "this is an experiment, not a comparison: add --vary KEY=VALUE,VALUE to compare "
+            "variants of it, or run it with fedsim run"
+        )
+        raise ExperimentError([*problems, tree.location.problem((), message)])
+
+
+def _settings(tree: Node, problems: list[Problem]) -> ComparisonSettings | None:
+    raw = to_python(tree)
+    try:
+        return ComparisonSettings.model_validate(raw)
+    except ValidationError as error:
+        problems += _locate_messages(tree, validation_messages(error, raw, ComparisonSettings))
+        return None
+
+
+def _base(tree: Node, directory: Path, problems: list[Problem]) -> Path | None:
+    """Return the path of the base experiment; None if it is not a string or does not exist."""
+    entry = _child(tree, "base")
+    if entry is None or not isinstance(entry.node.value, str):
+        return None  # reported already
+    if "\0" in entry.node.value or not (directory / entry.node.value).is_file():
+        full = str((directory / entry.node.value).absolute())
+        problems.append(entry.key.problem(("base",), f"no such file: {full!r}"))
+        return None
+    return directory / entry.node.value
+
+
+def _read_base(base: Path, problems: list[Problem]) -> Node | None:
+    """Return the tree of the base; mistakes in its keys are reported when it is loaded."""
+    try:
+        return read_yaml(base, [])
+    except ExperimentError as error:
+        problems += error.problems
+        return None
+
+
+def _load_variants(
+    base: Path,
+    variants: list[Variant],
+    seeds: tuple[int | None, ...],
+    tree: Node,
+    problems: list[Problem],
+) -> tuple[LoadedVariant, ...]:
+    """Return the variants with each seed; None: with the seed of the base."""
+    place = locate(tree, ("seeds",))
+    loaded: list[LoadedVariant] = []
+    found: list[tuple[Variant, Problem]] = []
+    for variant in variants:
+        own = [] if seeds[0] is None else [Override(("seed",), Node(seeds[0], place))]
+        try:
+            first = load_experiment(base, [*variant.overrides, *own])
+        except ExperimentError as error:
+            found += [(variant, problem) for problem in error.problems]
+            continue
+        experiments = tuple(  # no rule reads the seed, so one check is for all seeds
+            first
+            if seed is None
+            else replace(first, experiment=first.experiment.model_copy(update={"seed": seed}))
+            for seed in seeds
+        )
+        loaded.append(LoadedVariant(variant.name, variant.changes, experiments, variant.arm))
+    problems += _in_words(found, len(variants), str(base), tree.location.source)
+    return tuple(loaded)
+
+
+def _equal_to_centre(variants: list[Variant], loaded: tuple[LoadedVariant, ...]) -> set[str]:
+    """Return the variants whose value of their key is the one that their centre has anyway."""
+    settings = {one.name: one.settings for one in loaded}
+    return {
+        one.name
+        for one in variants
+        if one.centre is not None
+        and one.name in settings
+        and settings[one.name] == settings.get(one.centre)
+    }
+
+
+def _in_words(
+    found: list[tuple[Variant, Problem]], num_variants: int, base: str, source: str
+) -> Iterator[Problem]:
+    """Yield the problems of all variants; name the variant where the place does not show it."""
+    counts = Counter(problem for _, problem in found)
+    for variant, problem in found:
+        if problem.source == COMMAND_LINE.source == source:  # the key is as it was given
+            yield problem
+        elif problem.source != base:  # written in the variant
+            path = ("variants", variant.origin, *problem.path)
+            yield replace(problem, path=path)
+        elif counts[problem] == num_variants:  # the base experiment's own
+            yield problem
+        else:
+            yield replace(problem, message=f"{problem.message} (in variant {variant.name!r})")
+
+
+def _rules(
+    settings: ComparisonSettings, names: list[str], *, search: bool
+) -> Iterator[PathMessage]:
+    yield from file_problems(settings) if search else required_problems(settings)
+    if settings.baseline is not None and not search:
+        yield from _unknown_baselines(settings.baseline, names)
+    if len(names) == 1 and not search:
+        yield ("variants",), "there must be at least two variants to compare"
+    seeds = len(settings.seeds or (0,))
+    runs = len(names) * seeds
+    if runs > MAX_COMPARED_RUNS:
+        yield (
+            ("seeds",),
+            f"{len(names)} variants with {seeds} seeds are {runs:,} runs; a "
+            f"comparison has at most {MAX_COMPARED_RUNS:,}",
+        )
+    select = settings.select
+    if select is None:
+        return
+    for index, name in enumerate(select.among or ()):
+        if name not in names:
+            yield ("select", "among", index), _no_such_variant(name, names)
+    if search:
+        return
+    if select.metric.startswith("client_"):
+        if not settings.client_metrics:
+            yield ("select", "metric"), f"{select.metric!r} needs client_metrics: true"
+        if select.on == "public_test":
+            yield (
+                ("select", "on"),
+                f"{select.metric!r} is measured on the clients' own data; write private, or "
+                "public_data where they are public",
+            )
+
+
+def _unit_rules(comparison: LoadedComparison) -> Iterator[PathMessage]:
+    """Yield why variants cannot be compared, or chosen from, in one unit each."""
+    units = {one.name: one.unit for one in comparison.variants}
+    yield from unit_problems(units, comparison.baseline)
+    select = comparison.settings.select
+    if select is None:
+        return
+    if not select.among and not any(units.values()):
+        yield ("select",), "no variant has privacy; name the candidates in select.among"
+    found = {unit for name, unit in units.items() if name in (select.among or units)} - {None}
+    if len(found) > 1:
+        yield (
+            ("select",),
+            "the candidates have two units of privacy, which no choice can rank; name those of one "
+            "unit in select.among",
+        )
+
+
+def _metric_rules(comparison: LoadedComparison) -> Iterator[PathMessage]:
+    """Yield why a metric on the test set cannot be compared, or chosen by: no run computes it."""
+    settings = comparison.settings
+    select = None if settings.select is None else settings.select.metric
+    for path, metric in ((("metric",), settings.metric), (("select", "metric"), select)):
+        if metric is None or not metric.startswith("test_"):
+            continue
+        for variant in comparison.variants:
+            experiment = variant.experiments[0].experiment
+            computed = computed_metrics(experiment.model.loss, experiment.metrics)
+            known = [f"test_{name}" for name in computed]
+            if computed and metric not in known:
+                hint = f"it has {', '.join(known)} (evaluation.metrics adds others)"
+                yield path, f"variant {variant.name!r} has no {metric}; {hint}"
+                break
+
+
+def _unknown_baselines(baseline: Baseline, names: list[str]) -> Iterator[PathMessage]:
+    if isinstance(baseline, str):
+        if baseline not in names:
+            yield ("baseline",), _no_such_variant(baseline, names)
+        return
+    for unit, name in baseline.items():
+        if name not in names:
+            yield ("baseline", unit), _no_such_variant(name, names)
+    if not baseline:
+        yield ("baseline",), "names no variant"
+
+
+def _no_such_variant(name: str, names: list[str]) -> str:
+    hint = did_you_mean(name, names)
+    members = [one for one in names if one.startswith(f"{name}-")]
+    if members:
+        hint = f"; {name!r} is a grid: name one of its variants, such as {members[0]!r}"
+    return f"there is no variant {name!r}{hint or '; there are ' + any_of(names[:10])}"
+
+
+def _locate_messages(tree: Node, found: Iterator[PathMessage] | list[PathMessage]) -> list[Problem]:
+    return [
+        locate(tree, path).problem(path, message)
+        for path, message in found
+        if not is_broken(tree, path)
+    ]
+
+
+def _child(tree: Node, key: str) -> Entry | None:
+    return tree.value.get(key) if isinstance(tree.value, dict) else None

@@ -1,0 +1,256 @@
+"""The settings of a comparison file, which override keys of experiments, and the rules of a search.
+
+No score and no run of a search may escape its two figures.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from fedsim.core.settings import Settings
+from fedsim.experiment import Experiment
+from fedsim.experiment.errors import any_of, did_you_mean, value_text
+from fedsim.experiment.messages import PathMessage
+from fedsim.experiment.schema import NAME_PATTERN
+from fedsim.models.scores.catalog import LOSS, METRICS
+
+MAX_SEEDS = 1000
+
+# Metrics of the global model on the server's test set, of personal models on public data, and of
+# the clients' own data.
+_NUMBERS = [name for name, entry in METRICS.items() if not entry.per_class]
+TEST_METRICS = tuple(f"test_{name}" for name in (LOSS, *_NUMBERS))
+PERSONAL_METRICS = ("personal_accuracy", "personal_loss", "personal_mse")
+CLIENT_METRICS = ("client_accuracy", "client_loss", "client_mse", "client_r2")
+SMALLER_IS_BETTER = ("loss", "mse", "mae", "error")
+MOST_EXPECTED_RUNS = 100
+
+LawName = Literal["geometric", "logarithmic", "negative_binomial", "poisson"]
+_SHAPES: dict[LawName, float | None] = {"geometric": 1.0, "logarithmic": 0.0, "poisson": None}
+
+
+class SearchSettings(Settings):
+    """`select.search:` in a comparison file: a search whose number of runs is drawn and secret."""
+
+    law: LawName = Field(
+        default="geometric",
+        description="law of the number of runs, of which one number is drawn; "
+        "negative_binomial: the truncated one, with a shape",
+    )
+    mean: float = Field(ge=1, le=MOST_EXPECTED_RUNS, description="expected number of runs")
+    shape: float | None = Field(
+        default=None, ge=0, le=1000, description="η of law negative_binomial, and of no other"
+    )
+
+    @property
+    def eta(self) -> float | None:
+        """Shape of the truncated negative binomial law; None for the Poisson law."""
+        return self.shape if self.law == "negative_binomial" else _SHAPES[self.law]
+
+    @model_validator(mode="after")
+    def _shape_of_the_law(self) -> Self:
+        if self.law == "negative_binomial" and self.shape is None:
+            raise ValueError("law negative_binomial needs a shape: shape: 0.5, for example")
+        if self.law != "negative_binomial" and self.shape is not None:
+            raise ValueError(
+                f"shape belongs to law negative_binomial, got law {self.law}; leave shape out"
+            )
+        return self
+
+
+class SelectSettings(Settings):
+    """`select:` in a comparison file: choose a variant and state its privacy cost."""
+
+    metric: str = Field(
+        description="the variant with the best mean is chosen: `test_` and a built-in metric that "
+        "every candidate computes, or client_accuracy, client_loss, client_mse, client_r2"
+    )
+    on: Literal["public_data", "public_test", "private"] = Field(
+        description="public_data: every example of the comparison is public; public_test: models "
+        "of private data, scored on public data; private: scored on private data"
+    )
+    among: list[str] | None = Field(
+        default=None,
+        description="candidate variants; null: every variant with privacy, in a search every one",
+    )
+    search: SearchSettings | None = Field(
+        default=None,
+        description="perform a charged search with `fedsim compare FILE --select`; null: compare",
+    )
+
+    @field_validator("metric")
+    @classmethod
+    def _known_metric(cls, metric: str) -> str:
+        return _checked(metric, (*TEST_METRICS, *CLIENT_METRICS))
+
+
+def _checked(metric: str, known: Sequence[str]) -> str:
+    if metric not in known:
+        hint = did_you_mean(metric, known) or f"; choose from {any_of(known)}"
+        raise ValueError(f"no such metric: {value_text(metric)}{hint}")
+    return metric
+
+
+class ComparisonSettings(Settings):
+    """A comparison file."""
+
+    base: str = Field(description="an experiment file, relative to the comparison file")
+    name: str | None = Field(
+        default=None,
+        pattern=NAME_PATTERN,
+        max_length=100,
+        description="name of the comparison; null: the file's name",
+    )
+    seeds: Any = Field(
+        default=None,
+        description="number of seeds (0, 1, 2, ...), or a list of seeds; none in a search",
+    )
+    baseline: str | dict[str, str] | None = Field(
+        default=None,
+        description="the variant that all others are compared with; with two units, a mapping from "
+        "each unit to its own; none in a search",
+    )
+    variants: dict[str, Any] = Field(
+        min_length=1, description="names of variants, each with its changes to the base"
+    )
+    metric: str | None = Field(
+        default=None,
+        description="the compared metric, `test_` and its name, or that of personal models; null: "
+        "the first of evaluation.metrics, or else accuracy, R² or the loss",
+    )
+    client_metrics: bool = Field(
+        default=False,
+        description="whether to evaluate the final model on every client's own data: private "
+        "figures that no ε covers, for the experimenter alone",
+    )
+    select: SelectSettings | None = Field(
+        default=None, description="choose a variant by these results; null: choose none"
+    )
+
+    @field_validator("metric")
+    @classmethod
+    def _known_metric(cls, metric: str | None) -> str | None:
+        if metric is None or (metric.startswith("test_") and metric.isidentifier()):
+            return metric  # the metrics of the experiments are known when they are loaded
+        return _checked(metric, (*TEST_METRICS, *PERSONAL_METRICS))
+
+    @field_validator("seeds")
+    @classmethod
+    def _seeds(cls, seeds: object) -> tuple[int, ...]:
+        """Return the list of seeds for a list or a number of seeds."""
+        if isinstance(seeds, bool) or not isinstance(seeds, int | list):
+            raise ValueError(f"must be a whole number or a list of them, got {value_text(seeds)}")
+        if isinstance(seeds, int):
+            if not 1 <= seeds <= MAX_SEEDS:
+                raise ValueError(f"must be 1 to {MAX_SEEDS} seeds, got {value_text(seeds)}")
+            return tuple(range(seeds))
+        if not 1 <= len(seeds) <= MAX_SEEDS:
+            raise ValueError(f"must be 1 to {MAX_SEEDS} seeds, got a list of {len(seeds)}")
+        for seed in seeds:
+            if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
+                raise ValueError(
+                    f"a seed must be a whole number from 0 to 2^63 - 1, got {value_text(seed)}"
+                )
+            if seeds.count(seed) > 1:
+                raise ValueError(f"seed {seed} occurs twice: it would be the same run again")
+        return tuple(seeds)
+
+
+_NOT_IN_A_SEARCH = {
+    "seeds": "a search has the seed of its base: it sets split, partition, initial model and "
+    "participants, and every run draws lots and noise anew; leave seeds out",
+    "baseline": "a search compares nothing and keeps one model alone; leave baseline out",
+    "client_metrics": "they are private figures of every run, which a search destroys; leave "
+    "client_metrics out",
+    "metric": "a search has one metric, that of select.metric; leave metric out",
+}
+
+
+def required_problems(settings: ComparisonSettings) -> Iterator[PathMessage]:
+    """Yield what a comparison lacks or must not have."""
+    if settings.select is not None and settings.select.search is not None:
+        yield (
+            ("select", "search"),
+            "the file describes a search, and a comparison looks at every run: perform the search "
+            "with fedsim compare FILE --select, or remove select.search",
+        )
+        return
+    fields = ComparisonSettings.model_fields
+    for key in ("seeds", "baseline"):
+        if getattr(settings, key) is None:
+            purpose = (fields[key].description or "").partition(";")[0]
+            yield (key,), f"missing; {purpose}"
+
+
+def file_problems(settings: ComparisonSettings) -> Iterator[PathMessage]:
+    """Yield what a file lacks or must not have to be searched."""
+    for key, message in _NOT_IN_A_SEARCH.items():
+        if getattr(settings, key) not in (None, False):
+            yield (key,), message
+    select = settings.select
+    if select is None or select.search is None:
+        yield (
+            ("select",) if select else (),
+            "--select performs a search, which the file does not describe; add select.search, for "
+            "example: select: {metric: test_accuracy, on: public_test, search: {mean: 5}}",
+        )
+        return
+    if select.on != "public_test":
+        yield (
+            ("select", "on"),
+            f"a search scores its runs on the public test set, got {select.on}; write on: "
+            "public_test, or remove select.search",
+        )
+    if select.metric.startswith("client_"):
+        yield (
+            ("select", "metric"),
+            f"{select.metric!r} is measured on private data outside of the charged runs; use a "
+            "test_ metric",
+        )
+
+
+def candidate_problems(candidates: Mapping[str, Experiment]) -> Iterator[PathMessage]:
+    """Yield why variants cannot be candidates of a search.
+
+    Args:
+        candidates: the experiment of each, by name.
+    """
+    first = next(iter(candidates))
+    for name, experiment in candidates.items():
+        for key, message in _problems(experiment):
+            yield ("variants", name, *key), f"{message} (candidate {name!r})"
+        if experiment.data != candidates[first].data:
+            yield (
+                ("variants", name, "data"),
+                f"candidates must have the same data: an example of a client of {first!r} may be "
+                f"on another client of {name!r}; leave data as in the base",
+            )
+
+
+def _problems(experiment: Experiment) -> Iterator[PathMessage]:
+    if experiment.privacy is None:
+        yield (
+            ("privacy",),
+            "without privacy its runs cannot be charged; leave it out of select.among",
+        )
+    elif experiment.privacy.noise != "secure":
+        yield (
+            ("privacy", "noise"),
+            "a search needs noise: secure, from the operating system: runs with seeded noise are "
+            "not independent, and anyone who knows the seed can repeat and count them",
+        )
+    elif (experiment.privacy.trust.name, experiment.privacy.unit) != ("local", "example"):
+        yield (
+            ("privacy", "trust"),
+            f"a search has no figures for trust {experiment.privacy.trust.name} with unit "
+            f"{experiment.privacy.unit}: it charges every run to the server; use trust: local and "
+            "unit: example, or run each candidate by fedsim compare",
+        )
+    if experiment.runtime.engine != "local":
+        yield (
+            ("runtime", "engine"),
+            f"engine {experiment.runtime.engine} leaves logs of every run; use engine: local",
+        )
+    if experiment.runtime.trackers:
+        yield ("runtime", "trackers"), "trackers keep figures of every run; leave trackers out"

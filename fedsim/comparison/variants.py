@@ -1,0 +1,447 @@
+"""Variants of a comparison file: nested mappings, dotted keys, grids and arms become overrides.
+
+Every override keeps its place in the file, so that a mistake is reported there. An arm is a usual
+baseline of a federation, as changes to the base experiment: `arm: pooled` stands for a list of
+overrides, and `fedsim run` can run the variant from its `experiment.yaml`.
+"""
+
+import itertools
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fedsim.algorithms.catalog import algorithms
+from fedsim.core.settings import written_name
+from fedsim.experiment.errors import KeyPath, Problem, any_of, did_you_mean, path_text, value_text
+from fedsim.experiment.overrides import Override
+from fedsim.experiment.tree import Entry, Node, from_python, to_python
+
+ARM = "arm"
+
+Changes = dict[str, object]
+"""Overrides of an experiment, as `{"key.path": value}`."""
+
+_DRAWN_SCHEMES = ("iid", "dirichlet", "shards", "quantity")
+
+
+class ArmError(ValueError):
+    """The base experiment has no such arm; the message names the fix."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A baseline.
+
+    Attributes:
+        description: its line in the reference.
+        note: whom it protects from whom, and whom it trusts, for the page of a comparison.
+        changes: returns its changes to a base experiment, given as a mapping.
+    """
+
+    description: str
+    note: str
+    changes: Callable[[Mapping[str, Any]], Changes]
+
+
+def _plain(base: Mapping[str, Any]) -> Changes:
+    return {"privacy": None, **_without_noise_weights(base)}
+
+
+def _local_only(base: Mapping[str, Any]) -> Changes:
+    changes: Changes = {"federation.strategy": "local_only", "federation.weighting": "uniform"}
+    return {**changes, **_alone(base), **_absent(base, "federation", "server_averaging")}
+
+
+def _pooled(base: Mapping[str, Any]) -> Changes:
+    partition, privacy = _section(_section(base, "data"), "partition"), _section(base, "privacy")
+    local, federation = _section(base, "local"), _section(base, "federation")
+    scheme, clients = partition.get("scheme"), partition.get("num_clients")
+    if scheme not in _DRAWN_SCHEMES or not isinstance(clients, int):
+        raise ArmError(
+            f"pooled gives one client the examples of all, and scheme {scheme} may leave some out; "
+            f"use it with {', '.join(_DRAWN_SCHEMES)} and num_clients"
+        )
+    if privacy.get("unit") == "client":
+        raise ArmError(
+            "pooled has one client, so unit: client would protect everything from everybody; set "
+            "privacy.unit: example with max_grad_norm in the base"
+        )
+    if privacy.get("clients"):
+        raise ArmError(
+            "pooled has one client, and privacy.clients of the base gives clients budgets of their "
+            "own; remove privacy.clients from the base"
+        )
+    drawn = federation.get("clients_per_round")
+    drawn = drawn if isinstance(drawn, int) else clients
+    changes: Changes = {
+        "data.partition": {"scheme": "iid", "num_clients": 1},
+        "federation.clients_per_round": 1,
+        "federation.weighting": "uniform",
+        **_alone(base),
+    }
+    if "participation" in federation:
+        changes["federation.participation"] = {"scheme": "uniform"}
+    name = written_name(federation.get("strategy"))
+    kind = algorithms().get(name)
+    if kind is not None and (kind.uses_each_update or kind.weighs_steps):
+        changes["federation.strategy"] = "fedavg"
+    if base.get("faults"):
+        changes["faults"] = []
+    if isinstance(batch := local.get("batch_size"), int):
+        changes["local.batch_size"] = batch * drawn
+    if isinstance(rate := _section(privacy, "sampling").get("rate"), float):
+        changes["privacy.sampling.rate"] = rate * drawn / clients
+    return changes
+
+
+def _perturbed(kind: str) -> Callable[[Mapping[str, Any]], Changes]:
+    def changes(base: Mapping[str, Any]) -> Changes:
+        found: Changes = {"privacy.mechanism": {"name": kind}, **_alone(base), **_local_trust(base)}
+        gradient_keys = {
+            "max_grad_norm": None,
+            "sampling": "poisson",
+            "clipping": "flat",
+            "noise_correlation": "none",
+        }
+        privacy = _section(base, "privacy")
+        return found | {
+            f"privacy.{key}": value for key, value in gradient_keys.items() if key in privacy
+        }
+
+    return changes
+
+
+def _alone(base: Mapping[str, Any]) -> Changes:
+    """Return the changes of an arm that makes no secure sums."""
+    found = {} if base.get("secure_aggregation") is None else {"secure_aggregation": None}
+    return {**found, **_local_trust(base)}
+
+
+def _local_trust(base: Mapping[str, Any]) -> Changes:
+    privacy = _section(base, "privacy")
+    return (
+        {} if written_name(privacy.get("trust", "local")) == "local" else {"privacy.trust": "local"}
+    )
+
+
+def _without_noise_weights(base: Mapping[str, Any]) -> Changes:
+    weighting = _section(base, "federation").get("weighting")
+    return {"federation.weighting": "examples"} if written_name(weighting) == "noise" else {}
+
+
+def _absent(base: Mapping[str, Any], section: str, key: str) -> Changes:
+    return {f"{section}.{key}": None} if key in _section(base, section) else {}
+
+
+def _section(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = content.get(name)
+    return found if isinstance(found, Mapping) else {}
+
+
+ARMS: dict[str, Arm] = {
+    "plain": Arm(
+        "the same federation without differential privacy",
+        "no privacy: nobody's examples are protected from anyone who sees updates or models.",
+        _plain,
+    ),
+    "pooled": Arm(
+        "all examples on one client, which trains by the same steps with lots as large as those of "
+        "a round together",
+        "one holder of all examples is trusted with them; its ε protects them from those who see "
+        "models, and nothing protects them from the holder.",
+        _pooled,
+    ),
+    "local_only": Arm(
+        "a model for each client, which learns nothing from the others; scored on the public test "
+        "set, as the mean over clients",
+        "each client is trusted with its own examples; its ε protects them from those who see its "
+        "model. Scores are means over the clients' own models.",
+        _local_only,
+    ),
+    "output_perturbation": Arm(
+        "noise on each trained linear model in place of gradients; set "
+        "mechanism.max_feature_norm, and weight_decay beside it",
+        "as with noise on gradients, a server is not trusted; one release of a trained model has "
+        "noise for the sensitivity of its training.",
+        _perturbed("output_perturbation"),
+    ),
+    "input_perturbation": Arm(
+        "noise on every example, once, in place of gradients; set mechanism.max_feature_norm",
+        "nobody is trusted: the noisy examples themselves may be published, which is more than the "
+        "other arms release.",
+        _perturbed("input_perturbation"),
+    ),
+}
+
+
+def arm_changes(name: str, base: Mapping[str, Any]) -> Changes:
+    """Return the changes of an arm to a base experiment.
+
+    Args:
+        name: of the arm, a key of `ARMS`.
+        base: the content of the base experiment.
+
+    Raises:
+        ArmError: the base has no such arm.
+    """
+    return ARMS[name].changes(base)
+
+
+def arm_notes(arms: Mapping[str, str]) -> Iterator[str]:
+    """Yield a sentence for each arm of a comparison: what it protects, and whom it trusts.
+
+    Args:
+        arms: name of the arm of each variant that has one.
+    """
+    for arm, entry in ARMS.items():
+        names = [variant for variant, own in arms.items() if own == arm]
+        if names:
+            yield f"{', '.join(names)} (arm {arm}): {entry.note}"
+
+
+GRID = "grid"
+ONE_AT_A_TIME = "one_at_a_time"
+MAX_VARIANTS = 500
+
+NAME_RULE = "letters, digits, '.', '_', '+', '=' or '-', starting with a letter or a digit"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=-]*")
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._+-]+")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A variant before its experiments are checked.
+
+    Attributes:
+        name: name in results and directories.
+        origin: its key in the comparison file; a grid is the origin of several variants.
+        overrides: its changes to the base experiment.
+        arm: the baseline that it begins with; None without `arm`.
+        centre: the variant that it differs from in one key alone, and that stands for it where the
+            two are equal; None: it is a variant of its own.
+    """
+
+    name: str
+    origin: str
+    overrides: tuple[Override, ...]
+    arm: str | None = None
+    centre: str | None = None
+
+    @property
+    def changes(self) -> dict[str, object]:
+        """Its changes to the base experiment, as `{"key.path": value}`."""
+        return {".".join(override.path): to_python(override.node) for override in self.overrides}
+
+
+def expand_variants(
+    variants: Mapping[str, Entry], base: Node | None, problems: list[Problem]
+) -> list[Variant]:
+    """Return the variants of a comparison in the order of the file, grids expanded.
+
+    Args:
+        variants: the entries of `variants:`.
+        base: the tree of the base experiment; None where it cannot be read.
+        problems: list that receives all mistakes.
+    """
+    expanded: list[Variant] = []
+    for name, entry in variants.items():
+        path = ("variants", name)
+        if not _NAME.fullmatch(name):
+            problems.append(entry.key.problem(path, f"a variant's name must be {NAME_RULE}"))
+            continue
+        if entry.node.value is None or isinstance(entry.node.value, dict):
+            expanded += _expand(name, entry, base, problems)
+        elif not entry.node.broken:
+            given = value_text(to_python(entry.node))
+            message = f"must be a mapping of what to change, got {given}"
+            problems.append(entry.key.problem(path, message))
+        if len(expanded) > MAX_VARIANTS:
+            problems.append(entry.key.problem(path, f"more than {MAX_VARIANTS} variants in all"))
+            return expanded[:MAX_VARIANTS]
+    problems += _ambiguous_names(expanded, variants)
+    return expanded
+
+
+def _expand(name: str, entry: Entry, base: Node | None, problems: list[Problem]) -> list[Variant]:
+    path: KeyPath = ("variants", name)
+    entries = dict(entry.node.value) if isinstance(entry.node.value, dict) else {}
+    grid, single = entries.pop(GRID, None), entries.pop(ONE_AT_A_TIME, None)
+    arm = entries.pop(ARM, None)
+    fixed = list(_flatten(replace(entry.node, value=entries), (), base))
+    if grid is not None and single is not None:
+        message = "grid and one_at_a_time exclude each other: write two variants"
+        problems.append(single.key.problem((*path, ONE_AT_A_TIME), message))
+        grid = None
+    axes = [] if grid is None else _axes(grid, (*path, GRID), problems)
+    problems += _reserved([*fixed, *(axis[0] for axis in axes if axis)], path)
+    own = {override.path for override in fixed} | {axis[0].path for axis in axes if axis}
+    kind, first = (None, []) if arm is None else _arm(arm, path, own, base, problems)
+    fixed = [*first, *fixed]
+    if single is not None:  # its keys may be those of the variant, the centre
+        axes = _axes(single, (*path, ONE_AT_A_TIME), problems)
+        problems += _reserved([axis[0] for axis in axes], path)
+        return _one_at_a_time(name, fixed, axes, kind)
+    if grid is None:
+        return [Variant(name, name, tuple(fixed), kind)]
+    labels = axis_labels([axis[0].path for axis in axes])
+    named = [
+        [(f"{label}={value_label(number, one.node)}", one) for number, one in enumerate(axis)]
+        for label, axis in zip(labels, axes, strict=True)
+    ]
+    points = itertools.islice(itertools.product(*named), MAX_VARIANTS + 1)
+    return [
+        Variant(
+            "-".join([name, *(text for text, _ in point)]),
+            name,
+            (*fixed, *(override for _, override in point)),
+            kind,
+        )
+        for point in points
+        if point
+    ]
+
+
+def _arm(
+    arm: Entry,
+    path: KeyPath,
+    own: set[tuple[str, ...]],
+    base: Node | None,
+    problems: list[Problem],
+) -> tuple[str | None, list[Override]]:
+    """Return the name of an arm, and its overrides but for those that the variant makes itself.
+
+    Args:
+        arm: the entry `arm:`.
+        path: of the variant.
+        own: paths of the variant's own overrides.
+        base: the tree of the base experiment; None where it cannot be read.
+        problems: receives what is wrong with the arm.
+    """
+    name, content = to_python(arm.node), None if base is None else to_python(base)
+    if not isinstance(name, str) or name not in ARMS:
+        hint = did_you_mean(str(name), ARMS) or f"; choose from {any_of(list(ARMS))}"
+        problems.append(arm.key.problem((*path, ARM), f"no such arm: {value_text(name)}{hint}"))
+        return None, []
+    if not isinstance(content, dict):
+        return name, []  # reported already
+    try:
+        changes = arm_changes(name, content)
+    except ArmError as error:
+        problems.append(arm.key.problem((*path, ARM), str(error)))
+        return name, []
+    found = [
+        Override(tuple(key.split(".")), from_python(value, arm.key, problems))
+        for key, value in changes.items()
+    ]
+    return name, [one for one in found if not any(one.path[: len(given)] == given for given in own)]
+
+
+def _one_at_a_time(
+    name: str, fixed: list[Override], axes: list[list[Override]], arm: str | None
+) -> list[Variant]:
+    """Return the variant itself, and one for each value of each key with all others as in it."""
+    labels = axis_labels([axis[0].path for axis in axes])
+    return [
+        Variant(name, name, tuple(fixed), arm),
+        *(
+            Variant(
+                f"{name}-{label}={value_label(number, one.node)}",
+                name,
+                (*(other for other in fixed if other.path != one.path), one),
+                arm,
+                centre=name,
+            )
+            for label, axis in zip(labels, axes, strict=True)
+            for number, one in enumerate(axis)
+        ),
+    ]
+
+
+def _flatten(node: Node, path: tuple[str, ...], base: Node | None) -> Iterator[Override]:
+    """Yield an override for each value; a mapping is merged into one that the base has there."""
+    entries = node.value if isinstance(node.value, dict) else {}
+    for key, entry in entries.items():
+        inner = (*path, *key.split("."))
+        below = _at(base, inner)
+        single = below is not None and below.value is not None and not isinstance(below.value, dict)
+        if isinstance(entry.node.value, dict) and entry.node.value and not single:
+            yield from _flatten(entry.node, inner, base)
+        else:
+            yield Override(inner, replace(entry.node, location=entry.key))
+
+
+def _at(root: Node | None, path: tuple[str, ...]) -> Node | None:
+    node = root
+    for key in path:
+        if node is None or not isinstance(node.value, dict) or key not in node.value:
+            return None
+        node = node.value[key].node
+    return node
+
+
+def _axes(grid: Entry, path: KeyPath, problems: list[Problem]) -> list[list[Override]]:
+    """Return the overrides of each axis of a grid."""
+    if not isinstance(grid.node.value, dict) or not grid.node.value:
+        given = value_text(to_python(grid.node))
+        message = f"must map keys to lists of values, such as {{local.steps: [1, 5]}}, got {given}"
+        problems.append(grid.key.problem(path, message))
+        return []
+    axes = []
+    for key, entry in grid.node.value.items():
+        if not isinstance(entry.node.value, list) or not entry.node.value:
+            given = value_text(to_python(entry.node))
+            message = f"must be a list of values, got {given}"
+            if isinstance(entry.node.value, dict):
+                message += "; write the whole key on one line: section.key: [...]"
+            problems.append(entry.key.problem((*path, key), message))
+            continue
+        axes.append([Override(tuple(key.split(".")), item) for item in entry.node.value])
+    return axes
+
+
+def _reserved(overrides: list[Override], path: KeyPath) -> Iterator[Problem]:
+    """Yield problems for keys that no variant may set, and for keys that are set twice."""
+    seen: set[tuple[str, ...]] = set()
+    for override in overrides:
+        place = override.node.location
+        if not all(override.path):
+            key = ".".join(override.path)
+            yield place.problem((*path, key), "is not a key; write key.path: value")
+        elif override.path == ("seed",):
+            message = "every variant runs with the seeds of seeds:; leave it out"
+            yield place.problem((*path, "seed"), message)
+        elif override.path in seen:
+            yield place.problem((*path, *override.path), "is set twice in this variant")
+        seen.add(override.path)
+
+
+def axis_labels(paths: list[tuple[str, ...]]) -> list[str]:
+    """Return the last key of each axis, or all its keys where that would be ambiguous."""
+    last = [path[-1] for path in paths]
+    return [path[-1] if last.count(path[-1]) == 1 else ".".join(path) for path in paths]
+
+
+def value_label(number: int, node: Node) -> str:
+    """Return a value as a part of a name: 8.0, null, 64x32; a mapping by its number on its axis."""
+    value = to_python(node)
+    parts = value if isinstance(value, list) else [value]
+    if any(isinstance(part, dict | list) for part in parts):
+        return str(number)
+    return "x".join(
+        _NOT_IN_NAMES.sub("_", part if isinstance(part, str) else value_text(part))
+        for part in parts
+    )
+
+
+def _ambiguous_names(expanded: list[Variant], entries: Mapping[str, Entry]) -> Iterator[Problem]:
+    """Yield problems for variants whose directories would coincide on some file system."""
+    seen: dict[str, Variant] = {}
+    for variant in expanded:
+        former = seen.setdefault(variant.name.casefold(), variant)
+        if former is not variant:
+            message = f"a second variant is called {path_text((variant.name,))}"
+            if former.name != variant.name:
+                message = f"{variant.name!r} and {former.name!r} differ in capitals only"
+            place = entries[variant.origin].key
+            yield place.problem(("variants", variant.origin), message)

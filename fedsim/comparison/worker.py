@@ -1,0 +1,178 @@
+"""A process that runs experiments: jobs on stdin, messages on stdout, both as lines of JSON.
+
+A process of its own starts with one thread for numerics, frees its memory at the end, and takes
+only its own run with it when it crashes. It is `python -m fedsim.comparison.worker`, not a fork of
+the caller: a script that calls `fedsim.compare` needs no `if __name__ == "__main__"`.
+
+Metrics on every client's own data are computed after the run from its final model, outside of every
+message. No ε covers them: a client's accuracy on its private data reveals information about it.
+"""
+
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedsim.core.plugin_errors import contained_exits, error_text, type_name
+
+if TYPE_CHECKING:
+    from fedsim.federation.federation import Federation
+    from fedsim.runs.directory import RunDirectory
+
+
+SendMessage = Callable[[dict[str, Any]], None]
+
+RECORD = "comparison_run.json"
+
+
+def serve_jobs() -> None:
+    """Run the jobs on stdin until it is closed."""
+    # A background process of a shell ignores interrupts, and its children inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    # The output of a plug-in must not mix with the messages.
+    messages = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+
+    def send(message: dict[str, Any]) -> None:
+        messages.write(json.dumps(message) + "\n")
+        messages.flush()
+
+    try:
+        for line in sys.stdin:
+            _answer(json.loads(line), send)
+    except KeyboardInterrupt:
+        return
+
+
+def _answer(job: Mapping[str, Any], send: SendMessage) -> None:
+    try:
+        with contained_exits():
+            status = _execute(job, send)
+        send({"event": "finished", "status": status})
+    except KeyboardInterrupt:  # before or after the rounds; within them, the run handles it
+        send({"event": "finished", "status": "interrupted"})
+    # A plug-in may raise any exception, and the other runs must continue.
+    except Exception as error:  # noqa: BLE001
+        traceback.print_exc()
+        send({"event": "failed", "reason": error_text(error) or type_name(error)})
+
+
+def _execute(job: Mapping[str, Any], send: SendMessage) -> str:
+    """Run a job and return the status of its run."""
+    import torch
+
+    from fedsim.experiment import load_experiment
+    from fedsim.federation.assembly import assemble
+    from fedsim.report.run import run
+    from fedsim.runs.directory import RunDirectory
+    from fedsim.runs.runner import run_experiment
+
+    torch.set_num_threads(1)
+    path = Path(job["directory"])
+    reporter = _RunReporter(job["record"], send)
+    status = "completed"
+    if job["action"] in ("run", "resume"):
+        execute = run if job.get("report", True) else run_experiment
+        status = execute(
+            job["experiment"],
+            base=job["base"],
+            out=path,
+            resume=job["action"] == "resume",
+            observer=reporter,
+        ).status
+    if job["measure"] and status not in ("interrupted", "failed"):
+        loaded = load_experiment(job["experiment"], base=job["base"])
+        federation = reporter.federation or assemble(loaded, ledger=None)
+        write_client_metrics(federation, RunDirectory(path))
+    return status
+
+
+class _RunReporter:
+    """Records the origin of a run before its first round, and sends a message for every round."""
+
+    def __init__(self, record: dict[str, Any], send: SendMessage) -> None:
+        self._record = record
+        self._send = send
+        self.federation: Any = None
+
+    def phase(self, name: str) -> None:
+        """Send the name of the phase."""
+        self._send({"event": "phase", "name": name})
+
+    def started(self, federation: Any, path: Path) -> None:
+        """Write `comparison_run.json`, which names the variant, seed and fingerprint of the run."""
+        from fedsim.comparison.differences import pair_digests
+        from fedsim.runs.directory import RunDirectory
+        from fedsim.runs.files import SCHEMAS
+
+        self.federation = federation
+        content = {
+            "schema": SCHEMAS[RECORD],
+            **self._record,
+            "pairing": pair_digests(federation),
+        }
+        RunDirectory(path).write_json(RECORD, content)
+        rounds = federation.experiment.federation.rounds
+        self._send({"event": "started", "rounds": rounds})
+
+    def round_finished(self, row: Mapping[str, Any]) -> None:
+        """Send the number of the round."""
+        self._send({"event": "round", "round": row["round"]})
+
+    def ended(self) -> None:
+        """Do nothing: the end of the job is sent with its status."""
+
+
+CLIENT_METRICS = "client_metrics.json"
+WARNING = (
+    "Computed on the clients' private training data, outside the federation's messages, for the "
+    "experimenter alone. No ε covers these figures: do not publish them for private data."
+)
+
+
+def write_client_metrics(federation: "Federation", directory: "RunDirectory") -> None:
+    """Write `client_metrics.json` of a finished run, and list it in the manifest.
+
+    Args:
+        federation: the federation of the same experiment; its model is overwritten.
+        directory: the run directory with its `model.safetensors`.
+    """
+    from safetensors.torch import load_file
+
+    from fedsim.models.metrics import evaluate
+    from fedsim.runs.files import SCHEMAS
+    from fedsim.runs.manifest import list_again
+    from fedsim.runs.saved_model import load_core
+
+    trained = federation.model
+    model = trained.module
+    if federation.experiment.saves_derived_model:
+        model = load_core(directory.path, base=federation.base).to(trained.device)
+    else:
+        path = directory.path / "model.safetensors"
+        model.load_state_dict(load_file(str(path), device=str(trained.device)))
+    rows: list[dict[str, Any]] = []
+    for client, examples in enumerate(federation.data.clients):
+        found = evaluate(model, trained.loss, trained.task, examples, device=trained.device)
+        figures = {f"client_{name}": _finite(value) for name, value in found.items()}
+        rows.append({"client": client, "examples": len(examples), **figures})
+    content = {
+        "schema": SCHEMAS[CLIENT_METRICS],
+        "private": True,
+        "warning": WARNING,
+        "clients": rows,
+    }
+    directory.write_json(CLIENT_METRICS, content)
+    list_again(directory, CLIENT_METRICS)
+
+
+def _finite(value: float) -> float | None:
+    return value if -float("inf") < value < float("inf") else None
+
+
+if __name__ == "__main__":
+    serve_jobs()

@@ -1,0 +1,241 @@
+"""What `fedsim validate` finds: the footprint of an experiment; with `--data`, its data.
+
+An experiment file may come from an untrusted source. For the footprint nothing is imported, and
+nothing but plug-ins opened, for their digest, so the user can review it before the run.
+
+With `--data` every check is made that `fedsim run` makes before its first round. Values and classes
+are those of the public test set: nothing is computed from a client's examples but their numbers,
+and these are shown where they are public.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedsim.core.commands import Phases
+from fedsim.core.errors import InputError
+from fedsim.core.plugin_sources import read_sources
+from fedsim.data.file_names import data_files
+from fedsim.experiment import LoadedExperiment
+from fedsim.experiment.public_tables import named_table
+
+if TYPE_CHECKING:
+    from fedsim.federation.federation import Federation
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """The code and the files that an experiment names.
+
+    Attributes:
+        code: plug-ins that the experiment runs, as written in it.
+        files: files that the experiment reads, including plug-in files, with links resolved.
+        outside: members of `files` that are not below the experiment's directory.
+        hub: names of datasets that may be fetched from the hub of Hugging Face.
+    """
+
+    code: tuple[str, ...]
+    files: tuple[Path, ...]
+    outside: tuple[Path, ...]
+    hub: tuple[str, ...] = ()
+
+    def lines(self) -> list[str]:
+        """Return a line of text for each kind; built-in names need none."""
+        kinds = (
+            ("runs the code of", self.code),
+            ("reads", self.files),
+            ("outside of the experiment's directory", self.outside),
+            ("may fetch from the hub of Hugging Face", self.hub),
+        )
+        return [f"  {what}: {', '.join(map(str, names))}" for what, names in kinds if names]
+
+
+def find_footprint(loaded: LoadedExperiment) -> Footprint:
+    """Return the code that an experiment would execute and the files that it would read."""
+    experiment = loaded.experiment
+    dataset = experiment.data.dataset
+    code = [name for name in (experiment.model.name, experiment.model.loss) if ":" in name]
+    strategy = experiment.federation.algorithm.name
+    code += [strategy] if ":" in strategy else []
+    code += [name for name in experiment.runtime.trackers if ":" in name]
+    scheme = experiment.data.partition.scheme
+    code += [scheme] if ":" in scheme else []
+    named = [str(path) for path in data_files(experiment.data, loaded.base)]
+    if isinstance(dataset, str) and ":" in dataset:
+        code.append(dataset)
+    if experiment.data.folder is not None:
+        named.append(experiment.data.folder)
+    table = named_table(experiment.federation.participation)
+    named += [] if table is None else [table[1]]
+    if experiment.model.init is not None:
+        named.append(experiment.model.init)
+    if experiment.privacy is not None:
+        named += [one.csv for one in experiment.privacy.clients.values() if one.csv is not None]
+    if experiment.secure_aggregation is not None:
+        named += experiment.secure_aggregation.keys.helper_files
+        named += experiment.secure_aggregation.keys.client_files
+    sources = [name.rpartition(":")[0] for name in code]
+    named += [source for source in sources if source.endswith(".py")]
+    files = tuple((loaded.base / Path(name).expanduser()).resolve() for name in named)
+    home = loaded.base.resolve()
+    outside = tuple(path for path in files if not path.is_relative_to(home))
+    fetched = experiment.data.args.get("name") if dataset == "huggingface" else None
+    return Footprint(tuple(code), files, outside, () if fetched is None else (fetched,))
+
+
+def plugin_digest(loaded: LoadedExperiment) -> str | None:
+    """Return the SHA-256 of an experiment's plug-ins; None without plug-ins.
+
+    It covers their names and the content of every source file that their import statements lead to.
+    Versions of installed packages are no part of it: those are the node's own.
+
+    Raises:
+        InputError: the file of a plug-in cannot be read.
+    """
+    references = sorted(loaded.experiment.plugins)
+    if not references:
+        return None
+    try:
+        files = dict(read_sources(references, base=loaded.base).files)
+    except OSError as error:
+        raise InputError(f"cannot read {error.filename}: {error.strerror}") from error
+    content = json.dumps([references, files], sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+_MAX_CLASSES = 12  # in a line of text
+
+
+@dataclass(frozen=True)
+class DataFindings:
+    """What a run would find in the data of an experiment.
+
+    Attributes:
+        federation: the experiment, assembled and checked.
+        clients: number of clients.
+        client_examples: public number of examples of each client; None where it is private.
+        test_examples: number of examples of the public test set.
+        input_shape: shape of one example, as the model gets it.
+        test_range: smallest and largest value of a feature in the test set.
+        test_classes: (name, number of test examples) of each class; None for other targets.
+        trained_values: number of values that the model trains.
+    """
+
+    federation: "Federation"
+    clients: int
+    client_examples: tuple[int, ...] | None
+    test_examples: int
+    input_shape: tuple[int, ...]
+    test_range: tuple[float, float]
+    test_classes: tuple[tuple[str, int], ...] | None
+    trained_values: int
+
+    @property
+    def hints(self) -> list[str]:
+        """Hints on data that a run accepts and that train badly or cannot be scored."""
+        return list(_hints(self))
+
+    def lines(self) -> list[str]:
+        """Return the findings as lines of text."""
+        low, high = self.test_range
+        shape = " x ".join(map(str, self.input_shape))
+        lines = [
+            f"an example has {shape} values, from {low:.4g} to {high:.4g} in the test set",
+            f"the model trains {self.trained_values:,} values",
+        ]
+        if self.test_classes is not None:
+            shown = [f"{name}: {count:,}" for name, count in self.test_classes[:_MAX_CLASSES]]
+            more = len(self.test_classes) - len(shown)
+            rest = f" and {more} more" if more > 0 else ""
+            lines.insert(1, f"classes of the test set: {', '.join(shown)}{rest}")
+        return [*lines, *(f"hint: {hint}" for hint in self.hints)]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the findings as a JSON value."""
+        classes = self.test_classes
+        return {
+            "clients": self.clients,
+            "client_examples": None if self.client_examples is None else [*self.client_examples],
+            "test_examples": self.test_examples,
+            "input_shape": [*self.input_shape],
+            "test_range": [*self.test_range],
+            "test_classes": None
+            if classes is None
+            else [{"class": name, "examples": count} for name, count in classes],
+            "trained_values": self.trained_values,
+            "hints": self.hints,
+        }
+
+
+def check_data(loaded: LoadedExperiment, *, phases: Phases | None = None) -> DataFindings:
+    """Return what a run would find, after every check that it makes before its first round.
+
+    Plug-ins are imported and called, data are read, and the model is built. Nothing is trained,
+    charged or written.
+
+    Args:
+        loaded: the experiment.
+        phases: shows what is being done; None: nothing.
+
+    Raises:
+        ValueError: the experiment cannot be assembled (see `assemble`).
+        PrivacyBudgetError: the budgets do not afford the plan.
+        MechanismMismatchError: the noise is not what clients would be charged for.
+    """
+    from fedsim.federation.assembly import assemble
+    from fedsim.federation.mechanism_probe import probe_mechanisms
+    from fedsim.federation.plan_checks import refuse_overspending
+
+    federation = assemble(loaded, ledger=None, phases=phases)
+    refuse_overspending(federation)
+    federation.blocks.check_round(1)
+    probe_mechanisms(federation)
+    test = federation.data.test
+    return DataFindings(
+        federation=federation,
+        clients=federation.num_clients,
+        client_examples=_public_sizes(federation),
+        test_examples=len(test),
+        input_shape=federation.data.input_shape,
+        test_range=(float(test.features.min()), float(test.features.max())),
+        test_classes=_classes(federation),
+        trained_values=federation.sizes["trained_parameters"],
+    )
+
+
+def _public_sizes(federation: "Federation") -> tuple[int, ...] | None:
+    if federation.plan.clients is None:
+        return tuple(federation.data.clients.sizes)
+    if federation.experiment.release_kind.protects_client:
+        return None
+    return tuple(plan.examples for plan in federation.plan.clients)
+
+
+def _classes(federation: "Federation") -> tuple[tuple[str, int], ...] | None:
+    data = federation.data
+    if data.num_classes is None:
+        return None
+    names = data.class_names or tuple(map(str, range(data.num_classes)))
+    counts = np.bincount(data.test.targets, minlength=len(names))
+    return tuple(zip(names, counts.tolist(), strict=True))
+
+
+def _hints(found: DataFindings) -> Iterator[str]:
+    absent = [name for name, count in found.test_classes or () if count == 0]
+    if absent:
+        more = f" and {len(absent) - 5} more" if len(absent) > 5 else ""
+        yield (
+            f"the test set has no example of class {', '.join(absent[:5])}{more}, so no score "
+            "tells how well it is learned; raise data.test_fraction or bring a test set"
+        )
+    low, high = found.test_range
+    if low == high:
+        yield (
+            f"all features are {low:g} in the test set, and nothing can be learned "
+            "from them; check the columns and the scale"
+        )

@@ -1,0 +1,416 @@
+"""Figures in files of their own: answers of teachers, scores by class, clients' private data.
+
+`answers.json` of a run with `task: pate` has the queries, their noisy shares and their labels.
+Every figure follows from charged releases and from public labels, so nothing of it is charged.
+
+`scores.json` has the final model by class, `personalization.json` the personal models. Figures of
+the first are of public examples, so nothing of them is charged. The second is written only for data
+declared public.
+
+`client_data.json` has figures of the clients' private data, for the experimenter's eyes. They are
+computed after the last round, outside of every message, and no ε covers them. So they are written
+only where nothing is promised about the data: without differential privacy and without secure
+aggregation, as for `evaluation.holdout`.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord
+
+from fedsim.algorithms.state import ServerState
+from fedsim.clients.mechanisms.votes.mechanism import NO_LABEL
+from fedsim.core.plugin_errors import plugin_calls
+from fedsim.core.text_formats import finite_or_none
+from fedsim.experiment import Experiment
+from fedsim.federation.federation import Federation
+from fedsim.models.metrics import evaluate_with_outputs
+from fedsim.models.scores.metrics import class_names
+from fedsim.models.scores.predictions import ClassPredictions, predictions_of
+from fedsim.pate.board import NOT_CHECKED, labels_of, shares_of
+from fedsim.pate.settings import PateSettings
+from fedsim.personalization.settings import PersonalizationSettings
+from fedsim.protocol.arrays import to_numpy
+from fedsim.protocol.errors import FederationError
+from fedsim.runs.files import SCHEMAS
+
+if TYPE_CHECKING:
+    from fedsim.personalization.scores import ClientScores
+
+
+ANSWERS = "answers.json"
+COUNTS = ("queries_checked", "queries_answered", "label_accuracy")
+"""Keys of a line of `rounds.jsonl` that repeat figures of the file."""
+
+
+def answers_content(federation: Federation, state: ServerState) -> dict[str, Any] | None:
+    """Return the content of the file; None for another task.
+
+    Args:
+        federation: of the run.
+        state: after its last round.
+    """
+    voting = federation.voting
+    if voting is None:
+        return None
+    board = to_numpy(state.arrays)
+    return {
+        "schema": SCHEMAS[ANSWERS],
+        **_counted(rows := _rows(board, voting.queries.targets)),
+        "threshold": voting.settings.threshold,
+        "queries": rows,
+    }
+
+
+def answer_problems(
+    content: Mapping[str, Any],
+    board: Mapping[str, np.ndarray] | None,
+    settings: PateSettings,
+    row: Mapping[str, Any] | None,
+) -> Iterator[str]:
+    """Yield what `answers.json` says and does not agree with the other files or with itself.
+
+    Args:
+        content: the file.
+        board: arrays of the checkpoint; None before the first round.
+        settings: `pate:` of the experiment.
+        row: the last finished line of `rounds.jsonl`; None without one.
+    """
+    rows = content["queries"]
+    if len(rows) != settings.queries or content["threshold"] != settings.threshold:
+        yield f"{ANSWERS} has other queries, or another threshold, than experiment.yaml"
+        return
+    found = {name: content[name] for name in COUNTS}
+    if found != _counted(rows):
+        yield f"{ANSWERS}: its numbers are not those of its queries"
+    if row is not None and found != {name: row[name] for name in COUNTS}:
+        yield f"{ANSWERS}: its numbers are not those of the last round"
+    if found["queries_answered"] > settings.most_answers:
+        yield f"{ANSWERS}: more queries are answered than every client is charged for"
+    true = np.array([one["true"] for one in rows], dtype=np.int64)
+    if board is not None and _rows(board, true) != rows:
+        yield f"{ANSWERS}: shares or labels are not those of the checkpoint"
+
+
+def _rows(board: Mapping[str, np.ndarray], true: np.ndarray) -> list[dict[str, Any]]:
+    """Return one mapping for each query.
+
+    Args:
+        board: arrays of the board.
+        true: public label of each query (queries,).
+    """
+    shares, labels = shares_of(board), labels_of(board)
+    return [
+        {
+            "query": query,
+            "share": None if share < NOT_CHECKED / 2 else round(float(share), 6),
+            "label": None if label == NO_LABEL else label,
+            "true": real,
+        }
+        for query, (share, label, real) in enumerate(
+            zip(shares.tolist(), labels.tolist(), true.tolist(), strict=True)
+        )
+    ]
+
+
+def _counted(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    answered = [row for row in rows if row["label"] is not None]
+    right = sum(row["label"] == row["true"] for row in answered)
+    return {
+        "queries_checked": sum(row["share"] is not None for row in rows),
+        "queries_answered": len(answered),
+        "label_accuracy": right / len(answered) if answered else None,
+    }
+
+
+CLIENT_DATA = "client_data.json"
+CLIENT_DATA_NOTE = (
+    "Figures of the clients' own examples, for the experimenter's eyes: no ε covers them. They are "
+    "written only in runs without differential privacy and without secure aggregation."
+)
+MAX_COUNTS = 1_000_000  # clients times classes; a larger table is left out
+
+
+def may_write(experiment: Experiment) -> bool:
+    """Whether an experiment promises nothing that these figures would break."""
+    return experiment.privacy is None and experiment.secure_aggregation is None
+
+
+def client_data(federation: Federation, arrays: ArrayRecord | None) -> dict[str, Any] | None:
+    """Return the content of the file; None where it may not be written, or there are no classes.
+
+    Args:
+        federation: the federation; its model is overwritten.
+        arrays: the final global model; None: it is not scored.
+    """
+    data = federation.data
+    count = None if federation.model.task.name == "regression" else data.num_classes
+    if not may_write(federation.experiment) or count is None:
+        return None
+    if count * len(data.clients) > MAX_COUNTS:
+        return None
+    clients = [
+        {"client": client, "labels": _counts(data.clients.targets(client), count)}
+        for client in range(len(data.clients))
+    ]
+    if arrays is not None:
+        for row, scores in zip(clients, _held_out(federation, arrays, count), strict=False):
+            row.update(scores)
+    return {
+        "schema": SCHEMAS[CLIENT_DATA],
+        "figures_of": "private data",
+        "note": CLIENT_DATA_NOTE,
+        "classes": class_names(count, data.class_names),
+        "clients": clients,
+    }
+
+
+def client_data_problems(
+    experiment: Experiment, sizes: Sequence[int | None], content: Mapping[str, Any] | None
+) -> Iterator[str]:
+    """Yield what does not belong, or contradicts the other files.
+
+    Args:
+        experiment: `experiment.yaml`.
+        sizes: number of examples of each client, by `privacy.json`.
+        content: the file; None where there is none.
+    """
+    if content is None:
+        return
+    if not may_write(experiment):
+        yield f"{CLIENT_DATA} holds figures of private data, in a run that promises to protect them"
+        return
+    classes, rows = content["classes"], content["clients"]
+    if [row["client"] for row in rows] != list(range(len(sizes))):
+        yield f"{CLIENT_DATA}: its clients are not those of privacy.json"
+    for row, size in zip(rows, sizes, strict=False):
+        name, held_out = f"{CLIENT_DATA}: client {row['client']}", row.get("held_out")
+        if len(row["labels"]) != len(classes) or sum(row["labels"]) != size:
+            yield f"{name} has other examples than in privacy.json"
+        if held_out is None:
+            continue
+        pairs = list(zip(row["correct"], held_out, strict=True))
+        if len(pairs) != len(classes) or any(not 0 <= hits <= n for hits, n in pairs):
+            yield f"{name} has more correct predictions than held-out examples"
+
+
+def _held_out(
+    federation: Federation, arrays: ArrayRecord, count: int
+) -> Iterator[dict[str, list[int]]]:
+    """Yield the held-out examples of each client by class, and how many are predicted rightly."""
+    held_out = federation.data.held_out
+    if federation.experiment.client_evaluation is None or held_out is None:
+        return
+    model = federation.model
+    model.module.load_state_dict(arrays.to_torch_state_dict())
+    for client in range(len(held_out)):
+        examples = held_out[client]
+        hits = [0] * count
+        if len(examples):
+            with plugin_calls(
+                "the global model failed on held-out examples", raises=FederationError
+            ):
+                _, outputs = evaluate_with_outputs(
+                    model.module, model.loss, model.task, examples, device=model.device
+                )
+            found = predictions_of(model.task, outputs, torch.from_numpy(examples.targets))
+            if not isinstance(found, ClassPredictions):
+                return
+            hits = _counts(found.targets[found.predicted == found.targets], count)
+        yield {"held_out": _counts(examples.targets, count), "correct": hits}
+
+
+def _counts(targets: np.ndarray, count: int) -> list[int]:
+    """Return the number of examples of each class."""
+    return np.bincount(np.asarray(targets, np.int64).ravel(), minlength=count).tolist()
+
+
+SCORES = "scores.json"
+_SAME = 1e-9  # relative: a ratio, computed again
+
+
+def scores_content(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content of the file from the scores of the final model."""
+    return {"schema": SCHEMAS[SCORES], **found}
+
+
+def public_metrics(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metrics on the test set in a line of `rounds.jsonl`, by name without `test_`."""
+    return {
+        name.removeprefix("test_"): value for name, value in row.items() if name.startswith("test_")
+    }
+
+
+def score_contradictions(content: Mapping[str, Any], row: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what `scores.json` says and does not agree with the last round or with itself.
+
+    Args:
+        content: the file.
+        row: the last line of `rounds.jsonl`.
+    """
+    if content["metrics"] != public_metrics(row):
+        yield f"the metrics of {SCORES} are not those of the last round"
+    matrix = content["confusion"]
+    if matrix is None:
+        return
+    for index, one in enumerate(content["by_class"]):
+        hits = matrix[index][index]
+        if sum(matrix[index]) != one["examples"]:
+            yield f"{SCORES}: class {one['class']} has not the examples of its row in confusion"
+        elif sum(line[index] for line in matrix) != one["predicted"]:
+            yield (
+                f"{SCORES}: class {one['class']} has not the predictions of its column in confusion"
+            )
+        elif not _is_ratio(one["recall"], hits, one["examples"]):
+            yield f"{SCORES}: the recall of class {one['class']} is not that of confusion"
+        elif not _is_ratio(one["precision"], hits, one["predicted"]):
+            yield f"{SCORES}: the precision of class {one['class']} is not that of confusion"
+    yield from _totals(content, matrix)
+
+
+def _totals(content: Mapping[str, Any], matrix: list[list[int]]) -> Iterator[str]:
+    sizes, total = [sum(line) for line in matrix], sum(map(sum, matrix))
+    correct = sum(line[index] for index, line in enumerate(matrix))
+    most = {"class": content["classes"][sizes.index(max(sizes))], "share": max(sizes) / total}
+    if content["majority"] != most:
+        yield f"{SCORES}: the majority is not the largest class of confusion"
+    accuracy = content["metrics"].get("accuracy")
+    if accuracy is not None and not _is_ratio(accuracy, correct, total):
+        yield f"{SCORES}: the accuracy is not that of confusion"
+
+
+def _is_ratio(value: float | None, part: int, whole: int) -> bool:
+    if value is None or whole == 0:
+        return value is None and whole == 0
+    return abs(value - part / whole) <= _SAME
+
+
+PERSONALIZATION = "personalization.json"
+FIGURES_OF = "public data"
+NOTE = (
+    "Figures of public data: personalization.public_data declares that all examples are public. "
+    "No ε covers a score on a client's own examples; on private data none is computed."
+)
+ENDED = ("completed", "stopped")  # how runs with scores end
+# relative: sums in another order
+
+
+def score_personal_models(federation: Federation, arrays: ArrayRecord) -> dict[str, Any] | None:
+    """Return the content of `personalization.json`; None unless the data are declared public.
+
+    It is computed after the last round, from the final model, outside of every message.
+
+    Args:
+        federation: the federation; its model is overwritten.
+        arrays: the final global model.
+    """
+    settings = federation.experiment.personalization
+    if settings is None or not settings.public_data:
+        return None
+    from fedsim.personalization.scores import ScoredModel, score_clients
+
+    federation.model.module.load_state_dict(arrays.to_torch_state_dict())
+    scored = ScoredModel(federation.model.module, federation.model.loss, federation.model.task)
+    seed = federation.experiment.seed
+    found = list(score_clients(settings, scored, federation.data, seed=seed))
+    return {
+        "schema": SCHEMAS[PERSONALIZATION],
+        "figures_of": FIGURES_OF,
+        "note": NOTE,
+        "settings": settings.model_dump(mode="json"),
+        **_pooled([_row(each) for each in found]),
+        "clients": [_row(each) for each in found],
+    }
+
+
+def summary_of(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what `summary.json` repeats of `personalization.json`."""
+    return {key: content[key] for key in ("figures_of", "held_out", "global", "personal")}
+
+
+def personal_metrics(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the pooled metrics of the personal models in `summary.json`, as `personal_...`."""
+    found = summary.get("personalization") or {"personal": {}}
+    return {f"personal_{name}": value for name, value in found["personal"].items()}
+
+
+def contradictions(
+    settings: PersonalizationSettings | None,
+    summary: Mapping[str, Any],
+    content: Mapping[str, Any] | None,
+) -> Iterator[str]:
+    """Yield what the files say of personal models and do not agree on.
+
+    Args:
+        settings: `personalization:` of `experiment.yaml`.
+        summary: `summary.json`.
+        content: `personalization.json`; None where there is none.
+    """
+    repeated = summary.get("personalization")
+    if settings is None or not settings.public_data:
+        if content is not None or repeated is not None:
+            yield "scores of personal models, and experiment.yaml does not declare public data"
+        return
+    if content is None:
+        ended = summary["status"] in ENDED and summary["rounds"]
+        if ended or repeated is not None:
+            yield f"{PERSONALIZATION} is missing"
+        return
+    if content["settings"] != settings.model_dump(mode="json"):
+        yield f"the settings of {PERSONALIZATION} are not those of experiment.yaml"
+    if repeated != summary_of(content):
+        yield f"the scores of personal models in summary.json are not those of {PERSONALIZATION}"
+    expected = _pooled(content["clients"])
+    for name in ("global", "personal"):
+        if not _same(content[name], expected[name]):
+            yield f"{PERSONALIZATION}: the {name} scores are not the means over its clients"
+    if content["held_out"] != expected["held_out"]:
+        yield f"{PERSONALIZATION}: held_out is not the sum over its clients"
+
+
+def _row(found: "ClientScores") -> dict[str, Any]:
+    return {
+        "client": found.client,
+        "examples": found.examples,
+        "held_out": found.held_out,
+        "global": _finite(found.global_model),
+        "personal": _finite(found.personal_model),
+    }
+
+
+def _finite(scores: Mapping[str, float]) -> dict[str, float | None]:
+    return {name: finite_or_none(value) for name, value in scores.items()}
+
+
+def _pooled(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the means over all held-out examples; null where a client has none that is finite."""
+    weights = [row["held_out"] for row in rows]
+    means = {}
+    for name in ("global", "personal"):
+        numbers = [{k: float("nan") if v is None else v for k, v in r[name].items()} for r in rows]
+        means[name] = _finite(pooled(numbers, weights))
+    return {"held_out": sum(weights), **means}
+
+
+def pooled(scores: Sequence[Mapping[str, float]], weights: Sequence[int]) -> dict[str, float]:
+    """Return the means over all held-out examples of all clients.
+
+    Args:
+        scores: metrics of each client; empty for a client without examples.
+        weights: number of held-out examples of each.
+    """
+    names = next((list(each) for each in scores if each), [])
+    whole = sum(weights)
+    return {
+        name: sum(w * each[name] for each, w in zip(scores, weights, strict=True) if each) / whole
+        for name in names
+    }
+
+
+def _same(one: Mapping[str, float | None], other: Mapping[str, float | None]) -> bool:
+    def alike(a: float | None, b: float | None) -> bool:
+        return a == b or (a is not None and b is not None and abs(a - b) <= _SAME * max(abs(a), 1))
+
+    return one.keys() == other.keys() and all(alike(one[name], other[name]) for name in one)

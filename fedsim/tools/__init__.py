@@ -1,0 +1,1 @@
+"""Tools over the core: they import it, and it imports none of them."""

@@ -1,0 +1,345 @@
+"""The advice about an experiment: candidates by their predicted error, notes, and both as text."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import yaml
+from rich.console import Console
+
+from fedsim.clients.mechanisms.kinds import GRADIENT_PERTURBATION
+from fedsim.clients.mechanisms.plan import PrivacyBudgetError, PrivacyPlanError
+from fedsim.core.commands import Phases
+from fedsim.core.formatting import count_text, epsilon_text
+from fedsim.core.text_formats import finite_or_none
+from fedsim.experiment import LoadedExperiment
+from fedsim.federation.assembly import assemble
+from fedsim.federation.federation import Federation
+from fedsim.federation.plan_checks import refuse_overspending
+from fedsim.planning.cells import plan_cell
+from fedsim.report.terminal_text import figure_table, print_sentence, print_table
+from fedsim.tools.advice.candidates import PublicFacts, public_facts
+from fedsim.tools.advice.noise import plausible_tasks
+from fedsim.tools.advice.ranking import PROPOSAL, Ranked, Ranking
+
+
+def yaml_lines(changes: Mapping[str, Any]) -> str:
+    """Return the settings as YAML, one section a line where it fits; empty without changes.
+
+    Args:
+        changes: `{"key.path": value}`.
+    """
+    tree: dict[str, Any] = {}
+    for path, value in changes.items():
+        *sections, key = path.split(".")
+        place = tree
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[key] = value
+    if not tree:
+        return ""
+    return yaml.safe_dump(tree, sort_keys=False, default_flow_style=None, allow_unicode=True)
+
+
+_WORTH_SAYING = 0.9  # of the proposal's predicted error
+
+
+def notes_of(federation: Federation, ranking: Ranking, rows: Sequence[Ranked]) -> Iterator[str]:
+    """Yield sentences about samplings, trained values and trust.
+
+    Args:
+        federation: of the file.
+        ranking: gives predicted errors.
+        rows: the finalists.
+    """
+    best = next((row for row in rows if row.name == PROPOSAL), rows[0])
+    if best.rates == (1.0, 1.0):
+        yield "sampling: at a sampling rate of 1 every privacy.sampling gives the same lots"
+    yield from _fewer_values(ranking, best)
+    yield from _trust(federation, ranking, rows, best)
+
+
+def _fewer_values(ranking: Ranking, best: Ranked) -> Iterator[str]:
+    facts = ranking.facts
+    linear = (facts.inputs + 1) * facts.outputs
+    if linear >= facts.trained_values:
+        return
+    ratio = ranking.with_values(best, linear) / best.error
+    if ratio < _WORTH_SAYING:
+        yield (
+            f"fewer trained values: noise grows with their number, {facts.trained_values:,} here; "
+            f"a linear model has {linear:,}, for × {ratio:.2g} of the predicted noise-to-signal "
+            "ratio, if it can tell the classes apart: try model.name: logistic on fixed features "
+            "(model.features)"
+        )
+
+
+def _trust(
+    federation: Federation, ranking: Ranking, rows: Sequence[Ranked], best: Ranked
+) -> Iterator[str]:
+    """Yield the gain of distributed trust at the schedule of a candidate with one local step."""
+    yield "trust: every candidate protects each upload by its own noise (local)"
+    one_step = [row for row in rows if row.candidate.steps == 1]
+    row = best if best in one_step else min(one_step, key=lambda one: one.error, default=best)
+    also = {**row.changes, **_sums(federation)}
+    loaded = LoadedExperiment(federation.experiment, None, federation.base)
+    cell = plan_cell(loaded, federation, "distributed", "example", also=also)
+    if cell.reason is not None:
+        yield f"distributed trust cannot run here: {cell.reason.partition(';')[0]}"
+        return
+    shares = {one.client: one.noise_multiplier for one in cell.clients}
+    noise = np.array([shares[int(client)] for client in ranking.facts.members])
+    ratio = ranking.with_noise(row, noise) / row.error
+    limits = [cell.epsilon(observer) for observer in ("sums", "server")]
+    sums, server = ("infinite" if one is None else epsilon_text(one) for one in limits)
+    lines = yaml_lines({"privacy.trust": "distributed", **_sums(federation)}).splitlines()
+    if ratio < _WORTH_SAYING:
+        yield (
+            f"distributed trust, with the schedule {row.name!r}: × {ratio:.2g} of its predicted "
+            f"noise-to-signal ratio, for ε = {sums} against who sees sums, and {server} against a "
+            f"server that breaks secure aggregation: set {'; '.join(lines)}"
+        )
+
+
+def _sums(federation: Federation) -> dict[str, Any]:
+    """Return the settings of sums that distributed trust needs and the file lacks."""
+    secure = federation.experiment.secure_aggregation
+    per_round, _ = federation.plan.participation.round_sizes
+    if secure is None:
+        return {"secure_aggregation": {"aggregators": 2, "min_clients": per_round}}
+    if "min_clients" not in secure.model_fields_set:
+        return {"secure_aggregation.min_clients": per_round}
+    return {}
+
+
+_CLEAR_GAIN = 0.95  # of the file's predicted error
+
+
+@dataclass(frozen=True)
+class Advice:
+    """Candidates of an experiment, compared by public facts.
+
+    Attributes:
+        facts: what the comparison depends on.
+        rows: the file, the proposal where there is one, and other candidates.
+        compared: number of candidates.
+        notes: sentences about what the candidates leave open.
+        refusal: the reason why `fedsim run` refuses the file; None if it does not.
+    """
+
+    facts: PublicFacts
+    rows: tuple[Ranked, ...]
+    compared: int
+    notes: tuple[str, ...]
+    refusal: str | None = None
+
+    @property
+    def proposal(self) -> Ranked | None:
+        """The proposed candidate; None where none is clearly better than the file.
+
+        Correlated noise is proposed only where it is clearly better than all else.
+        """
+        found = [row for row in self.rows if row.name == PROPOSAL]
+        correlated = [row for row in self.rows if row.candidate.correlation is not None]
+        least = min((row.error for row in found), default=self.rows[0].error)
+        found = [row for row in correlated if row.error < _CLEAR_GAIN * least] or found
+        return found[0] if found and found[0].ratio < _CLEAR_GAIN else None
+
+    @property
+    def lines(self) -> str:
+        """The proposal as YAML lines; empty without one."""
+        return "" if self.proposal is None else yaml_lines(self.proposal.changes)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the advice as a JSON value; infinite numbers are null."""
+        facts = self.facts
+        return {
+            "facts": {
+                "clients": facts.num_clients,
+                "examples": [int(n) for n in facts.examples],
+                "epsilon": [finite_or_none(float(e)) for e in facts.epsilons],
+                "trained_values": facts.trained_values,
+                "inputs": facts.inputs,
+                "outputs": facts.outputs,
+                "label_skew": facts.label_skew,
+            },
+            "compared": self.compared,
+            "tasks": len(plausible_tasks()),
+            "candidates": [_row_to_json(row) for row in self.rows],
+            "proposal": None if self.proposal is None else dict(self.proposal.changes),
+            "yaml": self.lines,
+            "notes": list(self.notes),
+            "refusal": self.refusal,
+        }
+
+
+def _row_to_json(row: Ranked) -> dict[str, Any]:
+    candidate = row.candidate
+    return {
+        "name": row.name,
+        "changes": dict(row.changes),
+        "rounds": candidate.rounds,
+        "steps": candidate.steps,
+        "learning_rate": candidate.learning_rate,
+        "weighting": candidate.weighting,
+        "sampling_rate": list(row.rates),
+        "noise_multiplier": [finite_or_none(z) for z in row.noise],
+        "noise_is_exact": row.exact,
+        "noise_to_signal": finite_or_none(row.error),
+        "ratio": finite_or_none(row.ratio),
+        "ratio_range": [finite_or_none(value) for value in row.ratio_range],
+    }
+
+
+def advise_experiment(loaded: LoadedExperiment, *, phases: Phases | None = None) -> Advice:
+    """Return advice about an experiment, without training and without reading an example.
+
+    Data are loaded, because the partition sets the clients' numbers of examples. Nothing else about
+    them enters.
+
+    Args:
+        loaded: the experiment.
+        phases: the phases of the caller.
+
+    Raises:
+        PrivacyPlanError: the experiment has no `privacy` section, or no noise meets its target.
+        ValueError: the experiment cannot be assembled (see `assemble`).
+    """
+    privacy = loaded.experiment.privacy
+    if privacy is None:
+        raise PrivacyPlanError("there is nothing to plan: the experiment has no privacy section")
+    if privacy.mechanism.name != GRADIENT_PERTURBATION:
+        raise PrivacyPlanError(
+            "the advice compares schedules of noise on gradients, and privacy.mechanism is "
+            f"{privacy.mechanism.name}; call it with a file of mechanism: {GRADIENT_PERTURBATION}"
+        )
+    groups = privacy.clipping.groups
+    fixed = [name for name, one in groups.items() if one.noise_multiplier is not None]
+    if fixed:
+        raise PrivacyPlanError(
+            f"privacy.clipping.groups gives {fixed[0]!r} a noise_multiplier, and advice compares "
+            "schedules whose noise is calibrated to one ε; give the group a relative_noise instead"
+        )
+    if loaded.experiment.local.lr_schedule is not None:
+        raise PrivacyPlanError(
+            "the advice compares constant learning rates, and local.lr_schedule changes them; call "
+            "it with local.lr_schedule=null"
+        )
+    if (privacy.trust.name, privacy.unit) != ("local", "example"):
+        raise PrivacyPlanError(
+            "the advice compares schedules of trust local with unit example, got "
+            f"{privacy.trust.name} with unit {privacy.unit}; call it with privacy.trust=local and "
+            "privacy.unit=example, and fedsim plan without --advise for this trust model"
+        )
+    if loaded.experiment.federation.partial_work is not None:
+        raise PrivacyPlanError(
+            "the advice compares whole rounds, and with partial_work some clients take fewer "
+            "steps; set federation.partial_work=null for the advice"
+        )
+    scheme = loaded.experiment.federation.participation.scheme
+    if scheme in ("trace", "buffered"):
+        raise PrivacyPlanError(
+            "the advice compares numbers of rounds in which all clients take part equally often, "
+            f"got participation {scheme}; use scheme: uniform for the advice, and fedsim plan "
+            "without --advise for this scheme"
+        )
+    if why := loaded.experiment.local.gradient_facts.not_advised:
+        raise PrivacyPlanError(why)
+    phases = phases or Phases()
+    federation = assemble(loaded, ledger=None, phases=phases)
+    phases.begin("comparing schedules")
+    facts = public_facts(federation)
+    ranking = Ranking(federation, facts)
+    rows = tuple(ranking.ranked())
+    advice = Advice(
+        facts=facts,
+        rows=rows,
+        compared=len(ranking.candidates),
+        notes=tuple(notes_of(federation, ranking, rows)),
+        refusal=_refusal(federation),
+    )
+    phases.end()
+    return advice
+
+
+def _refusal(federation: Federation) -> str | None:
+    try:
+        refuse_overspending(federation)
+    except PrivacyBudgetError as error:
+        return str(error)
+    return None
+
+
+def advise(loaded: LoadedExperiment, *, phases: Phases) -> tuple[Advice, Callable[[Advice], None]]:
+    """Return advice about an experiment, and what prints it.
+
+    Args:
+        loaded: the experiment.
+        phases: the phases of the command.
+    """
+    return advise_experiment(loaded, phases=phases), print_advice
+
+
+def print_advice(advice: Advice, console: Console | None = None) -> None:
+    """Print the candidates, the lines to change, the predicted gain and the notes.
+
+    Args:
+        advice: to print.
+        console: where; None: stdout.
+    """
+    console = console or Console()
+    table = figure_table(
+        "Candidates at the same ε, by predicted noise-to-signal ratio",
+        ["q", "z", "steps", "lr", "× file", "between"],
+        texts=["candidate", "weights"],
+    )
+    for row in advice.rows:
+        table.add_row(*_cells(row, is_proposed=row is advice.proposal))
+    table.caption = (
+        "q: sampling rate; z: noise multiplier; steps: rounds × local steps\n"
+        "≈: without a search; for correlated noise, independent noise of equal error\n"
+        "× file: predicted noise-to-signal ratio, over that of the file\n"
+        f"between: least and largest on {len(plausible_tasks())} plausible learning tasks"
+    )
+    print_table(console, table)
+    proposal = advice.proposal
+    if proposal is None:
+        print_sentence(
+            console, f"nothing to change: none of {advice.compared:,} candidates is clearly better"
+        )
+    else:
+        low, high = proposal.ratio_range
+        print_sentence(
+            console,
+            f"proposal, the best of {count_text(advice.compared, 'candidate')}: predicted "
+            f"noise-to-signal ratio × {proposal.ratio:.2g}, between × {low:.2g} and × {high:.2g}; "
+            "change these lines:",
+        )
+        console.print(advice.lines.rstrip(), highlight=False, markup=False, soft_wrap=True)
+    for note in advice.notes:
+        print_sentence(console, note)
+    print_sentence(
+        console,
+        "from public figures alone: no example was read, no training was done, no file was changed",
+    )
+
+
+def _cells(row: Ranked, *, is_proposed: bool) -> list[str]:
+    candidate, weighting = row.candidate, row.candidate.weighting
+    low, high = row.ratio_range
+    return [
+        f"→ {row.name}" if is_proposed else row.name,
+        weighting if isinstance(weighting, str) else str(weighting.get("name")),
+        _range(row.rates, 2),
+        ("" if row.exact else "≈") + _range(row.noise, 2),
+        f"{candidate.rounds} × {candidate.steps}",
+        f"{candidate.learning_rate:g}",
+        f"{row.ratio:.2f}",
+        f"{low:.2f}–{high:.2f}",
+    ]
+
+
+def _range(values: tuple[float, float], digits: int) -> str:
+    low, high = (f"{value:.{digits}g}" for value in values)
+    return low if low == high else f"{low}–{high}"

@@ -1,0 +1,343 @@
+"""Public facts about a federation, and the schedules that the advice compares for it.
+
+Guarantee: no value of an example and no target enters, only numbers of examples.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.accountant import calibrate_noise_multiplier
+from fedsim.clients.local_settings import SgdSettings
+from fedsim.clients.mechanisms.budget import epsilon_of_steps
+from fedsim.clients.mechanisms.plan import PrivacyPlan
+from fedsim.clients.privacy_settings import PrivacySettings
+from fedsim.data.partitions.settings import DirichletPartition, ShardsPartition
+from fedsim.experiment import Experiment
+from fedsim.federation.federation import Federation
+
+Floats = NDArray[np.float64]
+
+_UNKNOWN_LABEL_SKEW = 0.1  # of a partition that the file does not describe
+
+
+@dataclass(frozen=True, eq=False)
+class PublicFacts:
+    """Public facts about a federation; arrays have one value for each client.
+
+    Attributes:
+        examples: public numbers of examples, (K,).
+        rates: sampling rates of the file, (K,).
+        noise: noise multipliers that the file plans, (K,).
+        epsilons: ε that each client may spend, (K,).
+        deltas: δ of each client, (K,).
+        clip_norms: bounds C on an example's gradient, (K,).
+        unit_mu: Gaussian parameter μ of each client's budget, (K,): one release with noise
+            multiplier 1/μ spends it.
+        clients_per_round: number of clients that train in a round.
+        rounds: rounds of the file, the most that candidates have.
+        steps: local steps of the file; with `local.epochs` those of the median client.
+        learning_rate: of the file's local optimizer.
+        stride: length of the path of one step of learning rate 1, in clipping bounds.
+        trained_values: number of trained values.
+        inputs: number of values of an example.
+        outputs: number of classes, or 1.
+        label_skew: expected squared distance between a client's label distribution and the
+            average, by the partition scheme of the file.
+        members: numbers of the clients in the arrays: those that train at all, (K,).
+        given_noise_epsilon: largest ε of clients with given noise; None without such clients.
+    """
+
+    examples: Floats
+    rates: Floats
+    noise: Floats
+    epsilons: Floats
+    deltas: Floats
+    clip_norms: Floats
+    unit_mu: Floats
+    clients_per_round: int
+    rounds: int
+    steps: int
+    learning_rate: float
+    stride: float
+    trained_values: int
+    inputs: int
+    outputs: int
+    label_skew: float
+    members: NDArray[np.int64]
+    given_noise_epsilon: float | None
+
+    @property
+    def typical_examples(self) -> float:
+        """Median number of examples."""
+        return float(np.median(self.examples))
+
+    @property
+    def median_place(self) -> int:
+        """Place in the arrays of a client of median size."""
+        return int(np.argsort(self.examples, kind="stable")[self.num_clients // 2])
+
+    @property
+    def num_clients(self) -> int:
+        """K."""
+        return self.examples.size
+
+
+def public_facts(federation: Federation) -> PublicFacts:
+    """Return the public facts about a private federation.
+
+    Args:
+        federation: assembled; its examples are not read.
+    """
+    experiment, data = federation.experiment, federation.data
+    every = [own.privacy for own in federation.plan.client_privacy or ()]
+    planned = federation.plan.clients or ()
+    spends = [planned_epsilon(plan, own) for plan, own in zip(planned, every, strict=True)]
+    members = [client for client, epsilon in enumerate(spends) if epsilon > 0.0]
+    plans = [planned[client] for client in members]
+    settings = [every[client] for client in members]
+    spent = [spends[client] for client in members]
+    clip_norms = np.array([own.clip_norm for own in settings])
+    values = sum(p.numel() for p in federation.model.module.parameters() if p.requires_grad)
+    given = [e for e, own in zip(spent, settings, strict=True) if own.gives_noise]
+    mus = [_unit_mu(e, p.delta, own) for e, p, own in zip(spent, plans, settings, strict=True)]
+    return PublicFacts(
+        examples=np.array([float(plan.examples) for plan in plans]),
+        rates=np.array([plan.release.sampling_rate for plan in plans]),
+        noise=np.array([plan.release.noise_multiplier for plan in plans]),
+        epsilons=np.array(spent),
+        deltas=np.array([plan.delta for plan in plans]),
+        clip_norms=clip_norms,
+        unit_mu=np.array(mus),
+        clients_per_round=min(federation.plan.participation.round_sizes[1], len(members)),
+        rounds=experiment.federation.rounds,
+        steps=int(np.median([federation.plan.steps.whole_rounds[client] for client in members])),
+        learning_rate=experiment.local.optimizer.lr,
+        stride=_stride(federation, float(clip_norms.mean()), values),
+        trained_values=values,
+        inputs=math.prod(data.test.features.shape[1:]),
+        outputs=data.num_classes or 1,
+        label_skew=_label_skew(federation),
+        members=np.array(members),
+        given_noise_epsilon=_rounded_down(max(given)) if given else None,
+    )
+
+
+def planned_epsilon(plan: PrivacyPlan, privacy: PrivacySettings) -> float:
+    """Return the ε of a client: its target where that sets noise or steps, or what it spends.
+
+    Args:
+        plan: of the client.
+        privacy: its settings.
+    """
+    if plan.planned_steps == 0:
+        return 0.0
+    exhausted = plan.steps_to_take < plan.planned_steps
+    if plan.target_epsilon is not None and (not privacy.gives_noise or exhausted):
+        return plan.target_epsilon
+    return epsilon_of_steps(
+        plan.release,
+        plan.steps_to_take,
+        delta=plan.delta,
+        accountant=privacy.accounting,
+        adjacency=privacy.adjacency.name,
+    )
+
+
+def _rounded_down(epsilon: float) -> float:
+    """Return ε with six significant digits, not above."""
+    if not 0.0 < epsilon < math.inf:
+        return epsilon
+    unit = 10.0 ** (math.floor(math.log10(epsilon)) - 5)
+    return float(f"{math.floor(epsilon / unit) * unit:.6g}")
+
+
+def _unit_mu(epsilon: float, delta: float, privacy: PrivacySettings) -> float:
+    """Return 1/z of the single Gaussian release that spends ε; infinity without a bound on ε."""
+    if epsilon == math.inf:
+        return math.inf
+    try:
+        noise = calibrate_noise_multiplier(
+            target_epsilon=epsilon,
+            delta=delta,
+            sampling_rate=1.0,
+            steps=1,
+            accountant=privacy.accounting,
+            adjacency=privacy.adjacency.name,
+        )
+    except ValueError:  # ε so large that next to no noise meets it
+        return math.inf
+    return 1.0 / noise
+
+
+def _stride(federation: Federation, clip_norm: float, trained_values: int) -> float:
+    optimizer = federation.experiment.local.optimizer
+    if isinstance(optimizer, SgdSettings):
+        return clip_norm / (1.0 - optimizer.momentum)
+    return math.sqrt(trained_values)  # Adam moves every value by about the learning rate
+
+
+def _label_skew(federation: Federation) -> float:
+    """Return E |p_k − p|² of the clients' label distributions, by the scheme alone."""
+    partition, classes = federation.experiment.data.partition, federation.data.num_classes or 1
+    if isinstance(partition, DirichletPartition):
+        return (1.0 - 1.0 / classes) / (1.0 + classes * partition.alpha)
+    if isinstance(partition, ShardsPartition):
+        return max(0.0, 1.0 / min(classes, partition.classes_per_client) - 1.0 / classes)
+    return 0.0 if partition.scheme in ("iid", "quantity") else _UNKNOWN_LABEL_SKEW
+
+
+FULL = "full"
+RATES: tuple[object, ...] = (0.1, 0.25, 0.5, FULL)
+_ROUNDS = (5, 10, 15, 20, 25, 30, 40, 60, 100, 150, 200, 300, 500, 1000)
+_STEPS = (1, 5)
+# lr · rounds · steps, the length of the path, over that of the file. A longer path is for a person
+# to try who knows the scale of the data.
+_PATHS = (0.125, 0.18, 0.25, 0.35, 0.5, 0.7, 1.0)
+_FIGURES = 2  # significant digits of a learning rate
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One schedule.
+
+    Attributes:
+        rounds: number of rounds.
+        steps: local steps of a round.
+        rate: sampling rate of all clients, or "full"; None: the lots of the file.
+        weighting: value of `federation.weighting`; not part of a candidate's hash.
+        learning_rate: of the local optimizer.
+        sampling: another value of `privacy.sampling`; None: that of the file.
+        correlation: another value of `privacy.noise_correlation`; None: that of the file.
+    """
+
+    rounds: int
+    steps: int
+    rate: float | str | None
+    weighting: Any = field(hash=False)
+    learning_rate: float
+    sampling: str | None = None
+    correlation: Any = field(default=None, hash=False)
+
+    @property
+    def local_steps(self) -> int:
+        """Steps of a client that takes part in every round."""
+        return self.rounds * self.steps
+
+
+def file_candidate(experiment: Experiment, facts: PublicFacts) -> Candidate:
+    """Return the schedule of the file itself; with `local.epochs`, steps of the median client.
+
+    Args:
+        experiment: the file's settings.
+        facts: of the federation.
+    """
+    return Candidate(
+        rounds=experiment.federation.rounds,
+        steps=facts.steps,
+        rate=None,
+        weighting=weighting_of(experiment),
+        learning_rate=experiment.local.optimizer.lr,
+    )
+
+
+def weighting_of(experiment: Experiment) -> Any:
+    """Return `federation.weighting` as a name or a mapping."""
+    return experiment.model_dump(mode="json")["federation"]["weighting"]
+
+
+def candidate_grid(
+    facts: PublicFacts, given: Candidate, *, rates: Sequence[object], weightings: Sequence[object]
+) -> list[Candidate]:
+    """Return all candidates: the file first, then each combination once.
+
+    Args:
+        facts: of the federation.
+        given: the schedule of the file.
+        rates: sampling rates to try, besides the lots of the file.
+        weightings: values of `federation.weighting` to try.
+    """
+    rounds = sorted({r for r in _ROUNDS if r < facts.rounds} | {facts.rounds})
+    steps = sorted({*_STEPS, facts.steps})
+    grid = [given]
+    for number, local, rate, weighting in product(rounds, steps, (None, *rates), weightings):
+        grid += [
+            Candidate(number, local, rate, weighting, lr)  # type: ignore[arg-type]
+            for lr in _learning_rates(given, number * local)
+        ]
+    return list(_unique(grid))
+
+
+def _learning_rates(given: Candidate, steps: int) -> list[float]:
+    """Return learning rates that give paths of different lengths, and that of the file."""
+    path = given.learning_rate * given.local_steps
+    rates = {float(f"{path * share / steps:.{_FIGURES}g}") for share in _PATHS}
+    return sorted(rates | {given.learning_rate})
+
+
+def _unique(candidates: Sequence[Candidate]) -> Iterator[Candidate]:
+    seen: set[str] = set()
+    for candidate in candidates:
+        key = repr(candidate)
+        if key not in seen:
+            seen.add(key)
+            yield candidate
+
+
+def changes_of(candidate: Candidate, experiment: Experiment, facts: PublicFacts) -> dict[str, Any]:
+    """Return the settings that a candidate changes, `{"key.path": value}`.
+
+    Args:
+        candidate: the schedule.
+        experiment: the file's settings.
+        facts: of the federation.
+    """
+    given, changes = file_candidate(experiment, facts), dict[str, Any]()
+    if candidate.rounds != given.rounds:
+        changes["federation.rounds"] = candidate.rounds
+    if candidate.weighting != given.weighting:
+        changes["federation.weighting"] = candidate.weighting
+    if candidate.steps != given.steps:
+        changes["local.steps"] = candidate.steps
+        if experiment.local.epochs is not None:
+            changes["local.epochs"] = None
+    changes |= _lot_changes(candidate, experiment, facts)
+    if candidate.learning_rate != given.learning_rate:
+        optimizer = experiment.local.optimizer.model_dump(mode="json", exclude_defaults=True)
+        changes["local.optimizer"] = {**optimizer, "lr": candidate.learning_rate}
+    if candidate.correlation is not None:
+        changes["privacy.noise_correlation"] = candidate.correlation
+    privacy = experiment.privacy
+    if changes and privacy is not None and privacy.noise_multiplier is not None:
+        # The same ε by calibrated noise: given noise would spend another ε on another schedule.
+        changes["privacy.noise_multiplier"] = None
+        changes["privacy.target_epsilon"] = facts.given_noise_epsilon
+    return changes
+
+
+def _lot_changes(
+    candidate: Candidate, experiment: Experiment, facts: PublicFacts
+) -> dict[str, Any]:
+    """Return the changes of the batch size, and of the sampling and its rate."""
+    privacy, batch_size, rate = experiment.privacy, experiment.local.batch_size, candidate.rate
+    changes = dict[str, Any]()
+    if rate == FULL and batch_size != FULL:
+        changes["local.batch_size"] = FULL
+    elif rate not in (None, FULL) and batch_size == FULL:
+        changes["local.batch_size"] = max(1, round(float(str(rate)) * facts.typical_examples))
+    if privacy is None:
+        return changes
+    sampling = privacy.sampling
+    if candidate.sampling is not None:
+        sampling = sampling.model_copy(update={"name": candidate.sampling})
+    if rate is not None:
+        sampling = sampling.model_copy(update={"rate": None if rate == FULL else rate})
+    if sampling != privacy.sampling:
+        written = sampling.model_dump(mode="json")
+        changes["privacy.sampling"] = sampling.name if sampling.rate is None else written
+    return changes

@@ -1,0 +1,397 @@
+"""Noise of candidates, and the noise-to-signal ratio of the model that they lead to.
+
+A Poisson-sampled Gaussian of rate q, composed N times, is close to a single Gaussian release with
+μ = q √(N (e^(1/z²) − 1)) (Bu, Dong, Long, Su 2020, arXiv:1911.11607, Corollary 5.4). Solved for z,
+it is within 3 % of the PLD accountant's noise for the schedules of a few rounds that count here.
+At q = 1 the exact √N / μ takes its place. Nothing is promised by these figures: the noise of a
+proposal comes from `plan_privacy`, as that of a run.
+
+docs/howto/advice.md derives it. With clipping bound C as the unit of length of a gradient, the
+global model moves by r = lr · C a step along N = rounds · steps steps. In a direction of curvature
+λ the signal after them is S(λ) = 1 − (1 − hλ)^N with h = κ r, and independent noise of variance σ²
+a step has grown to h² σ² (1 − (1 − hλ)^2N) / (1 − (1 − hλ)²): the contraction of gradient descent
+on a quadratic. A classifier's decisions do not depend on the length of its weights, so the error is
+everything but the signal over the signal: the squared tangent of the angle between the model and
+the noiseless optimum.
+
+At a sampling rate of 1 independent noise attains the bound of the final sum, so only sampled lots
+can gain. The error of prefix sums stands for the final model's: with contraction it gains less.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.accountant.accountants import AccountantName
+from fedsim.clients.correlated_noise import NoiseCorrelation, prefix_error
+from fedsim.clients.mechanisms.budget import calibrate_noise
+from fedsim.clients.mechanisms.client_privacy import resolve_client_privacy
+from fedsim.clients.mechanisms.plan import PlanRequest, PrivacyPlan, PrivacyPlanError
+from fedsim.clients.mechanisms.planner import plan_privacy
+from fedsim.clients.privacy_settings import PrivacySettings, RenyiAccountantSettings
+from fedsim.clients.sampling.catalog import SAMPLINGS
+from fedsim.clients.sampling.schemes import SamplingName
+from fedsim.experiment import Experiment
+from fedsim.federation.client_plans import read_client_tables
+from fedsim.federation.federation import Federation
+from fedsim.federation.schedule import participation_of
+from fedsim.tools.advice.candidates import FULL, Candidate, PublicFacts, file_candidate
+
+Floats = NDArray[np.float64]
+
+
+def sampling_rates(candidates: Sequence[Candidate], facts: PublicFacts) -> Floats:
+    """Return the sampling rate of each client, (candidates, K)."""
+    rows = {None: facts.rates, FULL: np.ones(facts.num_clients)}
+    return np.stack(
+        [rows[c.rate] if c.rate in rows else np.full(facts.num_clients, c.rate) for c in candidates]
+    )
+
+
+def screening_noise(candidates: Sequence[Candidate], facts: PublicFacts) -> Floats:
+    """Return about the noise multiplier of each client, (candidates, K).
+
+    Candidates with the lots of the file are scaled so that the file itself has its planned noise.
+
+    Args:
+        candidates: schedules.
+        facts: of the federation.
+    """
+    share = facts.clients_per_round / facts.num_clients
+    steps = np.array([[max(1.0, c.local_steps * share)] for c in candidates])
+    rates = sampling_rates(candidates, facts)
+    noise = _closed_form(steps, rates, facts.unit_mu)
+    own = _closed_form(max(1.0, facts.rounds * facts.steps * share), facts.rates, facts.unit_mu)
+    same_lots = np.array([[c.rate is None] for c in candidates])
+    scale = facts.noise / np.maximum(own, 1e-12)
+    return np.where(same_lots & (own > 0.0), noise * scale, noise)
+
+
+def _closed_form(steps: float | Floats, rates: Floats, unit_mu: Floats) -> Floats:
+    with np.errstate(divide="ignore"):
+        sampled = 1.0 / np.sqrt(np.log1p(np.square(unit_mu / rates) / steps))
+        return np.where(rates == 1.0, np.sqrt(steps) / unit_mu, sampled)
+
+
+@dataclass(frozen=True)
+class PlannedClient:
+    """Privacy plan of a client under the settings of a candidate, and those settings."""
+
+    plan: PrivacyPlan
+    privacy: PrivacySettings
+
+
+def planned_clients(experiment: Experiment, federation: Federation) -> tuple[PlannedClient, ...]:
+    """Return the privacy plan of each client under other settings, as a run would make it.
+
+    Args:
+        experiment: the federation's experiment with the changes of a candidate.
+        federation: gives the public sizes and the model.
+
+    Raises:
+        PrivacyPlanError: no noise meets a budget.
+    """
+    privacy = experiment.privacy
+    if privacy is None:
+        raise PrivacyPlanError("there is nothing to plan: the experiment has no privacy section")
+    sizes = federation.data.clients.sizes
+    participation = participation_of(experiment, len(sizes))
+    rounds = participation.planned_rounds()
+    terms = resolve_client_privacy(
+        privacy,
+        num_clients=len(sizes),
+        seed=experiment.seed,
+        tables=read_client_tables(privacy, federation.base),
+        clients_per_round=participation.round_sizes[1],
+    )
+    parameters = federation.release_parameters
+    return tuple(
+        PlannedClient(
+            plan_privacy(
+                PlanRequest(
+                    own.privacy,
+                    experiment.local,
+                    examples=examples,
+                    planned_rounds=planned,
+                    parameters=parameters,
+                )
+            ),
+            own.privacy,
+        )
+        for own, examples, planned in zip(terms, sizes, rounds, strict=True)
+    )
+
+
+def sampling_noise_ratio(
+    federation: Federation, facts: PublicFacts, sampling: SamplingName
+) -> float:
+    """Return about the noise of the median client under another sampling, over that of its own.
+
+    By Rényi DP, whose noise for epochs is found far faster than by the PLD accountant.
+
+    Args:
+        federation: of the file.
+        facts: of the federation.
+        sampling: the other value of `privacy.sampling`.
+
+    Raises:
+        PrivacyPlanError: it has no guarantee here.
+    """
+    place = facts.median_place
+    client = int(facts.members[place])
+    privacy = (federation.plan.client_privacy or ())[client].privacy
+    rounds = federation.plan.participation.planned_rounds()[client]
+    own = privacy.accountant
+    by_rdp = own if own.name == "rdp" else RenyiAccountantSettings(name="rdp")
+    found = []
+    for name in (sampling, privacy.sampling.name):
+        other = privacy.with_choice("sampling", name=name).model_copy(
+            update={
+                "accountant": by_rdp,
+                "noise_multiplier": None,
+                "target_epsilon": float(facts.epsilons[place]),
+            }
+        )
+        plan = plan_privacy(
+            PlanRequest(
+                other,
+                federation.experiment.local,
+                examples=int(facts.examples[place]),
+                planned_rounds=max(1, rounds),
+            )
+        )
+        found.append(plan.release.noise_multiplier)
+    return found[0] / found[1]
+
+
+@dataclass(frozen=True)
+class Task:
+    """Unknown properties of a learning task; the advice averages over plausible ones.
+
+    Attributes:
+        curvature: κ, largest curvature in units of 1 / C.
+        alignment: ρ², squared length of the mean clipped gradient over C² at the start.
+        spread: smallest curvature over the largest.
+        start: squared length of the initial model over that of the optimum.
+        oscillation: squared error that steps of length h = 1 leave, times their number.
+        skew: squared distance between optima of clients, per unit of label skew.
+        drift: squared error that a local step of length h = 1 adds, per unit of label skew.
+        sampling: variance of clipped gradients of examples, over ρ² C².
+    """
+
+    curvature: float
+    alignment: float
+    spread: float
+    start: float
+    oscillation: float
+    skew: float
+    drift: float
+    sampling: float
+
+
+# Fitted by benchmarks/advice.py --fit to federations that no test and no page reports.
+TYPICAL_TASK = Task(
+    curvature=0.018,
+    alignment=0.6,
+    spread=0.1,
+    start=0.0015,
+    oscillation=80.0,
+    skew=0.075,
+    drift=0.3,
+    sampling=0.0001,
+)
+_CURVATURES, _ALIGNMENTS = (1 / 3, 1.0, 3.0), (0.4, 1.0, 2.5)
+_NUM_DIRECTIONS = 6
+_LARGEST_GROWTH, _LARGEST_RATIO = 1.2, 1e2  # clipping bounds a step that is too long
+
+
+@dataclass(frozen=True, eq=False)
+class Schedules:
+    """What the error of some candidates depends on; arrays (candidates,).
+
+    Attributes:
+        rounds: T.
+        steps: local steps of a round.
+        reach: r = lr · C.
+        noise: d Σ w_k² (z_k / L_k)², variance of the noise in the average of one step, over C².
+        sampling: Σ w_k² (1 − q_k) / L_k, variance by drawn lots, over that of one example.
+        weight_skew: Σ (w_k − n_k / n)².
+        label_skew: expected squared distance of a client's label distribution.
+    """
+
+    rounds: Floats
+    steps: Floats
+    reach: Floats
+    noise: Floats
+    sampling: Floats
+    weight_skew: Floats
+    label_skew: float
+
+
+def plausible_tasks(typical: Task = TYPICAL_TASK) -> tuple[Task, ...]:
+    """Return the tasks that the advice averages over, the typical one in the middle."""
+    return tuple(
+        Task(
+            **{
+                **vars(typical),
+                "curvature": typical.curvature * curvature,
+                "alignment": typical.alignment * alignment,
+            }
+        )
+        for curvature, alignment in product(_CURVATURES, _ALIGNMENTS)
+    )
+
+
+def noise_to_signal(schedules: Schedules, task: Task) -> Floats:
+    """Return the predicted noise-to-signal ratio of each candidate on one task, (candidates,).
+
+    Args:
+        schedules: of the candidates.
+        task: properties of the learning task.
+    """
+    steps = schedules.rounds * schedules.steps
+    h = task.curvature * schedules.reach
+    curvatures = task.spread ** np.linspace(1.0, 0.0, _NUM_DIRECTIONS)
+    factor = np.minimum(np.abs(1.0 - h[:, None] * curvatures), _LARGEST_GROWTH)
+    rest = np.minimum(factor ** steps[:, None], _LARGEST_RATIO)
+    signals = np.clip(1.0 - rest, 1e-3, 1.0)
+    signal = signals.mean(axis=1)
+    growth = np.abs((1.0 - rest**2) / (1.0 - factor**2 + 1e-9)).mean(axis=1)
+    variance = schedules.noise + task.sampling * schedules.sampling
+    noise = variance / task.alignment * h**2 * growth
+    uneven = np.square(signals).mean(axis=1) - np.square(signal)
+    unstable = np.where(rest > 1.0, rest, 0.0).mean(axis=1)
+    start = task.start * np.square(rest).mean(axis=1)
+    bias = task.skew * schedules.weight_skew * np.square(signal)
+    drift = task.drift * np.square(h * (schedules.steps - 1.0))
+    error = uneven + unstable + start + noise + task.oscillation * h**4 / steps
+    error += schedules.label_skew * (bias + drift)
+    return error / np.square(signal)
+
+
+def predicted_errors(schedules: Schedules, tasks: Sequence[Task]) -> Floats:
+    """Return the noise-to-signal ratio of each candidate on each task, (tasks, candidates).
+
+    Args:
+        schedules: of the candidates.
+        tasks: plausible tasks.
+    """
+    return np.stack([noise_to_signal(schedules, task) for task in tasks])
+
+
+def mean_errors(errors: Floats) -> Floats:
+    """Return the geometric mean over tasks, (candidates,); the order of candidates is its order.
+
+    Args:
+        errors: (tasks, candidates).
+    """
+    return np.exp(np.log(errors + 1e-3).mean(axis=0))
+
+
+SAMPLING = "cyclic_poisson"
+_BANDS = (5, 10, 25)
+
+
+def correlated_candidates(
+    federation: Federation, facts: PublicFacts
+) -> Iterator[tuple[Candidate, float]]:
+    """Yield (candidate, ratio): the file with correlated noise, and the ratio of noise errors.
+
+    The ratio is that of the median client, over independent noise on Poisson lots, by Rényi DP.
+
+    Args:
+        federation: of the file.
+        facts: of the federation.
+    """
+    privacy = federation.experiment.privacy
+    if privacy is None or privacy.noise_correlation != "none":
+        return
+    place = facts.median_place
+    rounds = federation.plan.participation.planned_rounds()[facts.members[place]]
+    size, steps = int(facts.examples[place]), max(1, rounds) * facts.steps
+    lot, delta = max(1, round(size * facts.rates[place])), facts.deltas[place]
+    for bands in _BANDS:
+        if bands * lot > size:
+            continue
+        try:
+            white, correlated = (
+                predict_noise_error(
+                    examples=size,
+                    batch_size=lot,
+                    steps=steps,
+                    target_epsilon=float(facts.epsilons[place]),
+                    delta=float(delta),
+                    sampling="poisson" if b == 1 else SAMPLING,
+                    bands=b,
+                    accountant="rdp",
+                )
+                for b in (1, bands)
+            )
+        except ValueError:  # no such bands, or no noise for the target
+            continue
+        candidate = replace(
+            file_candidate(federation.experiment, facts),
+            sampling=SAMPLING,
+            correlation={"name": "toeplitz", "bands": bands},
+        )
+        yield candidate, correlated.prefix / white.prefix
+
+
+@dataclass(frozen=True)
+class NoiseError:
+    """The noise of a client's run, as planned.
+
+    Attributes:
+        noise_multiplier: z of the fresh noise of a step.
+        prefix: root mean square error of one coordinate of the sums of the first 1 ... T clipped
+            sums, in clipping bounds. Candidates with the same steps and lots compare by it.
+    """
+
+    noise_multiplier: float
+    prefix: float
+
+
+def predict_noise_error(
+    *,
+    examples: int,
+    batch_size: int,
+    steps: int,
+    target_epsilon: float,
+    delta: float,
+    sampling: SamplingName = "poisson",
+    bands: int = 1,
+    accountant: AccountantName = "pld",
+) -> NoiseError:
+    """Return the error of a run with noise calibrated to a target ε under zero-out adjacency.
+
+    No data are touched. The grid's share of the noise, below a thousandth, is left out.
+
+    Args:
+        examples: n, the client's public number of examples, at least 1.
+        batch_size: expected lot, in examples; above n, n.
+        steps: T, all steps of the client, at least 1.
+        target_epsilon: > 0.
+        delta: in (0, 1).
+        sampling: how lots are drawn; with bands > 1, "cyclic_poisson" or "cyclic".
+        bands: of `noise_correlation`; 1: none.
+        accountant: the accountant of the target.
+
+    Raises:
+        ValueError: the sampling cannot have that many bands, or no noise meets the target.
+    """
+    drawn, _ = SAMPLINGS[sampling].for_client(examples, batch_size)
+    spaced = drawn.spaced(bands)
+    correlation = NoiseCorrelation.toeplitz(bands, steps)
+    charged = calibrate_noise(
+        spaced,
+        steps,
+        target_epsilon=target_epsilon,
+        delta=delta,
+        accountant=accountant,
+        adjacency="zero_out",
+    )
+    noise = charged * correlation.column_norm
+    return NoiseError(noise, noise * prefix_error(correlation.coefficients, steps))

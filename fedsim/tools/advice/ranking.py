@@ -1,0 +1,352 @@
+"""Ranking: all candidates by a closed form of their noise, a few by the noise that a run would add.
+
+The proposal is the shortest schedule among the candidates within a few percent of the best: in the
+mean over plausible tasks, and in the largest factor by which another one is better on a task.
+Beside it stand the file, what single changes give, and the best of the other kinds.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from operator import eq
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.clients.mechanisms.plan import PrivacyPlanError
+from fedsim.clients.sampling.schemes import SAMPLING_SCHEMES, SamplingName
+from fedsim.experiment import Experiment, ExperimentError, load_experiment
+from fedsim.federation.federation import Federation
+from fedsim.server.aggregation.weights import PlanValues, WeightingError, plan_weights
+from fedsim.server.settings import WeightingSettings
+from fedsim.tools.advice.candidates import (
+    FULL,
+    RATES,
+    Candidate,
+    PublicFacts,
+    candidate_grid,
+    changes_of,
+    file_candidate,
+    planned_epsilon,
+)
+from fedsim.tools.advice.noise import SAMPLING as CYCLIC
+from fedsim.tools.advice.noise import (
+    Schedules,
+    correlated_candidates,
+    mean_errors,
+    planned_clients,
+    plausible_tasks,
+    predicted_errors,
+    sampling_noise_ratio,
+    sampling_rates,
+    screening_noise,
+)
+
+Floats = NDArray[np.float64]
+
+FILE, PROPOSAL = "the file", "proposal"
+_LOT_PATHS = ("local.batch_size", "privacy.sampling")
+_NEAR_BEST = 1.1  # candidates within this factor of the best count as equal
+_SLACK = 1.0 + 1e-6  # of an ε against the file's, for rounding
+
+
+@dataclass(frozen=True, eq=False)
+class Ranked:
+    """A candidate with its predicted error.
+
+    Attributes:
+        name: what distinguishes it.
+        candidate: its schedule.
+        changes: settings that it changes, `{"key.path": value}`.
+        rates: least and largest sampling rate of a client.
+        all_noise: noise multiplier of each client, (K,).
+        exact: whether the noise is that of a run's plan; else it is a closed form.
+        error: predicted noise-to-signal ratio, the geometric mean over plausible tasks.
+        ratio: `error` over that of the file.
+        ratio_range: least and largest ratio on a plausible task.
+    """
+
+    name: str
+    candidate: Candidate
+    changes: Mapping[str, Any]
+    rates: tuple[float, float]
+    all_noise: Floats
+    exact: bool
+    error: float
+    ratio: float
+    ratio_range: tuple[float, float]
+
+    @property
+    def noise(self) -> tuple[float, float]:
+        """Least and largest noise multiplier."""
+        return float(self.all_noise.min()), float(self.all_noise.max())
+
+
+class Ranking:
+    """Predicted errors of the candidates of one federation."""
+
+    def __init__(self, federation: Federation, facts: PublicFacts) -> None:
+        self._federation, self.facts = federation, facts
+        self._experiment = federation.experiment
+        self._given = file_candidate(self._experiment, facts)
+        self._tasks = plausible_tasks()
+        self._weightings = self._usable_weightings()
+        rates = [rate for rate in RATES if self._adds_rate(rate)]
+        self.candidates = candidate_grid(
+            facts, self._given, rates=rates, weightings=self._weightings
+        )
+        noise = screening_noise(self.candidates, facts)
+        self._task_errors = self._errors(self.candidates, noise)
+        self.errors = mean_errors(self._task_errors)
+        self._file_errors = self._errors([self._given], facts.noise[None, :])[:, 0]
+
+    def ranked(self) -> list[Ranked]:
+        """Return the file, then the proposal, then the other finalists."""
+        rows = [self._rank(FILE, self._given, self.facts.noise, exact=True)]
+        seen = [self._given]
+        for name, candidate in self._finalists():
+            if candidate not in seen:
+                seen.append(candidate)
+                rows += self._finalist(name, candidate)
+        return rows + list(self._other_samplings()) + self._correlated()
+
+    def error_of(self, candidate: Candidate) -> float:
+        """Return the predicted error of a candidate by the closed form of its noise.
+
+        Args:
+            candidate: one of `candidates`.
+        """
+        return float(self.errors[self.candidates.index(candidate)])
+
+    def with_values(self, row: Ranked, trained_values: int) -> float:
+        """Return the predicted error of a candidate for a model with fewer trained values.
+
+        Args:
+            row: the candidate.
+            trained_values: of the other model.
+        """
+        facts = replace(self.facts, trained_values=trained_values)
+        schedules = schedules_of([row.candidate], row.all_noise[None, :], facts)
+        return float(mean_errors(predicted_errors(schedules, self._tasks))[0])
+
+    def with_noise(self, row: Ranked, noise: Floats) -> float:
+        """Return the predicted error of a candidate with other noise.
+
+        Args:
+            row: the candidate.
+            noise: noise multiplier of each client, (K,).
+        """
+        errors = self._errors([row.candidate], noise[None, :])
+        return float(mean_errors(errors)[0])
+
+    def _finalist(self, name: str, candidate: Candidate) -> list[Ranked]:
+        """Return a finalist with the noise of a run; nothing if a run would refuse it."""
+        experiment = self._load(changes_of(candidate, self._experiment, self.facts))
+        if experiment is None:
+            return []
+        if candidate.rate is None and name != PROPOSAL:  # one noise for each size takes seconds
+            noise = screening_noise([candidate], self.facts)[0]
+            return [self._rank(name, candidate, noise, exact=False)]
+        try:
+            planned = planned_clients(experiment, self._federation)
+        except PrivacyPlanError:
+            return []
+        members = [planned[client] for client in self.facts.members]
+        for one, epsilon in zip(members, self.facts.epsilons, strict=True):
+            overspends = one.plan.steps_to_take < one.plan.planned_steps
+            if overspends or planned_epsilon(one.plan, one.privacy) > epsilon * _SLACK:
+                return []  # noise that is given for a client alone may cost it more
+        noise = np.array([one.plan.release.noise_multiplier for one in members])
+        return [self._rank(name, candidate, noise, exact=True)]
+
+    def _other_samplings(self) -> Iterator[Ranked]:
+        """Yield the file with other samplings of its lots; full lots are the same under all."""
+        privacy = self._experiment.privacy
+        if privacy is None or bool((self.facts.rates == 1.0).all()):
+            return
+        for name in SAMPLING_SCHEMES:
+            other = replace(self._given, sampling=name)
+            changes = changes_of(other, self._experiment, self.facts)
+            if name in (privacy.sampling.name, CYCLIC) or self._load(changes) is None:
+                continue  # cyclic lots are for correlated noise
+            try:
+                ratio = sampling_noise_ratio(self._federation, self.facts, cast(SamplingName, name))
+            except PrivacyPlanError:
+                continue
+            noise = ratio * self.facts.noise
+            yield self._rank(f"{name} lots", other, noise, exact=False)
+
+    def _correlated(self) -> list[Ranked]:
+        """Return the file with correlated noise, by the best of a few numbers of bands."""
+        rows = []
+        for candidate, ratio in correlated_candidates(self._federation, self.facts):
+            if self._load(changes_of(candidate, self._experiment, self.facts)) is not None:
+                name = f"correlated, {candidate.correlation['bands']} bands"
+                rows.append(self._rank(name, candidate, ratio * self.facts.noise, exact=False))
+        return sorted(rows, key=lambda row: row.error)[:1]
+
+    def _rank(self, name: str, candidate: Candidate, noise: Floats, *, exact: bool) -> Ranked:
+        errors = self._errors([candidate], noise[None, :])[:, 0]
+        ratios = errors / self._file_errors
+        rates = sampling_rates([candidate], self.facts)[0]
+        error, own = (float(mean_errors(e[:, None])[0]) for e in (errors, self._file_errors))
+        return Ranked(
+            name=name,
+            candidate=candidate,
+            changes=changes_of(candidate, self._experiment, self.facts),
+            rates=(float(rates.min()), float(rates.max())),
+            all_noise=noise,
+            exact=exact,
+            error=error,
+            ratio=error / own,
+            ratio_range=(float(ratios.min()), float(ratios.max())),
+        )
+
+    def _finalists(self) -> Iterator[tuple[str, Candidate]]:
+        """Yield (name, candidate): the proposal, single changes, and the best of other kinds."""
+        given = self._given
+
+        def same_steps(c: Candidate) -> bool:
+            schedule = (given.rounds, given.steps, given.learning_rate)
+            return (c.rounds, c.steps, c.learning_rate) == schedule
+
+        yield PROPOSAL, self._best(lambda c: True)
+        yield "weights only", self._best(lambda c: c.rate is None and same_steps(c))
+        same_weights = partial(eq, given.weighting)
+        yield (
+            "sampling rate only",
+            self._best(lambda c: same_weights(c.weighting) and same_steps(c)),
+        )
+        yield (
+            "schedule only",
+            self._best(lambda c: same_weights(c.weighting) and c.rate is None),
+        )
+        for weighting in self._weightings:
+            name = weighting if isinstance(weighting, str) else weighting["name"]
+            yield f"best with {name}", self._best(lambda c, w=weighting: c.weighting == w)
+        yield (
+            "best with drawn lots",
+            self._best(lambda c: c.rate is not None and c.rate != FULL),
+        )
+
+    def _best(self, admitted: Callable[[Candidate], bool]) -> Candidate:
+        """Return the shortest schedule among those near the best, on average and at worst."""
+        places = [i for i, c in enumerate(self.candidates) if admitted(c)]
+        if not places:
+            return self._given
+        limit = min(self.errors[i] for i in places) * _NEAR_BEST
+        near = [i for i in places if self.errors[i] <= limit]
+        worst = self._task_errors[:, near] / self._task_errors[:, places].min(axis=1)[:, None]
+        regrets = worst.max(axis=0)
+        robust = [i for i, r in zip(near, regrets, strict=True) if r <= regrets.min() * _NEAR_BEST]
+        order = [
+            (self.candidates[i].local_steps, float(f"{self.errors[i]:.3g}"), i) for i in robust
+        ]
+        return self.candidates[min(order)[-1]]
+
+    def _errors(self, candidates: Sequence[Candidate], noise: Floats) -> Floats:
+        """Return predicted errors, (tasks, candidates), from noise multipliers (candidates, K)."""
+        return predicted_errors(schedules_of(candidates, noise, self.facts), self._tasks)
+
+    def _usable_weightings(self) -> list[Any]:
+        """Return the file's weights, then the others that it may have."""
+        found = [self._given.weighting]
+        for weighting in ("examples", "noise", "uniform"):
+            if weighting in found or self._load({"federation.weighting": weighting}) is None:
+                continue
+            with suppress(WeightingError):
+                shares_of(weighting, self.facts.noise / self.facts.rates, self.facts)
+                found.append(weighting)
+        return found
+
+    def _adds_rate(self, rate: object) -> bool:
+        if rate == FULL and bool((self.facts.rates == 1.0).all()):
+            return False  # the file's lots are full already
+        candidate = Candidate(1, 1, rate, self._given.weighting, 1.0)  # type: ignore[arg-type]
+        changes = changes_of(candidate, self._experiment, self.facts)
+        lots = {path: value for path, value in changes.items() if path in _LOT_PATHS}
+        return self._load(lots) is not None
+
+    def _load(self, changes: Mapping[str, Any]) -> Experiment | None:
+        content = self._experiment.model_dump(mode="json")
+        try:
+            loaded = load_experiment(content, changes, base=self._federation.base)
+        except ExperimentError:
+            return None
+        return loaded.experiment
+
+
+def schedules_of(candidates: Sequence[Candidate], noise: Floats, facts: PublicFacts) -> Schedules:
+    """Return what the predicted error of some candidates depends on.
+
+    Args:
+        candidates: schedules.
+        noise: noise multipliers of each client, (candidates, K).
+        facts: of the federation.
+    """
+    rates = sampling_rates(candidates, facts)
+    lots = rates * facts.examples
+    weights = client_shares(candidates, noise, rates, facts)
+    absent = facts.num_clients / facts.clients_per_round  # fewer clients share the noise
+    clip_norm = facts.clip_norms.mean()
+    deviations = noise * facts.clip_norms / clip_norm / lots
+    shares = facts.examples / facts.examples.sum()
+    drawn_clients = (absent - 1.0) / facts.num_clients
+    return Schedules(
+        rounds=np.array([float(c.rounds) for c in candidates]),
+        steps=np.array([float(c.steps) for c in candidates]),
+        reach=np.array([c.learning_rate * facts.stride for c in candidates]),
+        noise=facts.trained_values * absent * np.square(weights * deviations).sum(axis=1),
+        sampling=absent * (np.square(weights) * (1.0 - rates) / lots).sum(axis=1)
+        + facts.label_skew * drawn_clients,
+        weight_skew=np.square(weights - shares).sum(axis=1),
+        label_skew=facts.label_skew,
+    )
+
+
+def client_shares(
+    candidates: Sequence[Candidate], noise: Floats, rates: Floats, facts: PublicFacts
+) -> Floats:
+    """Return each client's share in an average of all clients, (candidates, K), with row sums 1.
+
+    Args:
+        candidates: schedules; those that differ in their learning rate alone share their weights.
+        noise: noise multipliers z, (candidates, K).
+        rates: sampling rates q, (candidates, K).
+        facts: of the federation.
+
+    Raises:
+        WeightingError: plan values give no weights.
+    """
+    known: dict[str, Floats] = {}
+    rows = []
+    for candidate, z, q in zip(candidates, noise, rates, strict=True):
+        key = repr((candidate.weighting, candidate.rate, candidate.local_steps, candidate.sampling))
+        if key not in known:
+            known[key] = shares_of(candidate.weighting, z / q, facts)
+        rows.append(known[key])
+    return np.stack(rows)
+
+
+def shares_of(weighting: str | Mapping[str, Any], noise: Floats, facts: PublicFacts) -> Floats:
+    """Return each client's share under one weighting, (K,).
+
+    Args:
+        weighting: value of `federation.weighting`.
+        noise: noise multipliers over sampling rates, z / q, (K,).
+        facts: of the federation.
+
+    Raises:
+        WeightingError: plan values give no weights.
+    """
+    settings = {"name": weighting} if isinstance(weighting, str) else weighting
+    clients = [PlanValues(int(n), float(z)) for n, z in zip(facts.examples, noise, strict=True)]
+    planned = plan_weights(
+        WeightingSettings.model_validate(settings),
+        clients,
+        clients_per_round=facts.clients_per_round,
+    )
+    weights = np.array(planned.values, dtype=np.float64)
+    return weights / weights.sum()

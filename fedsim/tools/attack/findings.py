@@ -1,0 +1,363 @@
+"""Statistical findings on one client, beside its claim, and the results client by client."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from scipy.special import ndtri
+
+from fedsim.accountant.accountants import AccountantChoice
+from fedsim.accountant.arrays import Floats
+from fedsim.accountant.events import Adjacency
+from fedsim.clients.clipping.clipping import FlatClipping
+from fedsim.clients.mechanisms.budget import epsilon_of_steps
+from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
+from fedsim.clients.sampling.independent_lots import PoissonSampling
+from fedsim.clients.sampling.sampling import Sampling
+from fedsim.core.formatting import epsilon_text, least_epsilon_text
+from fedsim.core.text_formats import finite_or_none
+from fedsim.tools.attack.evidence import (
+    Interval,
+    correlation_interval,
+    deviation_interval,
+    distance_to_normal,
+    rate_interval,
+    run_lower_bound,
+    shift_lower_bound,
+)
+from fedsim.tools.attack.observation import Observations
+from fedsim.tools.attack.observers import Against
+from fedsim.tools.attack.views import UploadLaw, Views
+
+NUM_INTERVAL_ENDS = 11  # per client; each one may be wrong, so they share the false alarms
+_CONTRIBUTION_TOLERANCE = 1e-3
+_THRESHOLDS = (-2.0, -1.0, 0.0, 1.0, 2.0)  # of noise, in charged deviations from the best one
+_RUN_QUANTILES = (0.5, 0.9, 0.99, 0.999, 1.0)  # of scores without a canary
+_SHARED_COLUMNS = 100  # of the noise, to compare it with that of other clients
+
+
+@dataclass(frozen=True)
+class Claim:
+    """The mechanism that a client is charged for.
+
+    Attributes:
+        epsilon: claimed ε after all steps.
+        delta: δ of the claim.
+        noise: noise multiplier σ / C on the canaries' coordinates.
+        sampling: the sampling scheme of the lots.
+        steps: number of steps over the whole run.
+        accountant: the accountant that computes ε.
+        adjacency: the neighbouring relation of the claim.
+        is_fixed: whether all steps have one clipping bound.
+    """
+
+    epsilon: float
+    delta: float
+    noise: float
+    sampling: Sampling
+    steps: int
+    accountant: AccountantChoice
+    adjacency: Adjacency
+    is_fixed: bool
+
+
+@dataclass(frozen=True)
+class Findings:
+    """Measurements on one client.
+
+    Attributes:
+        epsilon: lower bound of ε for the whole run, from μ and sampling rate of a step.
+        epsilon_of_runs: lower bound of ε from the uploads of whole runs alone.
+        epsilon_estimate: ε of the whole run with the measured noise, clipping and sampling.
+        noise: measured σ / C over the claimed one.
+        noise_distance: distance of the noise's distribution function to a Gaussian one.
+        contribution: mean, minimum and maximum of what canaries add to sums, in units of C.
+        contribution_limit: largest contribution that rounding explains.
+        sampling_rate: measured sampling rate over the charged one.
+        count_variance: variance of how often each example was drawn, over that of independent
+            lots; 1 if the client does not claim independent lots.
+        noise_correlations: correlation of noise from step to step, and from round to round.
+        noise_rows: start of the noise of each step (steps, coordinates), in units of C.
+        uploads: law of an upload; None where no canary was seen.
+    """
+
+    epsilon: float
+    epsilon_of_runs: float
+    epsilon_estimate: float
+    noise: Interval
+    noise_distance: Interval
+    contribution: Interval
+    contribution_limit: float
+    sampling_rate: Interval
+    count_variance: Interval
+    noise_correlations: tuple[Interval, Interval]
+    noise_rows: Floats
+    uploads: UploadLaw | None
+
+
+def measure_leakage(seen: Observations, claim: Claim, *, round_steps: int, miss: float) -> Findings:
+    """Return the findings of a client's observations.
+
+    Guarantee: each end of an interval is wrong with probability at most `miss`. A correct mechanism
+    has `violations` with probability at most `NUM_INTERVAL_ENDS` times `miss`.
+
+    Args:
+        seen: the observed coordinates of a client.
+        claim: the client's claimed mechanism.
+        round_steps: number of steps in a round.
+        miss: probability that an end is wrong, in (0, 1/2).
+    """
+    contribution = _contribution(seen)
+    shift = 0.0 if math.isnan(contribution.estimate) else contribution.estimate
+    rows = seen.released - shift * seen.inside
+    noise = np.sort(rows, axis=None)
+    deviation = deviation_interval(noise, miss=miss)
+    rate = _sampling_rate(seen, miss=miss)
+    thresholds = [0.5 * shift + claim.noise * place for place in _THRESHOLDS]
+    mu = shift_lower_bound(noise, contribution.low, thresholds, miss=miss) if shift else 0.0
+    return Findings(
+        epsilon=_epsilon_of(claim, mu, rate.low),
+        epsilon_of_runs=_epsilon_of_runs(seen, claim, round_steps=round_steps, miss=miss),
+        epsilon_estimate=_epsilon_of(claim, shift / deviation.estimate, rate.estimate)
+        if shift
+        else math.nan,
+        noise=_scale(deviation, claim.noise),
+        noise_distance=distance_to_normal(noise, deviation.estimate, miss=miss),
+        contribution=contribution,
+        contribution_limit=1.0 + _CONTRIBUTION_TOLERANCE + seen.contribution_error,
+        sampling_rate=_scale(rate, claim.sampling.sampling_rate),
+        count_variance=_count_variance(seen, claim.sampling, miss=miss),
+        noise_correlations=(
+            noise_correlation(rows[1:], rows[:-1], miss=miss),
+            noise_correlation(rows[round_steps:], rows[:-round_steps], miss=miss),
+        ),
+        noise_rows=rows[:, :_SHARED_COLUMNS].copy(),
+        uploads=UploadLaw.of(seen) if claim.is_fixed else None,
+    )
+
+
+def _contribution(seen: Observations) -> Interval:
+    """Return the mean, the minimum and the maximum of the contributions: nothing is random."""
+    found = seen.contributions
+    if found.size == 0:
+        return Interval(math.nan, -math.inf, math.inf)
+    return Interval(float(found.mean()), max(0.0, float(found.min())), float(found.max()))
+
+
+def _epsilon_of_runs(seen: Observations, claim: Claim, *, round_steps: int, miss: float) -> float:
+    """Return a lower bound of ε from sums of uploads over whole runs.
+
+    Half of the coordinates without a canary choose the thresholds, the others test them.
+    """
+    rounds = max(1, -(-claim.steps // round_steps))
+    runs = len(seen.uploads) // rounds
+    whole = seen.uploads[: runs * rounds]
+    scores = whole.reshape(runs, rounds, whole.shape[1]).sum(axis=1)
+    inside, outside = scores[:, seen.is_member], scores[:, ~seen.is_member]
+    choosing, testing = outside[:, ::2], outside[:, 1::2]
+    if not choosing.size:
+        return 0.0
+    thresholds = np.quantile(choosing, _RUN_QUANTILES).tolist()
+    return run_lower_bound(testing, inside, thresholds, delta=claim.delta, miss=miss)
+
+
+def noise_correlation(one: Floats, other: Floats, *, miss: float) -> Interval:
+    """Return the correlation of two tables of noise (steps, coordinates).
+
+    Args:
+        one: noise, in clipping bounds.
+        other: noise of the same shape.
+        miss: probability that an end is wrong, in (0, 1/2).
+    """
+    return correlation_interval(one.ravel(), other.ravel(), miss=miss)
+
+
+def _sampling_rate(seen: Observations, *, miss: float) -> Interval:
+    """Return the sampling rate; the low end also covers the most often drawn example."""
+    steps, examples = seen.drawn.shape
+    pooled = rate_interval(int(seen.drawn.sum()), seen.drawn.size, miss=miss)
+    most = int(seen.drawn.sum(axis=0).max(initial=0))
+    exposed = rate_interval(most, steps, miss=miss / max(1, examples))
+    return replace(pooled, low=max(pooled.low, exposed.low))
+
+
+def _count_variance(seen: Observations, sampling: Sampling, *, miss: float) -> Interval:
+    """Return the variance of the examples' counts, over Poisson sampling's binomial variance.
+
+    Lots of a shuffled epoch have almost no variance. Only the upper end is used. It is
+    conservative, because the mean of squares is skewed to the right.
+    """
+    if not isinstance(sampling, PoissonSampling) or not 0.0 < sampling.rate < 1.0:
+        return Interval(1.0, 1.0, 1.0)
+    steps, examples = seen.drawn.shape
+    rate = sampling.rate
+    variance = steps * rate * (1.0 - rate)
+    fourth = variance * (1.0 + 3.0 * (steps - 2) * rate * (1.0 - rate))
+    squares = np.square(seen.drawn.sum(axis=0) - steps * rate)
+    margin = -float(ndtri(miss)) * math.sqrt((fourth - variance**2) / examples) / variance
+    estimate = float(squares.mean()) / variance
+    return Interval(estimate, estimate - margin, estimate + margin)
+
+
+def _epsilon_of(claim: Claim, mu: float, rate: float) -> float:
+    """Return ε of the claimed run with another μ and sampling rate."""
+    if mu == 0.0:
+        return 0.0
+    sampling = claim.sampling
+    if isinstance(sampling, PoissonSampling):
+        sampling = PoissonSampling(rate)
+    return epsilon_of_steps(
+        DpSgdMechanism(sampling, FlatClipping(1.0), 1.0 / mu, 1.0),
+        claim.steps,
+        delta=claim.delta,
+        accountant=claim.accountant,
+        adjacency=claim.adjacency,
+    )
+
+
+def _scale(interval: Interval, unit: float) -> Interval:
+    return Interval(interval.estimate / unit, interval.low / unit, interval.high / unit)
+
+
+def violations(found: Findings, claim: Claim) -> Iterator[str]:
+    """Yield a message for each finding that contradicts the claim."""
+    if found.epsilon > claim.epsilon:
+        spent, claimed = least_epsilon_text(found.epsilon), epsilon_text(claim.epsilon)
+        yield f"at least ε = {spent} is spent, and {claimed} is claimed"
+    if found.epsilon_of_runs > claim.epsilon:
+        shown, claimed = least_epsilon_text(found.epsilon_of_runs), epsilon_text(claim.epsilon)
+        yield f"uploads of a run show at least ε = {shown}, and {claimed} is claimed"
+    if found.noise.high < 1.0:
+        yield f"the noise is {found.noise.estimate:.3g} of what is charged"
+    if found.noise_distance.low > 0.0:
+        yield (
+            "the noise is not Gaussian: its distribution function is off by "
+            f"{found.noise_distance.estimate:.2g}"
+        )
+    if math.inf > found.contribution.high > found.contribution_limit:
+        yield f"an example contributes {found.contribution.high:.4g} times the clipping bound"
+    if found.sampling_rate.low > 1.0:
+        yield f"lots hold {found.sampling_rate.low:.3g} times the charged sampling rate, or more"
+    if found.count_variance.high < 1.0:
+        yield (
+            "lots are not drawn independently: examples' counts vary "
+            f"{found.count_variance.estimate:.3g} times as much as charged"
+        )
+    for interval, where in zip(
+        found.noise_correlations, ("step to step", "round to round"), strict=True
+    ):
+        if interval.excludes(0.0):
+            yield f"noise repeats from {where}: correlation {interval.estimate:.3g}"
+
+
+@dataclass(frozen=True)
+class ClientAudit:
+    """The findings on one client, beside its claim against one observer.
+
+    Attributes:
+        client: the client.
+        num_examples: number of its examples.
+        claim: its claim.
+        findings: the measurements.
+        views: estimates for three attackers of a run; None where nothing was seen, or where the
+            noise is that of a sum.
+        against: the observer.
+    """
+
+    client: int
+    num_examples: int
+    claim: Claim
+    findings: Findings
+    views: Views | None = None
+    against: Against = "server"
+
+    @property
+    def violations(self) -> tuple[str, ...]:
+        """A message for each finding that contradicts the claim."""
+        return tuple(violations(self.findings, self.claim))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON value; an infinite or unknown number is null."""
+        found = self.findings
+        return {
+            "client": self.client,
+            "against": self.against,
+            "examples": self.num_examples,
+            "delta": self.claim.delta,
+            "epsilon_claimed": self.claim.epsilon,
+            "epsilon_certified": finite_or_none(found.epsilon),
+            "epsilon_certified_of_runs": finite_or_none(found.epsilon_of_runs),
+            "epsilon_estimated": {
+                "steps": finite_or_none(found.epsilon_estimate),
+                "uploads": None if self.views is None else finite_or_none(self.views.uploads),
+                "sums": None if self.views is None else finite_or_none(self.views.sums),
+                "final_model": None
+                if self.views is None
+                else finite_or_none(self.views.final_model),
+            },
+            "noise_over_charged": _interval_json(found.noise),
+            "noise_distance_to_gaussian": _interval_json(found.noise_distance),
+            "contribution_over_bound": _interval_json(found.contribution),
+            "sampling_over_charged": _interval_json(found.sampling_rate),
+            "count_variance_over_charged": _interval_json(found.count_variance),
+            "noise_correlation": [
+                _interval_json(interval) for interval in found.noise_correlations
+            ],
+            "violations": list(self.violations),
+        }
+
+
+@dataclass(frozen=True)
+class Audit:
+    """The findings on the audited clients of an experiment.
+
+    Attributes:
+        name: name of the experiment.
+        clients: results of the audited clients, one for each observer.
+        num_clients: number of all clients of the federation.
+        steps: number of steps of each audited client.
+        confidence: probability that a correct federation has no violation.
+        shared_noise: a message for each pair of audited clients with correlated noise.
+    """
+
+    name: str
+    clients: tuple[ClientAudit, ...]
+    num_clients: int
+    steps: int
+    confidence: float
+    shared_noise: tuple[str, ...]
+
+    @property
+    def violations(self) -> tuple[str, ...]:
+        """A message for each finding that contradicts a claim."""
+        own = [
+            f"client {one.client}{_AGAINST[one.against]}: {text}"
+            for one in self.clients
+            for text in one.violations
+        ]
+        return (*own, *self.shared_noise)
+
+    @property
+    def num_audited(self) -> int:
+        """Number of audited clients."""
+        return len({one.client for one in self.clients})
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON value."""
+        return {
+            "name": self.name,
+            "steps": self.steps,
+            "confidence": self.confidence,
+            "num_clients": self.num_clients,
+            "clients": [client.to_json() for client in self.clients],
+            "violations": list(self.violations),
+        }
+
+
+_AGAINST: dict[Against, str] = {"server": "", "sums": ", in sums", "models": ", in models"}
+
+
+def _interval_json(interval: Interval) -> dict[str, float | None]:
+    return {name: finite_or_none(value) for name, value in vars(interval).items()}

@@ -1,0 +1,397 @@
+"""Observations of a client's private training with canaries, as its server would see it.
+
+Rounds are also run a second time with the same noise and without gradients. The difference of the
+two is what the examples add: exactly, and without the noise of an estimate.
+
+Each example adds a steep loss in one further parameter, so that the update exceeds its bound in
+that direction alone. Its coordinate shows, up to noise, whether the client took part with its data.
+Rounds without data and with the same noise show exactly what the client adds.
+"""
+
+from collections.abc import Iterator, Sequence
+from copy import copy, deepcopy
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fedsim.accountant.arrays import Floats
+from fedsim.clients.gradients.interface import PerExampleGradients
+from fedsim.clients.gradients.rule_gradients import scaled_loss
+from fedsim.clients.local_settings import LocalSettings
+from fedsim.clients.mechanisms.client_update import UpdateMechanism
+from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
+from fedsim.clients.model_checks.safety import preserve_state
+from fedsim.clients.training.block import BlockMember, block_of
+from fedsim.clients.training.shared_model import SharedModel
+from fedsim.clients.training.streams import StreamKey
+from fedsim.federation.federation import Federation
+from fedsim.federation.trained_model import to_tensors
+from fedsim.protocol.noisy_sums import LearntBound
+from fedsim.tools.attack.canaries import CanaryView, add_canary_loss
+from fedsim.tools.attack.observers import OtherNoise, SumView
+
+Bools = NDArray[np.bool_]
+
+MAX_COORDINATES = 1000  # observed of each client, at least one for each of as many examples
+_MAX_VALUES = 1 << 21  # of a table with spare coordinates
+_MAX_PAIRED_ROUNDS = 30  # run a second time without gradients
+
+
+@dataclass(frozen=True)
+class Observations:
+    """The released value of each canary coordinate in each step and round.
+
+    Coordinates of examples come first; those after them are spare and show noise alone.
+
+    Attributes:
+        released: coordinates of the noisy sum (steps, coordinates), in units of the step's clipping
+            bound C.
+        drawn: whether an example was in the lot (steps, examples).
+        has_canary: whether an example has a canary (examples,); in the lot it adds at most 1.
+        contributions: measured additions of canaries in lots (n,), in units of C.
+        contribution_error: largest rounding error of a contribution, in units of C.
+        uploads: coordinates of the uploaded update of each round (rounds, coordinates), with the
+            sign of a canary.
+        signals: what gradients add to the uploads of canaries (rounds, canaries).
+    """
+
+    released: Floats
+    drawn: Bools
+    has_canary: Bools
+    contributions: Floats
+    contribution_error: float
+    uploads: Floats
+    signals: Floats
+
+    @property
+    def inside(self) -> Bools:
+        """Whether a canary of a coordinate was in the lot of a step (steps, coordinates)."""
+        found = np.zeros(self.released.shape, dtype=bool)
+        found[:, : self.has_canary.size] = self.drawn & self.has_canary
+        return found
+
+    @property
+    def is_member(self) -> Bools:
+        """Whether a coordinate has a canary in the client's data (coordinates,)."""
+        found = np.zeros(self.released.shape[1], dtype=bool)
+        found[: self.has_canary.size] = self.has_canary
+        return found
+
+
+def num_spares(examples: int, steps: int) -> int:
+    """Return the number of spare coordinates beside those of a client's examples.
+
+    Args:
+        examples: number of canary parameters of examples.
+        steps: number of observed steps.
+    """
+    return max(0, min(MAX_COORDINATES, _MAX_VALUES // max(1, steps)) - examples)
+
+
+def observe(
+    gradients: PerExampleGradients,
+    targets: Tensor,
+    has_canary: Bools,
+    *,
+    step: DpSgdMechanism,
+    local: LocalSettings,
+    seed: int,
+    client: int,
+    steps: int,
+    round_steps: int,
+    secure: bool,
+    others: OtherNoise | None = None,
+) -> Observations:
+    """Train a client with canaries, round after round, as in a run, and record its releases.
+
+    Only the first `MAX_COORDINATES` canary parameters are recorded.
+
+    Args:
+        gradients: per-example gradients of a `CanaryModel`.
+        targets: targets of the client's examples (n, ...).
+        has_canary: which examples have a canary (n,).
+        step: the client's mechanism, bound to the model.
+        local: the client's settings.
+        seed: seed of the client's random streams.
+        client: the client's number.
+        steps: minimum number of steps; the count is rounded up to whole rounds.
+        round_steps: steps of a round.
+        secure: whether lots and noise come from the operating system's random source.
+        others: noise of all others in the sums that are seen; None: the client's own releases are
+            seen.
+    """
+    rounds = _Rounds(gradients, targets, local, step, seed=seed, client=client, others=others)
+    canaries = has_canary[: rounds.coordinates]
+    found: list[_Round] = []
+    pairs: list[tuple[_Round, _Round]] = []
+    for number, own in enumerate(_rounds(steps, round_steps), start=1):
+        seen = rounds.run(number, own, step, secure=secure)
+        found.append(seen)
+        if number <= _MAX_PAIRED_ROUNDS:
+            noise = rounds.run(number, own, step, gradient_scale=0.0)
+            with_sums = rounds.run(number, own, step) if secure else seen
+            pairs.append((with_sums, noise))
+        step = step.resume(seen.adapted_clip_norm)
+    rounds.shared_model.restart()
+    count = canaries.size
+    size = max(float(np.abs(one.released[0]).max()) for one, _ in pairs)
+    return Observations(
+        released=np.concatenate([each.released for each in found]),
+        drawn=np.concatenate([each.drawn for each in found]),
+        has_canary=canaries,
+        contributions=np.concatenate(
+            [
+                (one.released[0] - noise.released[0])[:count][one.drawn[0] & canaries]
+                for one, noise in pairs
+            ]
+        ),
+        contribution_error=4.0 * torch.finfo(gradients.parameters.data.dtype).eps * size,
+        uploads=np.stack([each.upload for each in found]),
+        signals=np.stack([(one.upload - noise.upload)[:count][canaries] for one, noise in pairs]),
+    )
+
+
+@dataclass(frozen=True)
+class _Round:
+    """One round.
+
+    Attributes:
+        released: (steps, coordinates), in clipping bounds.
+        drawn: (steps, examples), of those with an observed coordinate.
+        upload: (coordinates,).
+        adapted_clip_norm: the clipping bound after the round; None where it is fixed.
+    """
+
+    released: Floats
+    drawn: Bools
+    upload: Floats
+    adapted_clip_norm: LearntBound | None
+
+
+class _Rounds:
+    """Rounds of one client."""
+
+    def __init__(
+        self,
+        gradients: PerExampleGradients,
+        targets: Tensor,
+        local: LocalSettings,
+        step: DpSgdMechanism,
+        *,
+        seed: int,
+        client: int,
+        others: OtherNoise | None,
+    ) -> None:
+        self._gradients, self._others = gradients, others
+        self._without = copy(gradients)  # the same noise, and nothing of the examples
+        self._without.loss = scaled_loss(gradients.loss, 0.0)
+        self._index = torch.arange(len(targets), device=targets.device)
+        self._targets = targets
+        self._local = local.without_schedule().with_equal_views()  # an example is an index here
+        self._seed, self._client = seed, client
+        self._view = CanaryView.of(step, gradients.parameters, MAX_COORDINATES)
+        self._place = self._view.places[0]  # of sums, whose clients have one group
+        self.shared_model = SharedModel(gradients.model, parameters=gradients.parameters)
+
+    @property
+    def coordinates(self) -> int:
+        """Number of observed coordinates."""
+        return self._view.coordinates
+
+    def run(
+        self,
+        number: int,
+        steps: range,
+        step: DpSgdMechanism,
+        *,
+        gradient_scale: float = 1.0,
+        secure: bool = False,
+    ) -> _Round:
+        """Train one round and return what it released.
+
+        Args:
+            number: the round.
+            steps: numbers of its steps over the client's life.
+            step: the mechanism of its first step.
+            gradient_scale: 1, or 0 for noise alone.
+            secure: whether lots and noise come from the operating system's random source.
+        """
+        rows: list[tuple[Floats, Bools]] = []
+        others = self._others
+        added = None if others is None else others.of_round(number, secure=secure)[self._place]
+
+        def record(
+            lots: Sequence[np.ndarray | None],
+            released: Tensor,
+            used: Sequence[DpSgdMechanism | None],
+        ) -> None:
+            (lot,), (mechanism,) = lots, used
+            if lot is None or mechanism is None:
+                return
+            drawn = np.zeros(len(self._targets), dtype=bool)
+            drawn[lot] = True
+            if others is None or added is None:
+                bounds = mechanism.groups(self._gradients.parameters).bounds
+                seen = self._view.read(released[0], mechanism, bounds)
+                seen = seen * (mechanism.expected_lot / bounds[self._view.groups[0]])
+            else:
+                seen = (released[0, self._place].double() + added) * others.step_length
+            rows.append((seen.cpu().numpy(), drawn[: self.coordinates]))
+
+        gradients = self._gradients if gradient_scale else self._without
+        key = StreamKey(self._seed, self._client, number)
+        part = None if others is None else others.part
+        member = BlockMember(self._index, self._targets, key, steps, step, secure, part)
+        result = block_of(
+            self.shared_model, gradients.loss, gradients, self._local, [member]
+        ).train(record)
+        released, drawn = (np.array(column) for column in zip(*rows, strict=True))
+        if others is not None:  # the integers are the upload
+            return _Round(released, drawn, released[0], None)
+        moved = self.shared_model.start_values - result.values[0]
+        bounds = step.groups(self._gradients.parameters).bounds
+        upload = self._view.read(moved, step, bounds).cpu().numpy()
+        return _Round(released, drawn, upload, result.adapted_clip_norm[0])
+
+
+def charged_noise(step: DpSgdMechanism, gradients: PerExampleGradients) -> float:
+    """Return the charged noise multiplier σ / C on a canary's coordinate.
+
+    The value comes from the charged event, not from the step that adds the noise.
+
+    Args:
+        step: the client's mechanism, bound to the model.
+        gradients: per-example gradients of a `CanaryModel`.
+
+    Raises:
+        TypeError: the charged event is not Gaussian noise.
+    """
+    return CanaryView.of(step, gradients.parameters, MAX_COORDINATES).charged_noise(step)
+
+
+def _rounds(steps: int, round_steps: int) -> Iterator[range]:
+    """Yield the step numbers of each round, for at least `steps` steps in whole rounds."""
+    for start in range(0, steps, round_steps):
+        yield range(start, start + round_steps)
+
+
+_STEEPNESS = 1e4  # of a canary's loss, in bounds over the learning rate
+_PAIRED_ROUNDS = 30  # run a second time without data
+
+
+class CanaryClient(nn.Module):
+    """A model in which all examples of a client share one canary parameter.
+
+    Args:
+        model: the experiment's model.
+        steepness: gradient of each example's loss in the canary parameter.
+    """
+
+    def __init__(self, model: nn.Module, steepness: float) -> None:
+        super().__init__()
+        self.model, self._steepness = model, steepness
+        self.canaries = nn.Parameter(torch.zeros(MAX_COORDINATES))
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return the flat outputs (n, outputs + 1) for examples (n, ...); the canary comes last."""
+        outputs = self.model(features).flatten(1)
+        canary = self._steepness * self.canaries[:1].expand(len(outputs), 1)
+        return torch.cat([outputs, canary], dim=1)
+
+
+class UpdateRounds:
+    """Rounds of one client whose data are the canary.
+
+    Args:
+        federation: assembled; its unit is the client.
+        client: the client.
+        view: the sum of which its upload is a part; None: the upload alone is seen.
+    """
+
+    def __init__(self, federation: Federation, client: int, view: SumView | None) -> None:
+        plan = (federation.plan.clients or ())[client]
+        release = plan.release_as(UpdateMechanism)
+        self._federation, self._client, self._plan = federation, client, plan
+        self._data = to_tensors(federation.data.clients[client], federation.model.device)
+        rate = federation.experiment.local.optimizer.lr
+        network = deepcopy(federation.model.module)
+        with preserve_state(network), torch.no_grad():
+            shape = network(self._data[0][:1]).shape[1:]
+        model = CanaryClient(network, _STEEPNESS * release.max_update_norm / rate)
+        self._shared_model = SharedModel(model.to(federation.model.device))
+        self._loss = add_canary_loss(federation.model.loss, shape)
+        parameters = self._shared_model.parameters
+        self.update = release.for_model(parameters)
+        (self._place,) = parameters.slices([parameters.names.index("canaries")])
+        self._others = (
+            None
+            if view is None
+            else OtherNoise(
+                federation, view, None, self._data[1], model=self._shared_model, loss=self._loss
+            )
+        )
+
+    def observe(self, rounds: int) -> Observations:
+        """Return the observations of rounds.
+
+        Args:
+            rounds: number of rounds.
+        """
+        secure, numbers = self._plan.secure_noise, range(1, rounds + 1)
+        draws = self._federation.plan.participation
+        drawn = np.array(
+            [not draws.is_secret or self._client in draws.draw(number) for number in numbers]
+        )
+        released = np.stack(
+            [
+                self._release(number, secure=secure, has_data=bool(present))
+                for number, present in zip(numbers, drawn, strict=True)
+            ]
+        )
+        pairs = [
+            (self._release(n, has_data=True), self._release(n, has_data=False))
+            for n in numbers[:_PAIRED_ROUNDS]
+        ]
+        moved = np.array([found[0] - noise[0] for found, noise in pairs])
+        largest = max(float(np.abs(found).max()) for found, _ in pairs)
+        dtype = self._shared_model.parameters.data.dtype
+        return Observations(
+            released=released,
+            drawn=drawn[:, np.newaxis],
+            has_canary=np.ones(1, dtype=bool),
+            contributions=moved,
+            contribution_error=4.0 * torch.finfo(dtype).eps * largest,
+            uploads=released,
+            signals=moved[:, np.newaxis],
+        )
+
+    def _release(self, number: int, *, has_data: bool, secure: bool = False) -> Floats:
+        """Return the canary coordinates of a round in bounds, with the sign of the canary.
+
+        Args:
+            number: the round.
+            has_data: whether the client has its examples, or none.
+            secure: whether noise comes from the operating system's random source.
+        """
+        federation = self._federation
+        features, targets = self._data if has_data else (part[:0] for part in self._data)
+        member = BlockMember(
+            features,
+            targets,
+            StreamKey(federation.experiment.seed, self._client, number),
+            range(federation.plan.steps.whole_rounds[self._client] if has_data else 0),
+            secure=secure,
+            part=self._plan.part,
+            release=self.update,
+        )
+        local = federation.experiment.local.without_schedule().with_equal_views()
+        result = block_of(self._shared_model, self._loss, None, local, [member]).train()
+        seen = result.values[0].double()
+        if self._others is None:
+            seen = (seen - self._shared_model.start_values) / self.update.max_update_norm
+        else:
+            seen = (seen + self._others.of_round(number, secure=secure)) * self._others.step_length
+        return -seen[self._place].cpu().numpy()

@@ -1,0 +1,142 @@
+"""Terminal output of an audit."""
+
+import math
+
+from rich.console import Console
+from rich.table import Table
+
+from fedsim.core.formatting import count_text, epsilon_text, least_epsilon_text
+from fedsim.report.terminal_text import figure_table, print_sentence, print_table
+from fedsim.tools.attack.evidence import Interval
+from fedsim.tools.attack.findings import Audit, ClientAudit
+
+
+def print_audit(audit: Audit, console: Console | None = None) -> None:
+    """Print each client's measurements beside its claim, and the verdict.
+
+    Args:
+        audit: the result to print.
+        console: where to print; standard output by default.
+    """
+    console = console or Console()
+    print_table(console, _epsilon_table(audit))
+    console.print()
+    print_table(console, _mechanism_table(audit))
+    problems = len(audit.violations)
+    verdict = f"{count_text(problems, 'violation')} found" if problems else "no claim is violated"
+    print_sentence(
+        console,
+        f"{audit.name}: {verdict} ({count_text(audit.num_audited, 'client')}, "
+        f"{count_text(audit.steps, 'step')} each, confidence {audit.confidence:g})",
+    )
+
+
+def _epsilon_table(audit: Audit) -> Table:
+    """Return the table of claimed, certified and estimated ε."""
+    shows_views = any(one.views is not None for one in audit.clients)
+    table = figure_table(
+        "ε of each client: claimed, certified, and estimated"
+        + (" from four views" if shows_views else ""),
+        [*_who(audit), "examples", "claimed", "certified", "of runs", "steps"]
+        + (["uploads", "sums", "final"] if shows_views else []),
+    )
+    for one in audit.clients:
+        found, views = one.findings, one.views
+        last = [math.nan] * 3 if views is None else [views.uploads, views.sums, views.final_model]
+        table.add_row(
+            *_who_cells(audit, one),
+            str(one.num_examples),
+            epsilon_text(one.claim.epsilon),
+            _bound_text(found.epsilon),
+            _bound_text(found.epsilon_of_runs),
+            _estimate_text(found.epsilon_estimate),
+            *(_estimate_text(value) for value in last if shows_views),
+        )
+    table.caption = "\n".join(_epsilon_notes(audit, shows_views=shows_views))
+    return table
+
+
+def _epsilon_notes(audit: Audit, *, shows_views: bool) -> list[str]:
+    """Return the lines below the table of ε."""
+    notes = [
+        f"certified: at least so much is spent (confidence {audit.confidence:g}), by single steps;",
+        "of runs: the same by whole runs, without a law of the noise;",
+    ]
+    if shows_views:
+        notes += [
+            "estimated, for one who sees all steps (as charged), all uploads of the",
+            "client, the sums of all clients' updates, or the final model",
+        ]
+    else:
+        notes.append("steps: estimated, for one who sees every release")
+    notes += [text for name, text in _OBSERVERS.items() if name in _observers(audit)]
+    if audit.num_clients > audit.num_audited:
+        shown = audit.num_audited
+        which = f"the {shown} largest claims" if shown > 1 else "the largest claim"
+        notes.append(f"{which} of {audit.num_clients:,} clients")
+    return notes
+
+
+def _observers(audit: Audit) -> set[str]:
+    """Return the observers, where the claims are not all against the server."""
+    found = {one.against for one in audit.clients}
+    return set() if found == {"server"} else set(found)
+
+
+def _who(audit: Audit) -> list[str]:
+    """Return the first headings: the client, and the observer where there are several."""
+    return ["client", "against"] if _observers(audit) else ["client"]
+
+
+def _who_cells(audit: Audit, one: ClientAudit) -> list[str]:
+    cells = [str(one.client), one.against]
+    return cells[: len(_who(audit))]
+
+
+def _mechanism_table(audit: Audit) -> Table:
+    """Return the table of the measured mechanisms."""
+    table = figure_table(
+        "Measured mechanism, relative to the charge",
+        [*_who(audit), "noise", "clipping", "sampling"],
+    )
+    for one in audit.clients:
+        found = one.findings
+        table.add_row(
+            *_who_cells(audit, one),
+            _interval_text(found.noise),
+            _number_text(found.contribution.high, 4),
+            _interval_text(found.sampling_rate),
+        )
+    table.caption = (
+        "noise: standard deviation; clipping: largest\ncontribution of an example; sampling: rate"
+    )
+    return table
+
+
+def _bound_text(epsilon: float) -> str:
+    """Return a lower bound rounded down, in as many characters as any other."""
+    if not epsilon:
+        return "0"
+    text = least_epsilon_text(epsilon)
+    return text if text == "∞" else f"{float(text):#.4g}"
+
+
+def _estimate_text(epsilon: float) -> str:
+    return "–" if math.isnan(epsilon) else f"{epsilon:#.3g}"
+
+
+def _number_text(value: float, digits: int) -> str:
+    return f"{value:.{digits}f}" if math.isfinite(value) else "–"
+
+
+def _interval_text(interval: Interval) -> str:
+    if math.isnan(interval.estimate):
+        return "–"
+    return f"{interval.estimate:.3f} ± {interval.high - interval.estimate:.3f}"
+
+
+_OBSERVERS = {
+    "sums": "sums: the smallest sum that may be opened, with the fewest honest clients;",
+    "server": "server: the client's own uploads, if secure aggregation fails;",
+    "models": "models: the client's part with the noise that the server adds",
+}

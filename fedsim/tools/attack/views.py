@@ -1,0 +1,295 @@
+"""Estimates of ε from what three attackers see of a whole run, for each audited client.
+
+Each attacker adds up a canary's coordinate over the run: of the client's uploads (the server), of
+the sums of all clients' updates (the server under secure aggregation), or in the final model. The
+result is nearly Gaussian, with or without the canary, and ε is that of the two Gaussians. A better
+attack may see more: an estimate is no bound.
+
+Estimates by Gaussian fits are those of Andrew et al. 2023 (arXiv:2302.03098). They are no bounds.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+from scipy.special import log_ndtr
+
+from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
+from fedsim.clients.mechanisms.plan import PrivacyPlan
+from fedsim.federation.federation import Federation
+from fedsim.tools.attack.observation import Observations
+
+_STEPS = 100  # of bisection
+_MOST_EPSILON = 1e6
+
+
+def gaussian_pair_epsilon(shift: float, outside: float, inside: float, *, delta: float) -> float:
+    """Return ε at δ of the pair N(0, outside²) and N(shift, inside²), in the worse direction.
+
+    Args:
+        shift: distance of the means.
+        outside: standard deviation without the example, > 0.
+        inside: standard deviation with it, > 0.
+        delta: δ in (0, 1).
+    """
+    return max(
+        _epsilon(shift, inside, outside, delta),
+        _epsilon(shift, outside, inside, delta),
+    )
+
+
+def _epsilon(shift: float, p: float, q: float, delta: float) -> float:
+    """Return ε of P = N(0, p²) over Q = N(shift, q²): the least with P(A) ≤ e^ε Q(A) + δ."""
+    low, high = 0.0, 1.0
+    if _delta(shift, p, q, low) <= delta:
+        return 0.0
+    while _delta(shift, p, q, high) > delta:
+        high *= 2.0
+        if high > _MOST_EPSILON:
+            return math.inf
+    for _ in range(_STEPS):
+        middle = (low + high) / 2.0
+        low, high = (middle, high) if _delta(shift, p, q, middle) > delta else (low, middle)
+    return high
+
+
+def _delta(shift: float, p: float, q: float, epsilon: float) -> float:
+    """Return P(A) − e^ε Q(A) of the set A where log P(x) / Q(x) > ε, in closed form.
+
+    The log ratio is a x² + b x + c, so A is a half-line, an interval or its complement.
+    """
+    a = 0.5 / q**2 - 0.5 / p**2
+    b = -shift / q**2
+    c = 0.5 * (shift / q) ** 2 + math.log(q / p) - epsilon
+    edges = _roots(a, b, c)
+    ends = [-math.inf, *edges, math.inf]
+    total = 0.0
+    for low, high in pairwise(ends):
+        inner = _between(low, high)
+        if (a * inner + b) * inner + c > 0.0:
+            total += _mass(low, high, shift, p, q, epsilon)
+    return total
+
+
+def _roots(a: float, b: float, c: float) -> list[float]:
+    """Return the real roots of a x² + b x + c, ascending, without cancellation."""
+    square = b * b - 4.0 * a * c
+    if square <= 0.0:
+        return []
+    stable = -0.5 * (b + math.copysign(math.sqrt(square), b))
+    found = [c / stable] if stable else []
+    return sorted([*found, stable / a] if a else found)
+
+
+def _between(low: float, high: float) -> float:
+    """Return a point inside an interval, of which one or both ends may be infinite."""
+    if math.isinf(low):
+        return 0.0 if math.isinf(high) else high - abs(high) - 1.0
+    return low + abs(low) + 1.0 if math.isinf(high) else 0.5 * (low + high)
+
+
+def _mass(low: float, high: float, shift: float, p: float, q: float, epsilon: float) -> float:
+    """Return P − e^ε Q of an interval."""
+    return math.exp(_log_interval(low / p, high / p)) - math.exp(
+        epsilon + _log_interval((low - shift) / q, (high - shift) / q)
+    )
+
+
+def _log_interval(low: float, high: float) -> float:
+    """Return log(Φ(high) − Φ(low)), precise in both tails."""
+    if low > 0.0:
+        low, high = -high, -low
+    upper, lower = float(log_ndtr(high)), float(log_ndtr(low))
+    return upper + math.log1p(-math.exp(lower - upper)) if upper > lower else -math.inf
+
+
+@dataclass(frozen=True)
+class UploadLaw:
+    """Law of a canary's coordinate in one upload.
+
+    Attributes:
+        shift: mean of what a canary in the data adds.
+        spread: variance of what it adds, by the random lots.
+        noise: variance of the noise.
+    """
+
+    shift: float
+    spread: float
+    noise: float
+
+    @classmethod
+    def of(cls, seen: Observations) -> "UploadLaw | None":
+        """Return the measured law; None where no canary was seen."""
+        if seen.signals.size < 2:
+            return None
+        outside = seen.uploads[:, ~seen.is_member]
+        if outside.size == 0:
+            return None
+        return cls(
+            shift=float(seen.signals.mean()),
+            spread=float(seen.signals.var()),
+            noise=float(np.square(outside).mean()),
+        )
+
+    def epsilon(self, factors: Sequence[float], noise: float, *, delta: float) -> float:
+        """Return ε of a weighted sum of a client's uploads.
+
+        Args:
+            factors: weight of each upload in the sum.
+            noise: variance of all noise in the sum.
+            delta: δ of the claim.
+        """
+        shift = abs(self.shift) * sum(factors)
+        spread = self.spread * sum(factor**2 for factor in factors)
+        outside, inside = math.sqrt(noise), math.sqrt(noise + spread)
+        return gaussian_pair_epsilon(shift, outside, inside, delta=delta)
+
+
+@dataclass(frozen=True)
+class Views:
+    """Estimated ε of a whole run, for each attacker.
+
+    Attributes:
+        uploads: of one who sees every upload of the client.
+        sums: of one who sees the sum of all updates of every round.
+        final_model: of one who sees the final model only.
+    """
+
+    uploads: float
+    sums: float
+    final_model: float
+
+
+@dataclass(frozen=True)
+class RoundNoise:
+    """The noise of one round's mean update.
+
+    Attributes:
+        weight: sum of the participants' weights.
+        variance: variance of the noise of the weighted mean.
+    """
+
+    weight: float
+    variance: float
+
+
+def noise_of_rounds(
+    rounds: Iterable[Sequence[int]], noise: Mapping[int, float], weights: Sequence[float]
+) -> tuple[RoundNoise, ...]:
+    """Return the noise of every round.
+
+    Args:
+        rounds: the participants of each round.
+        noise: variance of the noise of an upload, by client.
+        weights: weight of each client's update.
+    """
+    found: list[RoundNoise] = []
+    for participants in rounds:
+        weight = sum(weights[one] for one in participants)
+        squares = sum(weights[one] ** 2 * noise[one] for one in participants)
+        found.append(RoundNoise(weight, squares / weight**2 if weight else 0.0))
+    return tuple(found)
+
+
+def estimate_views(
+    law: UploadLaw,
+    own_rounds: Iterable[int],
+    weight: float,
+    rounds: Sequence[RoundNoise],
+    *,
+    delta: float,
+) -> Views:
+    """Return the estimates of one client.
+
+    Args:
+        law: of the client's uploads.
+        own_rounds: places of its rounds in `rounds`.
+        weight: of its update in a sum.
+        rounds: the noise of every round of the run.
+        delta: δ of its claim.
+    """
+    own = [rounds[place] for place in own_rounds]
+    shares = [weight / one.weight for one in own]
+    ones = [1.0] * len(own)
+    scaled = sum(one.variance / share**2 for one, share in zip(own, shares, strict=True))
+    return Views(
+        uploads=law.epsilon(ones, law.noise * len(own), delta=delta),
+        sums=law.epsilon(ones, scaled, delta=delta),
+        final_model=law.epsilon(shares, sum(one.variance for one in rounds), delta=delta),
+    )
+
+
+def views_of(federation: Federation, laws: Mapping[int, UploadLaw | None]) -> dict[int, Views]:
+    """Return the estimates of every audited client with a measured law.
+
+    Noise of a client that was not audited is scaled from its charged noise, by the mean ratio of
+    the audited ones: all clients have the same optimizer.
+
+    There is no estimate for the final model of a server optimizer or an average: it is NaN.
+
+    Args:
+        federation: with plans.
+        laws: law of the uploads, by client.
+    """
+    known = {client: law for client, law in laws.items() if law is not None}
+    plans = federation.plan.clients
+    if plans is None or not known:
+        return {}
+    weights = [float(weight) for weight in federation.plan.weights.values]
+    own_rounds = [_rounds(federation, client, plan) for client, plan in enumerate(plans)]
+    rounds = noise_of_rounds(
+        _participants(own_rounds, federation.plan.participation.rounds),
+        _noise(federation, plans, known),
+        weights,
+    )
+    views = {
+        client: estimate_views(
+            law,
+            [number - 1 for number in own_rounds[client]],
+            weights[client],
+            rounds,
+            delta=plans[client].delta,
+        )
+        for client, law in known.items()
+    }
+    if _is_sum_of_rounds(federation):
+        return views
+    return {client: replace(one, final_model=math.nan) for client, one in views.items()}
+
+
+def _is_sum_of_rounds(federation: Federation) -> bool:
+    """Whether the final model is the sum of all rounds' mean updates, as its estimate takes it."""
+    settings = federation.experiment.federation
+    return settings.algorithm.name == "fedavg" and settings.server_averaging is None
+
+
+def _rounds(federation: Federation, client: int, plan: PrivacyPlan) -> tuple[int, ...]:
+    """Return the rounds that a client's budget affords."""
+    count = federation.plan.steps.rounds_in(client, plan.steps_to_take)
+    return federation.plan.participation.rounds_of(client)[:count]
+
+
+def _participants(own_rounds: Sequence[Sequence[int]], rounds: int) -> Iterator[list[int]]:
+    """Yield the participants of each round."""
+    found: list[list[int]] = [[] for _ in range(rounds)]
+    for client, numbers in enumerate(own_rounds):
+        for number in numbers:
+            found[number - 1].append(client)
+    yield from found
+
+
+def _noise(
+    federation: Federation, plans: Sequence[PrivacyPlan], known: Mapping[int, UploadLaw]
+) -> dict[int, float]:
+    """Return the variance of the noise of every client's upload."""
+    terms = federation.plan.client_privacy or ()
+    charged = [
+        (release.noise_multiplier * own.privacy.clip_norm / release.expected_lot) ** 2
+        for plan, own in zip(plans, terms, strict=True)
+        for release in (plan.release_as(DpSgdMechanism),)
+    ]
+    ratio = float(np.mean([law.noise / charged[client] for client, law in known.items()]))
+    measured = {client: law.noise for client, law in known.items()}
+    return {client: ratio * variance for client, variance in enumerate(charged)} | measured

@@ -1,0 +1,220 @@
+"""The command `curve`."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fedsim.cli.options import bounds_option, json_option, overrides_argument, print_json
+from fedsim.core.errors import FedsimError
+from fedsim.core.imports import quick_imports
+
+if TYPE_CHECKING:
+    from fedsim.planning.bounds import BoundCurve
+
+_PLOT_POINTS = 40
+_KIND_POINTS = 12  # of the curve of each kind of clients
+_DELTA = 1e-5
+_MAX_STEPS = 10**9
+_SETTINGS = {
+    "sampling_rate": "-q/--sampling-rate",
+    "noise_multiplier": "-z/--noise-multiplier",
+    "steps": "-T/--steps",
+}
+
+
+class StepNumbers(click.ParamType):
+    """Numbers of steps: `1000`, `10,100,1000`, or `10..1000` (`..1000` from 1 on)."""
+
+    name = "steps"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, ...]:
+        """Return ascending numbers; a range gives 1, 2, 5, 10, 20, ... within it."""
+        if isinstance(value, tuple):
+            return value
+        first, dots, last = value.partition("..")
+        try:
+            ends = (int(first or 1), int(last)) if dots else ()
+            numbers = ends or tuple(int(part) for part in value.split(","))
+        except ValueError:
+            self.fail(f"{value!r} must be a number, numbers such as 10,100, or a range 10..1000")
+        if not all(1 <= number <= _MAX_STEPS for number in numbers):
+            self.fail(f"{value!r} must be numbers of steps from 1 to {_MAX_STEPS:,}")
+        if not ends:
+            return tuple(sorted(set(numbers)))
+        if ends[0] > ends[1]:
+            self.fail(f"{value!r} must be a range from the smaller to the larger number")
+        from fedsim.planning.bounds import round_numbers
+
+        return round_numbers(*ends)
+
+
+class Orders(click.ParamType):
+    """Rényi orders, `2,4,8`."""
+
+    name = "orders"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[float, ...]:
+        """Return the orders; their range is checked with the accountant."""
+        try:
+            return tuple(float(part) for part in value.split(","))
+        except ValueError:
+            self.fail(f"{value!r} must be numbers above 1, such as 2,4,8")
+
+
+@click.command("curve", short_help="Compare bounds on ε over the steps of DP-SGD.")
+@click.argument("file", type=click.Path(), required=False)
+@overrides_argument
+@click.option("-q", "--sampling-rate", type=float, help="Sampling rate q, in (0, 1].")
+@click.option("-z", "--noise-multiplier", type=float, help="Noise multiplier z.")
+@click.option(
+    "-T",
+    "--steps",
+    type=StepNumbers(),
+    metavar="N | N,N | N..N",
+    help="Numbers of steps; ..N is 1, 2, 5, 10, 20, ... up to N.",
+)
+@click.option("--delta", type=float, help="δ of every ε.  [default: 1e-5]")
+@click.option("--orders", type=Orders(), metavar="A,A", help="Rényi orders of the bound rdp.")
+@bounds_option(is_always=True, words="Bounds to compare")
+@click.option("--csv", "csv_path", type=click.Path(), help="Write the numbers to a .csv file.")
+@click.option("--plot", type=click.Path(), help="Write the curves to a .svg, .png or .pdf file.")
+@json_option
+def curve_command(
+    file: str | None,
+    overrides: tuple[str, ...],
+    *,
+    bounds: tuple[str, ...],
+    orders: tuple[float, ...] | None,
+    csv_path: str | None,
+    plot: str | None,
+    as_json: bool,
+    **settings: Any,
+) -> None:
+    """Compare bounds on ε over the steps of DP-SGD.
+
+    \b
+    fedsim curve -q 0.01 -z 4 -T ..40000 --delta 1e-5 --plot curve.svg
+    fedsim curve experiment.yaml privacy.target_epsilon=2
+
+    Without FILE, a step is Poisson sampling at rate q and a Gaussian release with noise multiplier
+    z. With FILE, q, z, T and δ are those of each kind of clients of the experiment.
+    """  # noqa: D301  click keeps the lines after \b
+    with quick_imports():
+        from fedsim.report.plan_terminal import print_bound_curve, print_client_kinds
+        from fedsim.report.svg import check_figure_path
+
+    path = None if plot is None else check_figure_path(Path(plot))
+    if file is None:
+        with _usage_errors():
+            curve, drawn = _of_settings(settings, bounds, orders, is_drawn=path is not None)
+        curves, marks, whose = [curve], [steps for steps, _ in curve.points], ""
+    else:
+        _refuse_settings({**settings, "orders": orders})
+        curves = _of_experiment(file, overrides, bounds, is_whole=as_json or bool(csv_path or path))
+        drawn = max(curves, key=lambda one: one.smallest, default=None)
+        marks, whose = None, "" if drawn is None else _clients(drawn, len(curves))
+    if csv_path is not None:
+        _write_csv(curves, Path(csv_path))
+    if path is not None and drawn is not None:
+        from fedsim.report.line_plot import write_bounds_plot
+
+        write_bounds_plot(drawn, path, marks=marks, whose=whose)
+    if as_json:
+        print_json({"bounds": list(bounds), "curves": [one.to_json() for one in curves]})
+    elif file is None:
+        print_bound_curve(curves[0])
+    else:
+        print_client_kinds(curves)
+
+
+@contextmanager
+def _usage_errors() -> Iterator[None]:
+    """Turn a refused number into an error of the command line."""
+    try:
+        yield
+    except ValueError as error:
+        if isinstance(error, FedsimError):
+            raise
+        raise click.UsageError(str(error)) from error
+
+
+def _of_settings(
+    settings: dict[str, Any],
+    bounds: tuple[str, ...],
+    orders: tuple[float, ...] | None,
+    *,
+    is_drawn: bool,
+) -> "tuple[BoundCurve, BoundCurve]":
+    """Return the curve of the given steps, and one with more points to draw.
+
+    Raises:
+        UsageError: a setting is missing.
+        ValueError: a setting is outside its range.
+    """
+    from fedsim.accountant.textbook.bounds import choose_bounds
+    from fedsim.planning.bounds import bound_curve, even_numbers, given_schedule
+
+    missing = [option for name, option in _SETTINGS.items() if settings[name] is None]
+    if missing:
+        raise click.UsageError(f"give {', '.join(missing)}, or the FILE of an experiment")
+    steps: tuple[int, ...] = settings.pop("steps")
+    delta = settings.pop("delta")
+    schedule = given_schedule(**settings, delta=_DELTA if delta is None else delta, steps=steps[-1])
+    chosen = choose_bounds(bounds, orders=orders)
+    curve = bound_curve(schedule, chosen, steps)
+    if not is_drawn:
+        return curve, curve
+    first = 1 if len(steps) == 1 else steps[0]
+    return curve, bound_curve(
+        schedule, chosen, (*steps, *even_numbers(first, steps[-1], _PLOT_POINTS))
+    )
+
+
+def _of_experiment(
+    file: str, overrides: tuple[str, ...], bounds: tuple[str, ...], *, is_whole: bool
+) -> "tuple[BoundCurve, ...]":
+    """Return the curve of each kind of clients, or its last point alone."""
+    with quick_imports():
+        from fedsim.experiment import load_experiment
+        from fedsim.planning.projection import experiment_curves
+        from fedsim.report.progress import shown_phases
+
+    loaded = load_experiment(file, overrides)
+    with shown_phases() as phases, _usage_errors():
+        return experiment_curves(
+            loaded, bounds, points=_KIND_POINTS if is_whole else 1, phases=phases
+        )
+
+
+def _refuse_settings(settings: dict[str, Any]) -> None:
+    """Refuse what an experiment file sets itself.
+
+    Raises:
+        UsageError: with the fix.
+    """
+    given = next((name for name, value in settings.items() if value is not None), None)
+    if given is not None:
+        raise click.UsageError(
+            f"--{given.replace('_', '-')} does not go with FILE, which sets it; change a key of "
+            "FILE with KEY.PATH=VALUE"
+        )
+
+
+def _clients(curve: "BoundCurve", kinds: int) -> str:
+    """Return who takes the steps, in words."""
+    clients = curve.schedule.clients
+    who = f"client {clients[0]}" if len(clients) == 1 else f"{len(clients):,} clients"
+    return f"{who} with the largest ε" if kinds > 1 else who
+
+
+def _write_csv(curves: "Sequence[BoundCurve]", path: Path) -> None:
+    from fedsim.report.plan_terminal import bounds_csv
+
+    path.write_text(bounds_csv(curves), encoding="utf-8")

@@ -1,0 +1,185 @@
+"""The ClientApp of a SuperNode: one client, or one helper, with its ledger on the node's disk."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from fedsim.clients.app import BatchClientApp
+from fedsim.clients.faults import PUBLIC_ERRORS
+from fedsim.clients.task import ClientTask
+from fedsim.core.errors import FedsimError
+from fedsim.core.plugin_errors import contained_exits, describe_error
+from fedsim.experiment import LoadedExperiment, load_experiment, read_settings
+from fedsim.federation.lasting_keys import identity_of_client
+from fedsim.federation.nodes import make_node_app, num_helpers
+from fedsim.federation.shards import TaskSource
+from fedsim.protocol.errors import COUPLED_ROWS, LEDGER_UNWRITABLE
+from fedsim.protocol.roll_call import PARTITION
+from fedsim.simulation.virtual_grid import failure
+from fedsim.tools.deployment.data_ledger import data_directory
+from fedsim.tools.deployment.ledgers import LEDGER_TYPE, empty_ledger_reply, ledger_reply
+from fedsim.tools.deployment.node_journal import NodeJournal, record_without_privacy
+from fedsim.tools.deployment.node_state import (
+    claim_seed,
+    client_ledger,
+    record_release,
+    state_directory,
+)
+from fedsim.tools.deployment.policy import NodePolicy, policy_of_node
+from fedsim.tools.deployment.policy_rules import (
+    PolicyRefusalError,
+    check_experiment,
+    check_plan,
+    check_round,
+)
+from fedsim.tools.deployment.private_files import DeploymentError
+
+logger = logging.getLogger("flwr")
+
+EXPERIMENT_FILE = "experiment.yaml"
+
+
+class NodeClient(ClientApp):
+    """The client or helper of a SuperNode, selected by its `partition-id`.
+
+    Args:
+        directory: contains `experiment.yaml` and its plug-in files.
+
+    Guarantee: a round is charged in the ledgers of the node's data and of its client, on disk,
+    before training starts. The charge remains if the SuperNode or the run fails. What the node's
+    policy forbids is refused, and charged nothing.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__()
+        self._directory = directory
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        """Answer a message; an error is answered in one line that tells nothing of the data.
+
+        Args:
+            message: the server's request.
+            context: of Flower, with the node's configuration.
+        """
+        try:
+            with contained_exits():
+                reply = self._answer(message, context)
+            if reply.has_error() and reply.error.code in (LEDGER_UNWRITABLE, COUPLED_ROWS):
+                # On a node of its own, that is the failure of this client, not of the run.
+                return failure(message, reply.error.reason or "")
+            return reply
+        except PolicyRefusalError as error:
+            logger.warning("%s", error)
+            return failure(message, str(error))
+        except Exception as error:
+            logger.exception("this client failed")
+            return failure(message, _public_text(error))
+
+    def _answer(self, message: Message, context: Context) -> Message:
+        path = self._directory / EXPERIMENT_FILE
+        asked = LoadedExperiment(read_settings(path), path, self._directory.absolute())
+        client = _node_number(asked, context)
+        if client >= asked.experiment.num_clients:
+            return _helper(load_experiment(path), message, context)
+        state = state_directory(context.node_config)
+        policy = policy_of_node(context.node_config, state)
+        check_experiment(policy, asked)  # first: a refused experiment reads, keeps and runs nothing
+        loaded = load_experiment(path)
+        check_round(loaded.experiment, message)
+        ledger = client_ledger(state, loaded.experiment, client)
+        if message.metadata.message_type == LEDGER_TYPE:
+            return ledger_reply(ledger, message)
+        tasks = _GuardedTasks(policy, state, loaded, ledger, context.node_config)
+        return BatchClientApp(tasks)(message, context)
+
+
+def _public_text(error: Exception) -> str:
+    """Return what a server is told of an error; the node's own log has its text.
+
+    Errors of data and plug-ins may quote names, values, sizes and paths. Those that keep their text
+    are about the node's configuration and about the protocol.
+    """
+    if isinstance(error, (DeploymentError, *PUBLIC_ERRORS)):
+        return describe_error(error)
+    name = type(error).__name__ if isinstance(error, FedsimError) else "Exception"
+    return f"{name}: this node cannot answer; its own log says why"
+
+
+@dataclass(frozen=True)
+class _GuardedTasks:
+    """Tasks of the node's client that charge through the node's policy."""
+
+    policy: NodePolicy
+    state: Path
+    loaded: LoadedExperiment
+    ledger: Path
+    node_config: Mapping[str, object]
+
+    def __call__(self, client: int) -> ClientTask:
+        experiment = self.loaded.experiment
+        source = TaskSource(experiment.model_dump_json(), self.loaded.base, self.ledger)
+        task = self._with_own_key(source(client))
+        data = data_directory(self.state, self.policy, self.loaded)
+        if task.privacy is None or task.journal is None or experiment.privacy is None:
+            record_without_privacy(
+                data, experiment=experiment.name, seed=experiment.seed, client=client
+            )
+            return task
+        trust = experiment.privacy.trust.name
+        check_plan(self.policy, task.privacy, trust=trust, digest=task.run.plan_digest)
+        journal = NodeJournal(
+            own=task.journal,
+            data=data,
+            policy=self.policy,
+            plan=task.privacy,
+            experiment=experiment.name,
+            seed=experiment.seed,
+            adjacency=experiment.privacy.adjacency.name,
+            claim=partial(claim_seed, self.state, experiment, client),
+            trust=trust,
+        )
+        return replace(task, journal=journal)
+
+    def _with_own_key(self, task: ClientTask) -> ClientTask:
+        """Return the task with the lasting key that the node's configuration names."""
+        if task.secure is None:
+            return task
+        identity_of = partial(
+            identity_of_client,
+            task.secure.settings,
+            base=self.loaded.base,
+            node_config=self.node_config,
+        )
+        return replace(task, secure=replace(task.secure, identity_of=identity_of))
+
+
+def _helper(loaded: LoadedExperiment, message: Message, context: Context) -> Message:
+    """Answer as a helper: it has no data, no model and no ledger, but a record of its sums."""
+    if message.metadata.message_type == LEDGER_TYPE:
+        return empty_ledger_reply(message)
+    record = partial(record_release, state_directory(context.node_config))
+    app = make_node_app(ClientApp(), loaded.experiment, loaded.base, record)
+    return app(message, context)
+
+
+def _node_number(loaded: LoadedExperiment, context: Context) -> int:
+    """Return the number of this node; clients come first, then helpers.
+
+    Raises:
+        DeploymentError: the node's configuration has no number, or one that the experiment lacks.
+    """
+    number = context.node_config.get(PARTITION)
+    clients = loaded.experiment.num_clients
+    helpers = num_helpers(loaded.experiment)
+    if not isinstance(number, int) or not 0 <= number < clients + helpers:
+        parties = f"{clients} clients" + (f" and {helpers} helpers" if helpers else "")
+        raise DeploymentError(
+            f"this SuperNode needs --node-config 'partition-id=K' with K from 0 to "
+            f"{clients + helpers - 1} ({loaded.experiment.name!r} has {parties}), got {number!r}"
+        )
+    return number

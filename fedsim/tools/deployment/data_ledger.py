@@ -1,0 +1,267 @@
+"""Ledger of everything that a node spent on one data set, over all experiments, seeds and runs.
+
+It lies in `STATE/data/NAME/ledger.jsonl`. NAME is `data_name` of the node's policy, else the
+SHA-256 of the data file, else `code` for data that a built-in name or a plug-in makes. It is no
+digest of the client's examples, since the server chooses the seed of the partition, and with it
+which rows of one file are the client's.
+
+A record is a line of JSON, and its `hash` covers the `previous` one, as in a client's own ledger:
+
+    {"experiment": NAME, "seed": 0, "client": 3, "round": 5, "request": DIGEST,
+     "adjacency": "zero_out", "ledger": [{"event": EVENT, "count": n}], "previous": HASH,
+     "hash": HASH}
+
+`STATE/counts/NAME` has the number of records and the hash of the last one. A ledger that was
+deleted or replaced by an old copy lacks what is counted there, and takes no charges any more.
+
+A charge whose claim needs trust has also `trust` and, where the client's own noise protects from a
+server that is not trusted, `against_server`, a second ledger.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self, get_args
+
+from fedsim.accountant import PrivacyLedger
+from fedsim.accountant.events import Adjacency, check_adjacency
+from fedsim.accountant.ledger.journal import JournalError
+from fedsim.core.durable import GENESIS, append, digest_of, sync_directory
+from fedsim.data.settings import FileDataset
+from fedsim.experiment import LoadedExperiment
+from fedsim.tools.deployment.data_budget import Releases, Trust, counted_releases
+from fedsim.tools.deployment.policy import NodePolicy
+from fedsim.tools.deployment.private_files import (
+    DeploymentError,
+    exclusive,
+    private_directory,
+    private_file,
+    write_whole,
+)
+
+_CODE = "code"
+
+
+def data_directory(state: Path, policy: NodePolicy, loaded: LoadedExperiment) -> Path:
+    """Return the directory of the ledger of an experiment's data on this node.
+
+    Args:
+        state: the node's state directory.
+        policy: the node's policy.
+        loaded: the experiment.
+
+    Raises:
+        DeploymentError: the data file cannot be read.
+    """
+    dataset = loaded.experiment.data.dataset
+    if policy.data_name is not None:
+        name = policy.data_name
+    elif isinstance(dataset, FileDataset) and dataset.path is not None:
+        path = loaded.base / Path(dataset.path).expanduser()
+        try:
+            with path.open("rb") as file:
+                name = hashlib.file_digest(file, "sha256").hexdigest()
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise DeploymentError(f"the data file {path} cannot be read: {reason}") from error
+    else:
+        name = _CODE
+    return state / "data" / name
+
+
+@dataclass(frozen=True)
+class DataCharge:
+    """One charge of one experiment, before its place in the ledger is known.
+
+    Attributes:
+        experiment: name of the experiment.
+        seed: its seed.
+        client: number of the client.
+        round_number: the round.
+        request: digest of everything that the answer depends on.
+        adjacency: adjacency of the experiment.
+        ledger: the events, in the view of the experiment's claim.
+        trust: `privacy.trust` of the experiment, which that view needs.
+        against_server: the events against whoever sees the client's own upload; None where that is
+            `ledger`, or no noise protects from it.
+    """
+
+    experiment: str
+    seed: int
+    client: int
+    round_number: int
+    request: str
+    adjacency: Adjacency
+    ledger: PrivacyLedger
+    trust: Trust = "local"
+    against_server: PrivacyLedger | None = None
+
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """Seed, client and round: the key of seeded noise."""
+        return self.seed, self.client, self.round_number
+
+    def fields(self) -> dict[str, Any]:
+        """Return the charge as JSON values."""
+        second = self.against_server
+        more = {} if self.trust == "local" else {"trust": self.trust}
+        return {
+            "experiment": self.experiment,
+            "seed": self.seed,
+            "client": self.client,
+            "round": self.round_number,
+            "request": self.request,
+            "adjacency": self.adjacency,
+            "ledger": self.ledger.to_list(),
+            **more,
+            **({} if second is None else {"against_server": second.to_list()}),
+        }
+
+    def counted(self, given: Trust) -> Releases:
+        """Return (event, number of releases) that count for a node with this trust."""
+        return counted_releases(
+            self.ledger.entries,
+            None if self.against_server is None else self.against_server.entries,
+            given=given,
+            needed=self.trust,
+        )
+
+    @classmethod
+    def from_fields(cls, fields: dict[str, Any]) -> Self:
+        """Return the charge that `fields` wrote.
+
+        Raises:
+            KeyError: a field is missing.
+            ValueError: the events, the adjacency or the trust are unknown.
+        """
+        trust = fields.get("trust", "local")
+        if trust not in get_args(Trust):
+            raise ValueError(f"unknown trust {trust!r}")
+        second = fields.get("against_server")
+        return cls(
+            experiment=fields["experiment"],
+            seed=fields["seed"],
+            client=fields["client"],
+            round_number=fields["round"],
+            request=fields["request"],
+            adjacency=check_adjacency(fields["adjacency"]),
+            ledger=PrivacyLedger.from_list(fields["ledger"]),
+            trust=trust,
+            against_server=None if second is None else PrivacyLedger.from_list(second),
+        )
+
+
+class DataLedger:
+    """The ledger of one data set while its directory is held; see `open_data_ledger`.
+
+    Guarantee: when `append` returns, its record is on disk. A record that a crash cut short was
+    never followed by a release, and is removed.
+
+    Args:
+        path: the file.
+        count: the file with the number of records and the hash of the last one.
+
+    Raises:
+        JournalError: a record was changed or is missing.
+    """
+
+    def __init__(self, path: Path, count: Path) -> None:
+        self._path, self._count = path, count
+        self._head = GENESIS
+        charges, heads = [], [GENESIS]
+        *lines, unfinished = path.read_bytes().split(b"\n")
+        for number, line in enumerate(lines, start=1):
+            charges.append(self._read(line, f"{path}, record {number}"))
+            heads.append(self._head)
+        self._charges = charges
+        self._check_count(heads)
+        if unfinished:
+            os.truncate(path, path.stat().st_size - len(unfinished))
+
+    @property
+    def charges(self) -> Sequence[DataCharge]:
+        """All charges, oldest first."""
+        return tuple(self._charges)
+
+    def append(self, charge: DataCharge) -> None:
+        """Write a charge and force it to disk."""
+        fields = {**charge.fields(), "previous": self._head}
+        digest = digest_of(fields)
+        with self._path.open("ab") as file:
+            append(file, (json.dumps({**fields, "hash": digest}) + "\n").encode())
+        self._head = digest
+        self._charges.append(charge)
+        self._write_count()
+
+    def _check_count(self, heads: Sequence[str]) -> None:
+        """Check that all counted records are there; a crash leaves one that is not counted yet."""
+        counted = self._count.read_bytes() if self._count.exists() else b""
+        if not counted and len(heads) == 1:
+            self._write_count()
+        elif counted not in (_counted(number, head) for number, head in enumerate(heads)):
+            raise JournalError(
+                f"{self._path} has {len(heads) - 1} records, and {self._count} counts others: one "
+                "of them is an old copy, damaged or gone; restore both as they were after the last "
+                "charge"
+            )
+
+    def _write_count(self) -> None:
+        write_whole(self._count, _counted(len(self._charges), self._head).decode())
+
+    def _read(self, line: bytes, where: str) -> DataCharge:
+        try:
+            fields = json.loads(line)
+            declared, previous = fields.pop("hash"), fields["previous"]
+            charge = DataCharge.from_fields(fields)
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise JournalError(f"{where}: not a record: {error!r}") from error
+        if digest_of(fields) != declared or previous != self._head:
+            raise JournalError(f"{where}: it was changed, or a record before it is missing")
+        self._head = declared
+        return charge
+
+
+@contextmanager
+def open_data_ledger(directory: Path) -> Iterator[DataLedger]:
+    """Hold the ledger of a data set against other processes of the node.
+
+    Args:
+        directory: as `data_directory` returns it; created if it does not exist.
+
+    Raises:
+        DeploymentError: a file or directory is open to other users or belongs to one.
+        JournalError: a record was changed or is missing.
+    """
+    state = directory.parent.parent
+    counts = state / "counts"
+    _refuse_lost_counts(state, counts)
+    for path in (state, counts, directory.parent, directory):
+        private_directory(path)
+    with exclusive(directory):
+        path = directory / "ledger.jsonl"
+        if not path.exists():
+            private_file(path)
+            for above in (directory, directory.parent, state):
+                sync_directory(above)
+        private_file(path)
+        yield DataLedger(path, counts / directory.name)
+
+
+def _refuse_lost_counts(state: Path, counts: Path) -> None:
+    """Check that clients of a node without any count were charged nothing."""
+    if counts.exists():
+        return
+    for ledger in state.glob("seed-*/client-*/ledger.jsonl"):
+        if ledger.stat().st_size:
+            raise JournalError(
+                f"{counts} is gone, and {ledger} has charges: restore {state} as it was after the "
+                "last charge"
+            )
+
+
+def _counted(number: int, head: str) -> bytes:
+    return f"{number} {head}\n".encode()

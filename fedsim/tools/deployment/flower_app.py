@@ -1,0 +1,190 @@
+"""Writes an experiment as a Flower app: a directory for `flwr run`.
+
+The app contains the experiment, its plug-in files, and two modules of three lines that import the
+installed fedsim. It contains no data: every node has, or generates, its own.
+"""
+
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from fedsim.core.plugin_sources import plugin_directory, trace_plugin
+from fedsim.data.partitions.settings import FilesPartition
+from fedsim.experiment import Experiment, LoadedExperiment, dump_experiment
+from fedsim.federation.nodes import num_helpers
+from fedsim.planning.validation import plugin_digest
+from fedsim.tools.deployment.private_files import DeploymentError
+
+PACKAGE = "fedsim_app"
+
+_PYPROJECT = """\
+# Written by `fedsim deploy`: the experiment {name} as a Flower app.
+[project]
+name = "{slug}"
+version = "1.0.0"
+description = "The federated experiment {name}"
+dependencies = ["fedsim-dp"]
+
+[tool.flwr.app]
+publisher = "fedsim"
+
+[tool.flwr.app.components]
+serverapp = "{package}.server_app:app"
+clientapp = "{package}.client_app:app"
+
+[tool.flwr.app.config]
+out = ""  # run directory on the machine of the SuperLink; empty: ~/.local/state/fedsim/runs/...
+"""
+_SERVER = '''\
+"""The server of the experiment."""
+
+from pathlib import Path
+
+from fedsim.tools.deployment.server_app import deployed_server
+
+app = deployed_server(Path(__file__).parent)
+'''
+_CLIENT = '''\
+"""The client of the experiment that a SuperNode's partition-id names."""
+
+from pathlib import Path
+
+from fedsim.tools.deployment.client_app import NodeClient
+
+app = NodeClient(Path(__file__).parent)
+'''
+
+
+@dataclass(frozen=True)
+class WrittenApp:
+    """A Flower app on disk.
+
+    Attributes:
+        path: its directory.
+        num_nodes: SuperNodes that it waits for: clients and helpers of secure aggregation.
+        node_files: absolute paths of the data file or folder and the initial weights on every
+            node; empty for data that need no file and weights from the seed.
+        plugin_digest: digest of its plug-ins, for `plugin_digests` of a node's policy; None without
+            plug-ins.
+    """
+
+    path: Path
+    num_nodes: int
+    node_files: tuple[Path, ...]
+    plugin_digest: str | None
+
+
+def write_app(loaded: LoadedExperiment, out: Path) -> WrittenApp:
+    """Write the Flower app of an experiment.
+
+    Args:
+        loaded: the experiment; its plug-ins are copied from its directory.
+        out: the app's directory; must be new or empty.
+
+    Raises:
+        DeploymentError: `out` is not empty, a plug-in is not in the experiment's directory, or the
+            experiment scores personal models, draws private clients in secret, releases noisy
+            examples or counts votes.
+    """
+    personal, privacy = loaded.experiment.personalization, loaded.experiment.privacy
+    if personal is not None and personal.public_data:
+        raise DeploymentError(
+            "personalization.public_data: scores of personal models are for simulations, and a "
+            "node's examples are its own; deploy with personalization.public_data=false: each node "
+            "calls fedsim.personalize with the final global model"
+        )
+    if privacy is not None and loaded.experiment.federation.participation.scheme == "poisson":
+        raise DeploymentError(
+            "federation.participation.scheme: poisson draws private clients in secret, and a "
+            "node's ledger would show when it was drawn; deploy with "
+            "federation.participation.scheme=uniform, or simulate with fedsim run"
+        )
+    if reason := loaded.experiment.not_deployed:
+        raise DeploymentError(f"{reason}, or simulate with fedsim run")
+    if loaded.experiment.runtime.trackers:
+        raise DeploymentError(
+            "runtime.trackers: trackers watch simulations, and a deployed server calls none; "
+            "deploy with runtime.trackers=[]"
+        )
+    if isinstance(loaded.experiment.data.partition, FilesPartition):
+        raise DeploymentError(
+            "data.partition.scheme: files is for simulations: the ledger of a node's data belongs "
+            "to one file; write the rows into one table with a column that names the client, and "
+            "use scheme: column"
+        )
+    clients = loaded.experiment.data.partition.num_clients
+    if clients is None:
+        raise DeploymentError(
+            "data.partition.num_clients: missing; only the data know the number of clients, and "
+            "an app names its SuperNodes before it sees any: write it"
+        )
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise DeploymentError(f"{out} exists and is not empty; choose another --out")
+    plugins = _plugin_files(loaded)
+    experiment, node_files = _with_absolute_files(loaded)
+    package = out / PACKAGE
+    package.mkdir(parents=True)
+    slug = re.sub(r"[^a-z0-9]+", "-", experiment.name.lower()).strip("-")
+    text = _PYPROJECT.format(name=experiment.name, slug=slug, package=PACKAGE)
+    (out / "pyproject.toml").write_text(text)
+    (package / "__init__.py").write_text("")
+    (package / "server_app.py").write_text(_SERVER)
+    (package / "client_app.py").write_text(_CLIENT)
+    (package / "experiment.yaml").write_text(dump_experiment(experiment))
+    for plugin in plugins:
+        target = package / plugin
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(loaded.base / plugin, target)
+    nodes = clients + num_helpers(experiment)
+    digest = plugin_digest(LoadedExperiment(experiment, None, package))
+    return WrittenApp(out, nodes, node_files, digest)
+
+
+def _plugin_files(loaded: LoadedExperiment) -> list[PurePosixPath]:
+    """Return the plug-in files and the modules that they import, relative to the experiment.
+
+    Raises:
+        DeploymentError: a plug-in file is missing, or outside of the experiment's directory.
+    """
+    base, files = loaded.base.resolve(), list[PurePosixPath]()
+    for reference in loaded.experiment.plugins:
+        if plugin_directory(reference, base=base) != base:
+            raise DeploymentError(
+                f"{reference}: lies outside of {loaded.base}; an app contains only files from "
+                "there: move it there, or install it as a package on every node"
+            )
+        try:
+            trace, _ = trace_plugin(reference, base=base)
+        except OSError as error:
+            raise DeploymentError(
+                f"{reference}: cannot read {error.filename}: {error.strerror}"
+            ) from error
+        found = [file for file in trace.files.values() if file.directory == base]
+        files += [PurePosixPath(file.place) for file in found]
+    return list(dict.fromkeys(files))
+
+
+def _with_absolute_files(loaded: LoadedExperiment) -> tuple[Experiment, tuple[Path, ...]]:
+    """Return the experiment with absolute paths of its data and its initial weights, and these."""
+    experiment, files = loaded.experiment, list[Path]()
+
+    def absolute(path: str) -> str:
+        files.append((loaded.base / Path(path).expanduser()).resolve())
+        return str(files[-1])
+
+    dataset, init = experiment.data.dataset, experiment.model.init
+    if not isinstance(dataset, str):
+        paths = {"path": dataset.path, "test": dataset.test}
+        named = {key: absolute(path) for key, path in paths.items() if path is not None}
+        placed = dataset.model_copy(update=named)
+        data = experiment.data.model_copy(update={"dataset": placed})
+        experiment = experiment.model_copy(update={"data": data})
+    if experiment.data.folder is not None:
+        args = {**experiment.data.args, "path": absolute(experiment.data.folder)}
+        data = experiment.data.model_copy(update={"args": args})
+        experiment = experiment.model_copy(update={"data": data})
+    if init is not None:
+        model = experiment.model.model_copy(update={"init": absolute(init)})
+        experiment = experiment.model_copy(update={"model": model})
+    return experiment, tuple(files)

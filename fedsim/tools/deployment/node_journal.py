@@ -1,0 +1,244 @@
+"""The journal of a node's client: the policy decides, both ledgers are charged, then it trains.
+
+The charge of a round goes to the ledger of the data first (`data_ledger.py`), then to the client's
+own ledger of the experiment. A crash between the two leaves a charge too much, never too little.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedsim.accountant import Event, NonPrivate, PrivacyLedger, UnsupportedEventError
+from fedsim.accountant.events import Adjacency
+from fedsim.accountant.ledger.journal import Charge, Journal
+from fedsim.clients.account import ChargeRefusedError, NoiseReuseError
+from fedsim.clients.mechanisms.plan import PrivacyPlan
+from fedsim.tools.deployment.data_budget import Releases, Trust, count_affordable, counted_releases
+from fedsim.tools.deployment.data_ledger import DataCharge, DataLedger, open_data_ledger
+from fedsim.tools.deployment.policy import NodePolicy
+from fedsim.tools.deployment.policy_rules import PolicyRefusalError
+from fedsim.tools.deployment.private_files import DeploymentError
+
+logger = logging.getLogger("flwr")
+
+
+@dataclass(frozen=True)
+class NodeJournal:
+    """A client's durable ledger on a node, behind the node's policy and the ledger of its data.
+
+    Guarantee: all charges of one data set together stay within `max_epsilon` at `delta` of the
+    policy, against everybody whom the policy does not trust. This holds for a server, too, that
+    chooses each experiment after it saw the answers before. A refused charge is in no ledger.
+
+    Attributes:
+        own: the client's ledger of the experiment.
+        data: directory of the ledger of the data.
+        policy: the node's policy.
+        plan: the client's plan.
+        experiment: name of the experiment.
+        seed: its seed.
+        adjacency: its adjacency.
+        trust: its `privacy.trust`.
+        claim: claims the seed for the experiment, before the first charge.
+    """
+
+    own: Journal
+    data: Path
+    policy: NodePolicy
+    plan: PrivacyPlan
+    experiment: str
+    seed: int
+    adjacency: Adjacency
+    claim: Callable[[], None]
+    trust: Trust = "local"
+
+    def history(self, client: int, *, after: int = 0) -> tuple[Charge, ...]:
+        """Return the charges of a client, oldest first, without the first `after` of them."""
+        return self.own.history(client, after=after)
+
+    def append(self, charge: Charge) -> None:
+        """Write a charge to both ledgers, if the policy allows it.
+
+        Raises:
+            PolicyRefusalError: the policy does not.
+            NoiseReuseError: the round's noise was used for another answer.
+            ChargeRefusedError: the ledger of the data cannot be used.
+            JournalError: a ledger cannot be trusted.
+        """
+        self.append_all([charge])
+
+    def append_all(self, charges: Sequence[Charge]) -> None:
+        """Write charges in their order to both ledgers, if the policy allows them.
+
+        Raises:
+            PolicyRefusalError: the policy forbids one.
+            NoiseReuseError: a round's noise was used for another answer.
+            ChargeRefusedError: the ledger of the data cannot be used.
+            JournalError: a ledger cannot be trusted.
+        """
+        try:
+            with open_data_ledger(self.data) as ledger:
+                for charge in charges:
+                    self._spend(charge, ledger)
+                self.own.append_all(charges)
+        except PolicyRefusalError as error:
+            logger.warning("%s", error)
+            raise
+        except DeploymentError as error:
+            raise ChargeRefusedError(str(error)) from error
+
+    def _spend(self, charge: Charge, ledger: DataLedger) -> None:
+        history = self.own.history(charge.client)
+        self._check_plan(charge, history)
+        self._add_missing(history, ledger)
+        new = self._data_charge(charge)
+        repeated = not self.plan.secure_noise and self._is_repeated(new, ledger)
+        if not history and not repeated:
+            whole = self._planned_releases()
+            self._check_budget(whole, ledger, f"all rounds of {self.experiment!r}")
+        if not repeated:
+            wanted = new.counted(self.policy.trust)
+            self._check_budget(wanted, ledger, f"round {charge.round_number}")
+        self.claim()
+        if not repeated:
+            ledger.append(new)
+
+    def _planned_releases(self) -> Releases:
+        """Return all releases of the plan, as the node counts them."""
+        steps = self.plan.steps_to_take
+        return counted_releases(
+            self.plan.charges(0, steps),
+            self.plan.server_charges(0, steps),
+            given=self.policy.trust,
+            needed=self.trust,
+        )
+
+    def _check_plan(self, charge: Charge, history: Sequence[Charge]) -> None:
+        """Check that the charge follows the client's record, within what the experiment plans."""
+        last = history[-1].round_number if history else 0
+        if charge.round_number < last:
+            raise PolicyRefusalError(
+                f"it is for round {charge.round_number}, and this client answered round {last} "
+                "already: resume the run with its `out`"
+            )
+        taken = sum(one.steps for one in history)
+        if taken + charge.steps > self.plan.planned_steps:
+            raise PolicyRefusalError(
+                f"round {charge.round_number} needs {charge.steps} steps, and {self.experiment!r} "
+                f"plans {self.plan.planned_steps} for this client, of which {taken} are taken"
+            )
+
+    def _add_missing(self, history: Iterable[Charge], ledger: DataLedger) -> None:
+        """Add the experiment's charges that the ledger lacks: of an older file, or under its name.
+
+        Rows of a file that changed are in both contents, and both ledgers then have their charges.
+        """
+        known = Counter((one.place, one.request) for one in ledger.charges)
+        for charge in map(self._data_charge, history):
+            key = charge.place, charge.request
+            if known[key]:
+                known[key] -= 1
+            else:
+                ledger.append(charge)
+
+    def _data_charge(self, charge: Charge) -> DataCharge:
+        return DataCharge(
+            experiment=self.experiment,
+            seed=self.seed,
+            client=charge.client,
+            round_number=charge.round_number,
+            request=charge.request,
+            adjacency=self.adjacency,
+            ledger=charge.ledger,
+            trust=self.trust,
+            against_server=charge.against_server,
+        )
+
+    @staticmethod
+    def _is_repeated(new: DataCharge, ledger: DataLedger) -> bool:
+        """Whether seeded noise was charged for this very answer; another answer is refused."""
+        before = [one.request for one in ledger.charges if one.place == new.place]
+        if any(request != new.request for request in before):
+            raise NoiseReuseError(
+                f"client {new.client} was charged for another answer with seed {new.seed} in round "
+                f"{new.round_number}, and would reuse its noise: start a new run with another seed"
+            )
+        return bool(before)
+
+    def _check_budget(self, wanted: Releases, ledger: DataLedger, what: str) -> None:
+        check_budget(self.policy, ledger.charges, wanted, adjacency=self.adjacency, what=what)
+
+
+def check_budget(
+    policy: NodePolicy,
+    spent: Iterable[DataCharge],
+    wanted: Releases,
+    *,
+    adjacency: Adjacency,
+    what: str,
+) -> None:
+    """Check that the budget of a policy affords some releases (`data_budget.py`).
+
+    The guarantee is for zero_out. As soon as one charge is of replace_one, all are composed under
+    replace_one, which includes zero_out.
+
+    Args:
+        policy: the node's policy.
+        spent: all charges of the data.
+        wanted: (event, number of releases).
+        adjacency: adjacency of the releases.
+        what: name of the releases in the message.
+
+    Raises:
+        PolicyRefusalError: they do not fit, or have no rule under the common adjacency.
+    """
+    if policy.max_epsilon is None or policy.delta is None:
+        return
+    limit = f"max_epsilon is {policy.max_epsilon:g} at δ = {policy.delta:g} for all experiments"
+    counts: Counter[Event] = Counter()
+    adjacencies = {adjacency}
+    for charge in spent:
+        adjacencies.add(charge.adjacency)
+        for event, count in charge.counted(policy.trust):
+            counts[event] += count
+    try:
+        fit = count_affordable(
+            counts,
+            wanted,
+            epsilon=policy.max_epsilon,
+            delta=policy.delta,
+            adjacency="replace_one" if "replace_one" in adjacencies else "zero_out",
+        )
+    except UnsupportedEventError as error:
+        raise PolicyRefusalError(f"{limit}, and {what} has no rule for them: {error}") from error
+    needed = sum(count for _, count in wanted)
+    if fit < needed:
+        raise PolicyRefusalError(
+            f"{limit}, and {what} would exceed it: of {needed} releases {fit} fit; plan fewer "
+            "steps or more noise, or let the node's operator raise max_epsilon"
+        )
+
+
+def record_without_privacy(data: Path, *, experiment: str, seed: int, client: int) -> None:
+    """Record once that an experiment without privacy was answered: no budget holds after it.
+
+    Args:
+        data: directory of the ledger of the data.
+        experiment: name of the experiment.
+        seed: its seed.
+        client: number of the client.
+    """
+    release = DataCharge(
+        experiment=experiment,
+        seed=seed,
+        client=client,
+        round_number=0,
+        request="",
+        adjacency="zero_out",
+        ledger=PrivacyLedger().record(NonPrivate()),
+    )
+    with open_data_ledger(data) as ledger:
+        if release not in ledger.charges:
+            ledger.append(release)

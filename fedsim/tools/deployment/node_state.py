@@ -1,0 +1,242 @@
+"""State of a node on disk, readable by its user alone: a client's ledger, or a helper's sums.
+
+A client's directory is `STATE/seed-SEED/client-NUMBER`. Noise is keyed by seed, client and round:
+another experiment with the same seed would draw the same noise again. The difference of the two
+answers would then contain no noise, so such an experiment is refused.
+
+A helper releases one sum of a round, ever. Its state in Flower's context can be lost, or be older
+than its last answer. Two processes can start from the same state. The record is none of these: it
+is one file for each run, `STATE/helper-NUMBER/SHA-256-OF-THE-RUN.json`, changed by one process at a
+time and on disk before the sum leaves. It holds no key: a helper that was restarted has a new
+sealing key and opens no earlier envelope.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+import fedsim
+from fedsim.experiment import Experiment
+from fedsim.runs.files import SCHEMAS, check_schema, check_version
+from fedsim.runs.resume import differences
+from fedsim.secagg.errors import AlreadyAnsweredError, ReplayError, SecureAggregationError
+from fedsim.server.secure.helper import Release
+from fedsim.tools.deployment.private_files import (
+    DeploymentError,
+    exclusive,
+    private_directory,
+    private_file,
+    refuse_open,
+    write_whole,
+)
+
+STATE_KEY = "state"  # key of a SuperNode's --node-config
+STATE_VARIABLE = "FEDSIM_STATE"
+
+_SAME_VERSION_OR_ANOTHER_SEED = (
+    "continue with fedsim {version} on every node, or choose another seed"
+)
+_LEDGER = "ledger.jsonl"
+_EXPERIMENT = "experiment.json"
+
+
+def state_directory(node_config: Mapping[str, object]) -> Path:
+    """Return a node's state directory: `state` of its configuration, FEDSIM_STATE, or the default.
+
+    Raises:
+        DeploymentError: the path is not absolute; the working directory of a Flower process is
+            seldom the user's.
+    """
+    for name, value in (
+        (f"{STATE_KEY} in --node-config", node_config.get(STATE_KEY)),
+        (STATE_VARIABLE, os.environ.get(STATE_VARIABLE)),
+    ):
+        if value:
+            path = Path(str(value)).expanduser()
+            if not path.is_absolute():
+                raise DeploymentError(f"{name}: must be an absolute path, got {value!r}")
+            return path
+    return Path.home() / ".local" / "state" / "fedsim"
+
+
+def client_ledger(state: Path, experiment: Experiment, client: int) -> Path:
+    """Return the file of a client's ledger; it is created if it does not exist.
+
+    Args:
+        state: the node's state directory.
+        experiment: the experiment of a request.
+        client: number of the client.
+
+    Guarantee: neither the directories nor the ledger can be read by another user.
+
+    Raises:
+        DeploymentError: a file or directory is open to other users or belongs to one, or the
+            client answered a different experiment with this seed.
+        SchemaError: another version of fedsim wrote the state.
+    """
+    directory = state / f"seed-{experiment.seed}" / f"client-{client}"
+    for path in (state, directory.parent, directory):
+        private_directory(path)
+    with exclusive(directory):
+        _check_stored(directory / _EXPERIMENT, experiment)
+    ledger = directory / _LEDGER
+    private_file(ledger)
+    return ledger
+
+
+def claim_seed(state: Path, experiment: Experiment, client: int) -> None:
+    """Store the experiment to which a client's seed belongs, before the client's first charge.
+
+    The file is written once. Of two processes with different experiments, the second finds the
+    experiment of the first. A request that is refused claims nothing.
+
+    Args:
+        state: the node's state directory.
+        experiment: the experiment that is about to be charged.
+        client: number of the client.
+
+    Raises:
+        DeploymentError: as `client_ledger`.
+        SchemaError: another version of fedsim wrote the state.
+    """
+    path = client_ledger(state, experiment, client).with_name(_EXPERIMENT)
+    with exclusive(path.parent):
+        if _check_stored(path, experiment):
+            return
+        content = {
+            "fedsim": fedsim.__version__,
+            "schema": SCHEMAS[_EXPERIMENT],
+            "experiment": experiment.model_dump(mode="json"),
+        }
+        write_whole(path, json.dumps(content))
+
+
+def _check_stored(path: Path, experiment: Experiment) -> bool:
+    """Compare an experiment with the stored one; return whether there is one."""
+    if not path.exists():
+        return False
+    refuse_open(path, "600")
+    before = _read(path)
+    changed = [key for key in changed_keys(before, experiment) if not _may_grow(key, before)]
+    if changed:
+        raise DeploymentError(
+            f"{path.parent}: this client answered {before.name!r} with seed {before.seed}, and "
+            f"{experiment.name!r} differs in {', '.join(changed)}: the same seed would draw "
+            "the same noise again; choose another seed"
+        )
+    return True
+
+
+def _read(path: Path) -> Experiment:
+    """Return the experiment that the client answered.
+
+    Raises:
+        DeploymentError: the file is damaged; the message has the way out.
+        SchemaError: another version of fedsim wrote the state; its client may draw other noise.
+    """
+    try:
+        content = json.loads(path.read_bytes())
+        version = str(content["fedsim"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise _damaged(path) from error
+    check_version(path.parent, version, _SAME_VERSION_OR_ANOTHER_SEED)
+    check_schema(path, content)
+    try:
+        return Experiment.model_validate(content["experiment"])
+    except (KeyError, ValueError) as error:
+        raise _damaged(path) from error
+
+
+def _damaged(path: Path) -> DeploymentError:
+    """Return the error of a file that a crash left empty or half written."""
+    try:
+        charged = (path.parent / _LEDGER).stat().st_size > 0
+    except FileNotFoundError:
+        charged = False
+    way_out = (
+        "charges were recorded beside it: restore it from a copy, or choose another seed"
+        if charged
+        else "no charge was recorded beside it: delete it"
+    )
+    return DeploymentError(f"{path} is empty or damaged, as a crash can leave it; {way_out}")
+
+
+def changed_keys(before: Experiment, after: Experiment) -> list[str]:
+    """Return the keys with different values in two experiments, without those of `runtime`.
+
+    Args:
+        before: the stored experiment.
+        after: the new experiment.
+    """
+    found = differences(before.model_dump(mode="json"), after.model_dump(mode="json"), "")
+    return [key for key in found if not key.startswith("runtime.")]
+
+
+def _may_grow(key: str, before: Experiment) -> bool:
+    """Whether a key may change: rounds may, if the noise was not calibrated to their number."""
+    calibrated = before.privacy is not None and before.privacy.target_epsilon is not None
+    return key == "federation.rounds" and not calibrated
+
+
+def record_release(state: Path, helper: int, release: Release) -> None:
+    """Write a release to the disk of a helper's node, unless it contradicts an earlier one.
+
+    Guarantee: of all releases of one run for which this returns, those of one round have the same
+    question, and rounds never go back, also across processes, crashes and restarts.
+
+    Args:
+        state: the node's state directory.
+        helper: number of the helper, ≥ 1.
+        release: the sum that the helper is about to release.
+
+    Raises:
+        AlreadyAnsweredError: another sum of the round was released.
+        ReplayError: a sum of a later round was released.
+        SecureAggregationError: the record cannot be read or written; no sum may leave then.
+    """
+    directory = state / f"helper-{helper}"
+    path = directory / f"{hashlib.sha256(release.run_id.encode()).hexdigest()}.json"
+    try:
+        private_directory(state)
+        private_directory(directory)
+        with exclusive(directory):
+            if path.exists():
+                refuse_open(path, "600")
+                _check(release, _read_release(path), path)
+            write_whole(path, json.dumps(asdict(release)))
+    except (DeploymentError, OSError) as error:
+        raise SecureAggregationError(
+            f"helper {helper} cannot record the release, so it sends no sum: {error}",
+            round_number=release.server_round,
+        ) from error
+
+
+def _read_release(path: Path) -> Release:
+    try:
+        content = json.loads(path.read_bytes())
+        return Release(
+            str(content["run_id"]), int(content["server_round"]), str(content["question"])
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise DeploymentError(
+            f"{path} is damaged, so a second sum of a round could not be noticed: start a new run, "
+            "and keep the file"
+        ) from error
+
+
+def _check(release: Release, last: Release, path: Path) -> None:
+    if release.server_round < last.server_round:
+        raise ReplayError(
+            f"{path} records a released sum of round {last.server_round}, and earlier rounds are "
+            "refused; continue with a later round",
+            round_number=release.server_round,
+        )
+    if release.server_round == last.server_round and release.question != last.question:
+        raise AlreadyAnsweredError(
+            f"{path} records another released sum of this round; a second one would reveal single "
+            "updates. Continue with a later round",
+            round_number=release.server_round,
+        )

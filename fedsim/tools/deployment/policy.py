@@ -1,0 +1,319 @@
+"""The policy of a node: a file of its operator that limits what a server can ask of the node.
+
+It lies outside of everything that a server sends. Where it is read from, in this order: `policy`
+in the SuperNode's --node-config, the environment variable FEDSIM_POLICY, `policy.yaml` in the
+node's state directory. Without a file only private experiments are answered.
+"""
+
+import logging
+import os
+import stat
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from fedsim.core.settings import Settings
+from fedsim.experiment.errors import ExperimentError, Problem
+from fedsim.experiment.load import read_yaml
+from fedsim.experiment.messages import validation_messages
+from fedsim.experiment.schema import NAME_PATTERN
+from fedsim.experiment.tree import is_broken, locate, to_python
+from fedsim.tools.deployment.data_budget import Trust, affords_anything
+from fedsim.tools.deployment.private_files import DeploymentError
+
+POLICY_KEY = "policy"  # key of a SuperNode's --node-config
+POLICY_VARIABLE = "FEDSIM_POLICY"
+POLICY_FILE = "policy.yaml"
+
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+logger = logging.getLogger("flwr")
+
+Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+
+class NodePolicy(Settings):
+    """A node's policy; a key that is left out sets no limit, but without `files` none is read."""
+
+    require_privacy: bool = Field(default=True, description="refuse experiments without `privacy:`")
+    require_secure_noise: bool = Field(
+        default=False,
+        description="refuse `noise: seeded`: the server knows the seed and can subtract the noise",
+    )
+    max_epsilon: float | None = Field(
+        default=None,
+        gt=0,
+        description="largest ε of all experiments, seeds and runs together on the node's data; "
+        "needs delta",
+    )
+    delta: float | None = Field(
+        default=None, gt=0, lt=1, description="δ of max_epsilon, well below 1 / (examples)"
+    )
+    max_rounds: int | None = Field(default=None, ge=1, description="most rounds of an experiment")
+    min_noise_multiplier: float | None = Field(
+        default=None, gt=0, description="least noise multiplier of the client"
+    )
+    plugin_digests: tuple[Digest, ...] | None = Field(
+        default=None,
+        strict=False,  # a file has lists only
+        description="allowed digests of plug-ins, as `fedsim deploy` prints them; []: built-in "
+        "names only",
+    )
+    files: dict[str, Literal["all"] | Annotated[tuple[str, ...], Field(strict=False)]] = Field(
+        default={},
+        description="the only files of the node that experiments may read, by absolute path: the "
+        "columns of a table that they may use, or all",
+    )
+    helpers: tuple[Digest, ...] | None = Field(
+        default=None,
+        strict=False,
+        description="fingerprints of the only helpers to which updates are sent; an update is then "
+        "never sent in clear",
+    )
+    plan_digests: tuple[Digest, ...] | None = Field(
+        default=None,
+        strict=False,
+        description="allowed digests of privacy plans, as `fedsim node-policy --plan` prints them",
+    )
+    data_name: str | None = Field(
+        default=None,
+        pattern=NAME_PATTERN,
+        max_length=64,
+        description="one ledger of this name for all data of the node; without it, one for each "
+        "digest of a data file",
+    )
+
+    trust: Trust = Field(
+        default="local",
+        description="whom the node trusts, and so against whom max_epsilon holds. local: nobody; "
+        "distributed: that helpers and server do not all collude, with keys of helpers and "
+        "clients; central: the server",
+    )
+
+    @field_validator("files")
+    @classmethod
+    def _absolute(cls, files: dict[str, object]) -> dict[str, object]:
+        for name in files:
+            if not Path(name).is_absolute():
+                raise ValueError(f"a file must have an absolute path, got {name!r}")
+        return files
+
+    @model_validator(mode="after")
+    def _budget(self) -> Self:
+        if self.trust == "distributed" and not (
+            self.helpers and self.plan_digests and self.require_secure_noise
+        ):
+            raise ValueError(
+                "trust: distributed needs helpers, plan_digests and require_secure_noise: true; "
+                "a sum hides a client from an active server only with known helpers, a known plan "
+                "and noise that the server cannot compute"
+            )
+        if (self.max_epsilon is None) != (self.delta is None):
+            names = ("max_epsilon", "delta")
+            given, missing = names if self.delta is None else names[::-1]
+            raise ValueError(f"{given} needs {missing}: a budget is an ε at a δ")
+        if self.max_epsilon is None or self.delta is None:
+            return self
+        if not self.require_privacy:
+            raise ValueError(
+                "max_epsilon needs require_privacy: true, since an answer without privacy has no ε"
+            )
+        if not affords_anything(self.max_epsilon, self.delta):
+            raise ValueError(
+                f"max_epsilon {self.max_epsilon:g} at delta {self.delta:g} affords no release at "
+                "all; raise one of them"
+            )
+        return self
+
+    def lines(self) -> Iterator[str]:
+        """Yield what the policy allows, one sentence after the other."""
+        private = "private experiments only" if self.require_privacy else "any experiment"
+        yield f"answers {private}"
+        if not self.require_secure_noise:
+            yield (
+                "also with seeded noise, which a server can subtract: for data that need "
+                "protection, set require_secure_noise: true"
+            )
+        if self.max_epsilon is not None:
+            data = "its data" if self.data_name is None else self.data_name
+            yield (
+                f"at most ε = {self.max_epsilon:g} at δ = {self.delta:g} on {data}, over all "
+                "experiments, seeds and runs together"
+            )
+        else:
+            yield "without a limit on ε: set max_epsilon and delta"
+        yield {
+            "local": "trusts nobody: a budget counts the client's own noise alone",
+            "distributed": "trusts that helpers and server do not all collude: a budget counts the "
+            "noise of a sum",
+            "central": "trusts the server: it may get sums of this client without noise",
+        }[self.trust]
+        if self.plan_digests is not None:
+            yield f"follows privacy plans of {len(self.plan_digests)} digests only"
+        if self.max_rounds is not None:
+            yield f"at most {self.max_rounds} rounds of an experiment"
+        if self.min_noise_multiplier is not None:
+            yield f"noise multipliers from {self.min_noise_multiplier:g}"
+        if self.plugin_digests is None:
+            yield "runs any plug-in of an experiment: set plugin_digests"
+        else:
+            yield f"runs plug-ins of {len(self.plugin_digests)} digests only"
+        if self.helpers is not None:
+            yield f"sends updates to {len(self.helpers)} helpers only, never in clear"
+        for path, columns in self.files.items():
+            yield f"reads {path}: {'all' if columns == 'all' else ', '.join(columns)}"
+        if not self.files:
+            yield "reads no file of this node: name data files in files"
+
+
+TEMPLATE = """\
+# What this node answers, whatever a server asks. The page docs/deployment.md explains every key.
+# Check the file after a change: fedsim node-policy FILE --check
+
+# Refuse experiments without `privacy:`.
+require_privacy: true
+
+# Refuse `noise: seeded`. The server knows the seed and can subtract that noise.
+require_secure_noise: true
+
+# Largest ε, at δ, of all experiments, seeds and runs together on this node's data. Choose δ well
+# below 1 / (number of examples).
+max_epsilon: 8.0
+delta: 1.0e-6
+
+# Most rounds of an experiment.
+# max_rounds: 100
+
+# Least noise multiplier of this node's client.
+# min_noise_multiplier: 0.5
+
+# Digests of the plug-ins that may run here; `fedsim deploy` prints them. []: built-in names only.
+# plugin_digests: []
+
+# The only files of this node that experiments may read, by absolute path: the columns of a table
+# that they may use, also to divide its rows, or all.
+# files: {/srv/hospital/heart.csv: [age, sex, chol, ill], /srv/hospital/scans.npz: all}
+
+# Fingerprints of the only helpers to which updates are sent (`fedsim helper-key` prints them). With
+# this key an update is never sent in clear.
+# helpers: []
+
+# Whom this node trusts, and so against whom max_epsilon holds. local: nobody. distributed: that
+# helpers and server do not all collude; needs helpers and plan_digests. central: the server.
+# trust: local
+
+# Digests of the privacy plans that this node follows: fedsim node-policy FILE --plan EXPERIMENT
+# plan_digests: []
+
+# One ledger of this name for all data of this node. Without it each content of a data file has a
+# ledger of its own: for a file that grows or exists in several forms, set a name.
+# data_name: hospital-7
+"""
+
+
+def write_template(path: Path) -> None:
+    """Write a commented policy that only its user can read.
+
+    Raises:
+        DeploymentError: the file exists or cannot be written.
+    """
+    try:
+        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+    except FileExistsError as error:
+        raise DeploymentError(
+            f"{path} exists and was left as it is; add --check to check it, or name a new file"
+        ) from error
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        reason = getattr(error, "strerror", None) or error
+        raise DeploymentError(f"{path}: cannot be written: {reason}") from error
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(TEMPLATE)
+
+
+def load_policy(path: Path) -> NodePolicy:
+    """Return the policy in a file.
+
+    Raises:
+        ExperimentError: with every mistake of the file, each with its line and column.
+        DeploymentError: another user owns the file or can change it.
+    """
+    problems: list[Problem] = []
+    tree = read_yaml(path, problems)
+    raw = to_python(tree)
+    policy: NodePolicy | None = None
+    try:
+        policy = NodePolicy.model_validate(raw)
+    except ValidationError as error:
+        problems += [
+            locate(tree, place).problem(place, message)
+            for place, message in validation_messages(error, raw, NodePolicy)
+            if not is_broken(tree, place)
+        ]
+    if problems or policy is None:
+        raise ExperimentError(problems)
+    _refuse_foreign(path)
+    return policy
+
+
+def policy_of_node(node_config: Mapping[str, object], state: Path) -> NodePolicy:
+    """Return the policy of a node; without a file, the default one, with a warning in the log.
+
+    Args:
+        node_config: configuration of the SuperNode.
+        state: the node's state directory.
+
+    Raises:
+        DeploymentError: the named file is missing, has mistakes or can be changed by another user,
+            or its path is not absolute.
+    """
+    path = _named_file(node_config)
+    if path is None:
+        path = state / POLICY_FILE
+        if not os.path.lexists(path):  # a link that leads nowhere is a policy that is lost
+            logger.warning(
+                "this node has no policy: private experiments are answered without a limit; "
+                "`fedsim node-policy %s` writes one",
+                path,
+            )
+            return NodePolicy()
+    try:
+        return load_policy(path)
+    except ExperimentError as error:
+        logger.error("%s", error)
+        raise DeploymentError(
+            "this node's policy cannot be used, so nothing is answered; on the node, run: "
+            f"fedsim node-policy {path} --check"
+        ) from error
+
+
+def _named_file(node_config: Mapping[str, object]) -> Path | None:
+    for name, value in (
+        (f"{POLICY_KEY} in --node-config", node_config.get(POLICY_KEY)),
+        (POLICY_VARIABLE, os.environ.get(POLICY_VARIABLE)),
+    ):
+        if value is not None:
+            path = Path(str(value)).expanduser()
+            if not path.is_absolute():
+                raise DeploymentError(f"{name}: must be an absolute path, got {value!r}")
+            return path
+    return None
+
+
+def _refuse_foreign(path: Path) -> None:
+    """Check that only this user or root can change the file."""
+    if sys.platform == "win32":  # access control lists, no mode bits
+        return
+    found = path.stat()
+    if found.st_uid not in (0, os.geteuid()):
+        raise DeploymentError(
+            f"{path} belongs to user {found.st_uid}: a policy must belong to root or to user "
+            f"{os.geteuid()}, as which this node runs"
+        )
+    if found.st_mode & _OTHERS_WRITE:
+        raise DeploymentError(
+            f"{path} can be changed by other users (mode {stat.S_IMODE(found.st_mode):o}): "
+            f"chmod 600 {path}"
+        )

@@ -1,0 +1,219 @@
+"""Rules of a node's policy: what it refuses of an experiment, a round, and a client's plan.
+
+A refusal names the rule, its value and the value that was asked for. Nothing was charged then.
+"""
+
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from flwr.app import Message, MessageType
+
+from fedsim.clients.account import ChargeRefusedError
+from fedsim.clients.mechanisms.plan import PrivacyPlan
+from fedsim.data.file_names import data_files
+from fedsim.data.files import TABLE_SUFFIXES, check_file
+from fedsim.data.partitions.settings import FilesPartition, group_column
+from fedsim.data.settings import FileDataset
+from fedsim.data.tables.dataset import open_table
+from fedsim.experiment import Experiment, LoadedExperiment
+from fedsim.planning.validation import find_footprint, plugin_digest
+from fedsim.protocol.messages import TrainRequest
+from fedsim.tools.deployment.data_budget import Trust, suffices
+from fedsim.tools.deployment.policy import NodePolicy
+
+logger = logging.getLogger("flwr")
+
+_ROUNDS = {MessageType.TRAIN, MessageType.EVALUATE}
+
+
+class PolicyRefusalError(ChargeRefusedError):
+    """The node's policy does not allow the request; nothing was charged."""
+
+    def __init__(self, rule: str) -> None:
+        super().__init__(f"this node's policy refuses the request: {rule}")
+
+
+def check_experiment(policy: NodePolicy, loaded: LoadedExperiment) -> None:
+    """Check an experiment against a policy, before any plug-in of it is imported.
+
+    Args:
+        policy: the node's policy.
+        loaded: the experiment.
+
+    Raises:
+        PolicyRefusalError: a rule forbids it; the message names every such rule.
+    """
+    broken = [
+        *_settings_rules(policy, loaded.experiment),
+        *_plugin_rules(policy, loaded),
+        *_file_rules(policy, loaded),
+    ]
+    if broken:
+        raise PolicyRefusalError("; ".join(broken))
+
+
+def check_round(experiment: Experiment, message: Message) -> None:
+    """Check that a request is about a round of the experiment; other messages pass.
+
+    Args:
+        experiment: the experiment.
+        message: the server's message.
+
+    Raises:
+        PolicyRefusalError: the round lies beyond the experiment's rounds.
+        ProtocolError: a request names no round.
+    """
+    if message.metadata.message_type not in _ROUNDS:
+        return
+    asked, rounds = TrainRequest.from_message(message).round_number, experiment.federation.rounds
+    if asked > rounds:
+        raise PolicyRefusalError(
+            f"it is for round {asked}, and {experiment.name!r} has federation.rounds: {rounds}"
+        )
+
+
+def check_plan(policy: NodePolicy, plan: PrivacyPlan, *, trust: Trust, digest: str) -> None:
+    """Check the noise of a client's plan, and the plan of all clients.
+
+    Args:
+        policy: the node's policy.
+        plan: the plan of the client.
+        trust: `privacy.trust` of the experiment.
+        digest: digest of the plan of all clients, as this node computed it.
+
+    Raises:
+        PolicyRefusalError: the noise multiplier is 0 or below that of the policy, or the policy
+            does not name the plan.
+    """
+    if policy.plan_digests is not None and digest not in policy.plan_digests:
+        raise PolicyRefusalError(
+            f"plan_digests lacks {digest}, the digest of the experiment's privacy plan: let the "
+            "node's operator review the experiment and add the digest"
+        )
+    if policy.require_privacy and not plan.release.noise_multiplier:
+        raise PolicyRefusalError(
+            "require_privacy is true, and this client's noise multiplier would be 0, for which no "
+            "ε holds: raise privacy.noise_multiplier, or set privacy.target_epsilon"
+        )
+    trusted = suffices(policy.trust, trust)
+    least = policy.min_noise_multiplier
+    noise = plan.noise_multiplier if trusted else plan.release.noise_multiplier
+    if least is not None and noise < least:
+        raise PolicyRefusalError(
+            f"min_noise_multiplier is {least:g}, and this client's noise multiplier would be "
+            f"{noise:g}: raise privacy.noise_multiplier, or lower privacy.target_epsilon"
+        )
+
+
+def _settings_rules(policy: NodePolicy, experiment: Experiment) -> Iterator[str]:
+    privacy, rounds = experiment.privacy, experiment.federation.rounds
+    if policy.require_privacy and privacy is None:
+        yield f"require_privacy is true, and {experiment.name!r} has privacy: null: set privacy"
+    if policy.require_secure_noise and privacy is not None and privacy.noise != "secure":
+        yield (
+            f"require_secure_noise is true, and privacy.noise is {privacy.noise}: set "
+            "privacy.noise: secure"
+        )
+    if experiment.not_deployed:
+        yield experiment.not_deployed
+    if policy.max_rounds is not None and rounds > policy.max_rounds:
+        yield (
+            f"max_rounds is {policy.max_rounds}, and federation.rounds is {rounds}: lower "
+            f"federation.rounds to {policy.max_rounds}"
+        )
+    if privacy is not None:
+        yield from _trust_rules(policy, privacy.trust.name, experiment)
+    if policy.helpers is not None:
+        yield from _helper_rules(policy.helpers, experiment)
+
+
+def _trust_rules(policy: NodePolicy, trust: Trust, experiment: Experiment) -> Iterator[str]:
+    """Yield what an experiment lacks for the trust that the policy gives."""
+    if experiment.federation.participation.scheme == "poisson":
+        yield (
+            "the server charges all clients where it draws them in secret, and this node records "
+            "its charges itself: set federation.participation.scheme to uniform"
+        )
+    if trust == "central" and not suffices(policy.trust, trust):
+        yield (
+            f"trust is {policy.trust}, and with privacy.trust: central the server gets sums of "
+            "this client without noise: set privacy.trust to local or distributed"
+        )
+    secure = experiment.secure_aggregation
+    if trust == policy.trust == "distributed" and (
+        secure is None or not secure.keys.client_fingerprints
+    ):
+        yield (
+            "trust is distributed, and without secure_aggregation.keys.client_fingerprints a "
+            "server could make all other clients of a sum up: name the fingerprints of all clients "
+            "there"
+        )
+
+
+def _helper_rules(allowed: tuple[str, ...], experiment: Experiment) -> Iterator[str]:
+    settings = experiment.secure_aggregation
+    if settings is None or not settings.helpers:
+        yield (
+            "helpers names the only helpers to which updates are sent, and the experiment has "
+            "none: set secure_aggregation with protocol: additive and keys.helper_fingerprints"
+        )
+        return
+    pinned = settings.keys.helper_fingerprints
+    if not pinned:
+        yield (
+            "helpers pins keys, and secure_aggregation.keys.helper_fingerprints is empty: name the "
+            "fingerprints of the helpers there"
+        )
+    for fingerprint in pinned:
+        if fingerprint not in allowed:
+            yield (
+                f"helpers lacks {fingerprint} of secure_aggregation.keys.helper_fingerprints: use "
+                "a helper that the policy names"
+            )
+
+
+def _plugin_rules(policy: NodePolicy, loaded: LoadedExperiment) -> Iterator[str]:
+    digest = None if policy.plugin_digests is None else plugin_digest(loaded)
+    if digest is not None and digest not in (policy.plugin_digests or ()):
+        names = ", ".join(loaded.experiment.plugins)
+        yield (
+            f"plugin_digests lacks {digest}, the digest of {names}: use plug-ins that the policy "
+            "names, or let the node's operator review them and add the digest"
+        )
+
+
+def _file_rules(policy: NodePolicy, loaded: LoadedExperiment) -> Iterator[str]:
+    """Yield which files of the node may not be read; those of the app came from the server."""
+    if isinstance(loaded.experiment.data.partition, FilesPartition):
+        yield "data.partition.scheme: files reads whatever a pattern matches: use column"
+        return
+    allowed = {Path(name).resolve(): columns for name, columns in policy.files.items()}
+    for path in find_footprint(loaded).outside:
+        columns = allowed.get(path)
+        if columns is None:
+            yield (
+                f"files does not name {path}, which the experiment reads: let the node's operator "
+                "add it"
+            )
+        elif columns != "all":
+            yield from _column_rules(columns, path, loaded)
+
+
+def _column_rules(allowed: Sequence[str], path: Path, loaded: LoadedExperiment) -> Iterator[str]:
+    """Yield that a table has columns in use that the policy does not list; the log names them."""
+    data, suffix = loaded.experiment.data, path.suffix.lower()
+    tables = {one.resolve() for one in data_files(data, loaded.base) if suffix in TABLE_SUFFIXES}
+    if path not in tables or not isinstance(data.dataset, FileDataset):
+        yield f"files lists columns of {path}, which the experiment does not read as a table"
+        return
+    check_file(path)
+    dropped = {name for name, one in data.dataset.columns.items() if one == "drop"}
+    used = {*open_table(path, data.dataset).names} - dropped
+    used |= {data.dataset.target, group_column(data.partition) or data.dataset.target}
+    if others := sorted(used - {*allowed}):
+        logger.warning("files of this node's policy lacks columns of %s: %s", path, others)
+        yield (
+            f"the experiment uses columns of {path} that files does not list, as this node's log "
+            "says: drop them in data.dataset.columns"
+        )

@@ -1,0 +1,201 @@
+"""The ServerApp of a deployment: runs the rounds, notices restarts, writes the run directory.
+
+A SuperNode that is killed takes the requests that it had with it. Flower's SuperLink answers for it
+with an error while it is offline. If it is back between two looks, nobody ever answers.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context, Error, Message
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from fedsim.experiment import load_experiment
+from fedsim.federation.federation import Federation
+from fedsim.protocol.errors import NODE_RESTARTED
+from fedsim.protocol.wrapped_grid import WrappedGrid
+from fedsim.report.run import run
+from fedsim.runs.directory import RunDirectory
+from fedsim.simulation.engine import Engine
+from fedsim.simulation.shardable_app import ShardableApp
+from fedsim.tools.deployment.client_app import EXPERIMENT_FILE
+from fedsim.tools.deployment.ledgers import collect_ledgers
+from fedsim.tools.deployment.node_state import state_directory
+from fedsim.tools.deployment.private_files import DeploymentError
+
+_POLL_SECONDS = 1.0
+
+
+class DeployedGrid(WrappedGrid):
+    """Flower's grid with an answer to each request to a node that was restarted since.
+
+    Guarantee: a request is answered by its node, by the SuperLink, or by an error of code
+    `NODE_RESTARTED` as soon as its node has been activated again. Without such an error a round
+    waits for the message to expire, 12 hours.
+
+    Args:
+        grid: of Flower's ServerApp.
+        pause: waits between two looks for replies.
+        clock: seconds, for timeouts.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        *,
+        pause: Callable[[], None] = lambda: time.sleep(_POLL_SECONDS),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(grid)
+        self._pause, self._clock = pause, clock
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterator[Message]:
+        """Yield the reply to each message, or the error in its place.
+
+        Args:
+            messages: the requests.
+            timeout: seconds for all replies; None: no limit.
+        """
+        deadline = None if timeout is None else self._clock() + timeout
+        sent, before = list(messages), self._activations()
+        ids: Sequence[str | None] = list(self.push_messages(sent))
+        waiting = {name: message for name, message in zip(ids, sent, strict=False) if name}
+        while waiting and (deadline is None or self._clock() < deadline):
+            now = self._activations()  # before the pull: a reply from before a restart counts
+            for reply in self.pull_messages(list(waiting)):
+                waiting.pop(reply.metadata.reply_to_message_id, None)
+                yield reply
+            for name, message in list(waiting.items()):
+                node = message.metadata.dst_node_id
+                if node in now and now[node] != before.get(node, now[node]):
+                    del waiting[name]
+                    error = Error(NODE_RESTARTED, "its SuperNode was restarted during the request")
+                    yield Message(error, reply_to=message)
+            if waiting:
+                self._pause()
+
+    def wait_until_online(self, nodes: Collection[int], *, timeout: float) -> None:
+        """Return when all nodes are online, or after the timeout.
+
+        Args:
+            nodes: node ids.
+            timeout: seconds.
+        """
+        deadline = self._clock() + timeout
+        while not set(nodes) <= set(self.get_node_ids()) and self._clock() < deadline:
+            self._pause()
+
+    def _activations(self) -> dict[int, str]:
+        """Return when each node that is online became so."""
+        return {node.node_id: node.last_activated_at for node in self.get_nodes()}
+
+
+logger = logging.getLogger("flwr")
+
+OUT_KEY = "out"  # key of the app's run config
+
+
+class DeployedEngine(Engine):
+    """Executes a federation on the grid of Flower's ServerApp."""
+
+    patience = 600.0  # a SuperNode may start a process for every message
+    one_operator = False
+    writes_ledger = False
+    plans_blocks = False
+
+    def __init__(self, grid: Grid, context: Context) -> None:
+        self._grid = DeployedGrid(grid)
+        self._context = context
+
+    def execute(self, server_app: ServerApp, client_app: ClientApp, num_nodes: int) -> None:
+        """Run `server_app` with the connected nodes, then collect the clients' ledgers.
+
+        Args:
+            server_app: runs the rounds.
+            client_app: not run here, since clients run on SuperNodes; names the ledger's copy.
+            num_nodes: not used; `server_app` waits for the nodes.
+        """
+        try:
+            server_app(self._grid, self._context)
+        finally:
+            if isinstance(client_app, ShardableApp) and client_app.ledger is not None:
+                collect_ledgers(self._grid, client_app.ledger, timeout=self.patience)
+
+
+def deployed_server(directory: Path) -> ServerApp:
+    """Return the ServerApp of the experiment in `directory`.
+
+    The run directory is `out` of the run config, on the machine of the SuperLink. An unfinished run
+    in it is resumed.
+    """
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        experiment = load_experiment(directory / EXPERIMENT_FILE)
+        out = _run_directory(context.run_config, experiment.experiment.name, context.run_id)
+        resume = (out / "experiment.yaml").is_file()
+        if resume and _is_finished(out, experiment.experiment.federation.rounds):
+            raise DeploymentError(
+                f"{out} holds a finished run; name a new directory: "
+                f"flwr run . -c '{OUT_KEY}=\"/absolute/path\"'"
+            )
+        logger.info("run directory: %s%s", out, " (continued)" if resume else "")
+        result = run(
+            directory / EXPERIMENT_FILE,
+            out=out,
+            resume=resume,
+            observer=_RoundLog(experiment.experiment.federation.rounds),
+            engine=DeployedEngine(grid, context),
+        )
+        logger.info("%s: %s, %s", result.path, result.status, dict(result.metrics))
+
+    return app
+
+
+class _RoundLog:
+    """Logs one line per round to Flower's log, which `flwr run --stream` shows."""
+
+    def __init__(self, rounds: int) -> None:
+        self._rounds = rounds
+
+    def started(self, federation: Federation, path: Path) -> None:
+        logger.info("waiting for %d SuperNodes", federation.num_nodes)
+
+    def round_finished(self, row: Mapping[str, Any]) -> None:
+        metrics = {
+            name: value
+            for name, value in row.items()
+            if name.startswith("test_") or name == "epsilon_max"
+        }
+        logger.info("round %d of %d: %s", row["round"], self._rounds, metrics)
+        for failed in row["failed"]:
+            logger.warning("client %d failed: %s", failed["client"], failed["reason"])
+
+    def ended(self) -> None: ...
+
+
+def _run_directory(run_config: Mapping[str, object], name: str, run_id: int) -> Path:
+    given = run_config.get(OUT_KEY)
+    if not given:
+        return state_directory({}) / "runs" / f"{name}-{run_id}"
+    path = Path(str(given)).expanduser()
+    if not path.is_absolute():
+        raise DeploymentError(
+            f"{OUT_KEY}: must be an absolute path on the machine of the SuperLink, got {given!r}"
+        )
+    return path
+
+
+def _is_finished(out: Path, rounds: int) -> bool:
+    directory = RunDirectory.open(out)
+    if not (out / "summary.json").is_file():
+        return False
+    summary = directory.read_json("summary.json")
+    return summary["status"] == "completed" and summary["rounds"] >= rounds

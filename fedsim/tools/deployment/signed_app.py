@@ -1,0 +1,142 @@
+"""Signed Flower apps: sign a bundle, and serve it with its signatures to the SuperLink.
+
+A SuperNode with `--trusted-entities` runs only apps that a key of its list has signed. Flower's
+SuperLink takes signatures from an app store alone, whose address is `FLWR_SUPERGRID_API_URL`. This
+is the smallest such store:
+
+    python -m fedsim.tools.deployment.signed_app sign APP.fab --key KEY --name NAME
+    python -m fedsim.tools.deployment.signed_app serve DIRECTORY --port PORT
+
+The store need not be trusted: every SuperNode checks the signature of the bundle that it runs.
+"""
+
+import argparse
+import base64
+import hashlib
+import json
+import sys
+import time
+from collections.abc import Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+
+from fedsim.tools.deployment.private_files import DeploymentError
+
+_SUFFIX = ".signatures.json"
+
+
+def sign_app(bundle: Path, key_file: Path, name: str, *, now: float | None = None) -> Path:
+    """Add a signature to the file of a bundle's signatures, and return that file.
+
+    Args:
+        bundle: the app as `flwr build` wrote it, read by the signer.
+        key_file: private Ed25519 key of OpenSSH, without a passphrase.
+        name: of the public key in the nodes' `--trusted-entities`.
+        now: time of the signature, seconds since 1970; None: the system's.
+
+    Raises:
+        DeploymentError: a file cannot be read, or the key is not Ed25519.
+    """
+    try:
+        content, key = bundle.read_bytes(), load_ssh_private_key(key_file.read_bytes(), None)
+    except (OSError, ValueError) as error:
+        raise DeploymentError(f"cannot sign {bundle} with {key_file}: {error}") from error
+    if not isinstance(key, Ed25519PrivateKey):
+        raise DeploymentError(
+            f"{key_file}: must be an Ed25519 key; make one with ssh-keygen -t ed25519"
+        )
+    signed_at = int(time.time() if now is None else now)
+    signature = key.sign(signed_at.to_bytes(8, "big") + hashlib.sha256(content).digest())
+    text = base64.urlsafe_b64encode(signature).rstrip(b"=").decode()
+    entry = {"public_key_id": name, "signature": text, "signed_at": signed_at}
+    path = Path(f"{bundle}{_SUFFIX}")
+    others = [one for one in _signatures(bundle) if one["public_key_id"] != name]
+    path.write_text(json.dumps([*others, entry]))
+    return path
+
+
+def app_store(directory: Path, port: int) -> ThreadingHTTPServer:
+    """Return a server of the bundles in a directory, for SuperLinks of this machine only.
+
+    Args:
+        directory: has bundles and the files of their signatures.
+        port: of the loopback address.
+    """
+
+    class Store(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
+            bundles = _bundles(directory, body)
+            if self.path != "/hub/fetch-fab" or len(bundles) != 1:
+                found = [bundle.name for bundle in bundles] or "no bundle"
+                self._send(404, json.dumps({"detail": f"expected one bundle, found {found}"}))
+                return
+            address = f"http://127.0.0.1:{store.server_port}/{bundles[0].name}"
+            verifications = _signatures(bundles[0])
+            self._send(200, json.dumps({"fab_url": address, "verifications": verifications}))
+
+        def do_GET(self) -> None:
+            by_path = {f"/{bundle.name}": bundle for bundle in directory.glob("*.fab")}
+            if self.path in by_path:
+                self._send(200, by_path[self.path].read_bytes())
+            else:
+                self._send(404, "")
+
+        def _send(self, status: int, content: str | bytes) -> None:
+            body = content.encode() if isinstance(content, str) else content
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+    store = ThreadingHTTPServer(("127.0.0.1", port), Store)
+    return store
+
+
+def _bundles(directory: Path, request: bytes) -> list[Path]:
+    """Return the bundles of an app, which `flwr build` names PUBLISHER.APP.VERSION.HASH.fab."""
+    try:
+        asked = json.loads(request)
+        wanted = asked["app_id"].removeprefix("@").split("/")
+        if asked.get("app_version") is not None:
+            wanted.append(asked["app_version"].replace(".", "-"))
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return []
+    return [
+        path for path in directory.glob("*.fab") if path.name.split(".")[: len(wanted)] == wanted
+    ]
+
+
+def _signatures(bundle: Path) -> list[dict[str, str | int]]:
+    path = Path(f"{bundle}{_SUFFIX}")
+    return json.loads(path.read_text()) if path.exists() else []
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Sign a bundle or serve a directory of bundles; see the head of this module."""
+    parser = argparse.ArgumentParser(prog="python -m fedsim.tools.deployment.signed_app")
+    commands = parser.add_subparsers(dest="command", required=True)
+    sign = commands.add_parser("sign", help="sign a bundle that you have read")
+    sign.add_argument("bundle", type=Path)
+    sign.add_argument("--key", type=Path, required=True, help="private Ed25519 key of OpenSSH")
+    sign.add_argument("--name", required=True, help="name of the key in --trusted-entities")
+    serve = commands.add_parser("serve", help="serve bundles to the SuperLink of this machine")
+    serve.add_argument("directory", type=Path)
+    serve.add_argument("--port", type=int, required=True)
+    chosen = parser.parse_args(arguments)
+    if chosen.command == "serve":
+        app_store(chosen.directory, chosen.port).serve_forever()
+        return 0
+    try:
+        print(sign_app(chosen.bundle, chosen.key, chosen.name))  # noqa: T201  its output
+    except DeploymentError as error:
+        print(f"error: {error}", file=sys.stderr)  # noqa: T201  likewise
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,280 @@
+"""The federation of a run, run again in memory and compared with what was recorded.
+
+Every charge and every upload in clear is compared client by client, and the global model after
+every round. Under secure aggregation the server sees no upload: there the model stands for the sum.
+
+A replay imports the plug-ins and reads the data that the experiment names: replay only a run whose
+plug-ins you trust.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from safetensors.numpy import load_file
+
+import fedsim
+from fedsim.accountant.ledger.journal import Charge
+from fedsim.algorithms.state import ServerState
+from fedsim.core.commands import Phases
+from fedsim.core.errors import FedsimError, InputError
+from fedsim.experiment import load_experiment
+from fedsim.federation.assembly import assemble
+from fedsim.federation.federation import Federation
+from fedsim.federation.server import server_app
+from fedsim.federation.shards import client_app
+from fedsim.protocol.arrays import digest, to_numpy
+from fedsim.runs.directory import WITHOUT_TRACKERS, RunDirectory, RunDirectoryError
+from fedsim.runs.inputs import refuse_other_inputs
+from fedsim.runs.saved_model import same_arrays
+from fedsim.server.app import RoundError
+from fedsim.server.round_report import RoundReport
+from fedsim.simulation.local_engine import LocalEngine
+from fedsim.tools.replay_channel import MemoryJournal, RecordedRound, ReplayGrid, read_recorded
+
+
+class ReplayImpossibleError(InputError):
+    """A run that cannot be replayed here; nothing is known against it."""
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Result of a replay.
+
+    Attributes:
+        rounds: rounds that were run again.
+        uploads: uploads that were computed again and compared.
+        charges: charges likewise.
+        problems: the differences of the first round that has one, in ascending order of clients.
+    """
+
+    rounds: int
+    uploads: int
+    charges: int
+    problems: tuple[str, ...]
+
+
+def replay_run(
+    directory: RunDirectory, *, base: Path | None = None, phases: Phases | None = None
+) -> Replay:
+    """Run a federation again and compare what left the clients with what was recorded.
+
+    Guarantee: without problems, every recorded charge, the tag of every recorded upload, and the
+    digest of the global model after every round are those that this fedsim computes from the
+    experiment, its seed and its data.
+
+    Args:
+        directory: a run that was verified.
+        base: the directory in which the experiment's relative paths start; None: the current one.
+        phases: the phases of the caller.
+
+    Raises:
+        ReplayImpossibleError: the run cannot be repeated here; the message says why.
+        InputError: data or plug-ins are missing.
+    """
+    phases = phases or Phases()
+    federation = _federation(directory, base, phases)
+    rounds = read_recorded(directory)
+    _refuse_other_conditions(directory, federation, rounds)
+    comparison = _Comparison(directory, federation, rounds, phases)
+    return comparison.run()
+
+
+def _federation(directory: RunDirectory, base: Path | None, phases: Phases) -> Federation:
+    version = directory.read_version()
+    if version != fedsim.__version__:
+        raise ReplayImpossibleError(
+            f"a run of fedsim {version} cannot be replayed by this one, which may draw other "
+            "numbers; replay it with the version that wrote it"
+        )
+    path = directory.path / "experiment.yaml"
+    try:
+        loaded = load_experiment(path, WITHOUT_TRACKERS, base=base or Path())
+        federation = assemble(loaded, ledger=None, in_process=True, phases=phases)
+    except InputError as error:
+        what = " ".join(str(error).split())
+        hint = "--base names the directory in which the experiment's relative paths start"
+        raise ReplayImpossibleError(f"{what}; {hint}") from error
+    try:
+        refuse_other_inputs(directory.read_inputs(), federation)
+    except RunDirectoryError as error:
+        what = str(error).partition(",")[0]
+        raise ReplayImpossibleError(f"{what}; a replay needs the original") from error
+    for client, plan in enumerate(federation.plan.clients or ()):
+        if plan.secure_noise:
+            raise ReplayImpossibleError(
+                f"client {client} has noise: secure, which comes from the operating system and "
+                "cannot be repeated; only seeded noise can be replayed"
+            )
+    return federation
+
+
+def _refuse_other_conditions(
+    directory: RunDirectory, federation: Federation, rounds: Sequence[RecordedRound]
+) -> None:
+    """Check that every round ran with these versions and on this kind of device.
+
+    Raises:
+        ReplayImpossibleError: one did not.
+    """
+    for one in rounds:
+        if one.releases is None or one.releases.conditions == federation.conditions:
+            continue
+        packages = directory.read_json("environment.json").get("packages", {})
+        now = {"torch": torch.__version__.partition("+")[0], "numpy": np.__version__}
+        recorded = {name: str(packages.get(name)).partition("+")[0] for name in now}
+        other = [f"{k} {recorded[k]} (here {v})" for k, v in now.items() if recorded[k] != v]
+        raise ReplayImpossibleError(
+            f"round {one.number} ran with another "
+            f"{' and '.join(other) or 'kind of processor or device, or version of torch or numpy'},"
+            " where the last bits may differ; replay it where it ran"
+        )
+
+
+class _EndOfRecordError(Exception):
+    """The last recorded round was run again, or a difference was found."""
+
+
+class _Comparison:
+    """Runs a federation again.
+
+    Args:
+        directory: of the run.
+        federation: assembled from its experiment.
+        rounds: the recorded rounds.
+        phases: each round is one.
+    """
+
+    def __init__(
+        self,
+        directory: RunDirectory,
+        federation: Federation,
+        rounds: Sequence[RecordedRound],
+        phases: Phases,
+    ) -> None:
+        self._directory, self._rounds, self._phases = directory, rounds, phases
+        self._journal = MemoryJournal()
+        self._federation = replace(federation, journal=cast("Any", self._journal))
+        self._failures: dict[int, str] = {}
+        self._finished = 0
+        self._problems: list[str] = []
+
+    def run(self) -> Replay:
+        """Return the result."""
+        if self._rounds:
+            self._begin_round()
+            try:
+                self._execute()
+                reason = "it has no further round"
+            except _EndOfRecordError:
+                reason = ""
+            except RoundError as error:
+                reason = str(error)
+                self._problems += self._differences(error.report)
+                self._finished += 1
+            except FedsimError as error:
+                reason = str(error)
+            if self._finished < len(self._rounds) and not self._problems:
+                self._problems.append(f"the replay ended after round {self._finished}: {reason}")
+        done = self._rounds[: self._finished]
+        return Replay(
+            rounds=len(done),
+            uploads=sum(len(one.uploads) for one in done),
+            charges=sum(len(one.charges) for one in done),
+            problems=tuple(self._problems),
+        )
+
+    def _begin_round(self) -> None:
+        self._phases.begin(f"replaying round {self._finished + 1} of {len(self._rounds)}")
+
+    def _execute(self) -> None:
+        federation = self._federation
+        server = server_app(
+            federation,
+            start=ServerState(federation.initial_arrays()),
+            on_round=self._on_round,
+            on_stop=lambda reason: None,
+            ledgers=None,
+        )
+        grid = partial(
+            ReplayGrid,
+            rounds=self._rounds,
+            failures=self._failures,
+            is_secure=federation.secure is not None,
+            is_secret=federation.plan.participation.is_secret,
+        )
+        app = client_app(federation, in_process=True, ledger=None, block_of=self._block_of)
+        LocalEngine(grid).execute(server, app, federation.num_nodes)
+
+    def _block_of(self, round_number: int, client: int) -> tuple[int, ...]:
+        known = [one.releases for one in self._rounds[:round_number] if one.releases is not None]
+        if known and known[-1].blocks == "alone":
+            return (client,)
+        return self._federation.blocks.plan.block_of(round_number, client)
+
+    def _on_round(self, state: ServerState, report: RoundReport) -> None:
+        self._problems += self._differences(report)
+        self._finished += 1
+        is_last = self._finished == len(self._rounds)
+        if is_last and not self._problems:
+            self._problems += self._final_difference(state)
+        if is_last or self._problems:
+            raise _EndOfRecordError
+        self._begin_round()
+
+    def _differences(self, report: RoundReport) -> Iterator[str]:
+        """Yield what a round has otherwise than its record."""
+        recorded = self._rounds[report.round_number - 1]
+        where = f"round {recorded.number}"
+        charges = self._journal.in_round(recorded.number)
+        for client in sorted(recorded.asked | charges.keys()):
+            what = _charge_difference(recorded.charges.get(client), charges.get(client))
+            found, expected = report.clients.uploads.get(client), recorded.uploads.get(client)
+            if what is None and found != expected:
+                what = "its upload is not the one that its charge, its seed and its data give"
+            if what is not None:
+                failed = self._failures.get(client)
+                because = "" if failed is None else f" (it failed in the replay: {failed})"
+                yield f"client {client}, {where}: {what}{because}"
+        if recorded.row is not None and set(report.clients.participants) != recorded.participants:
+            yield f"{where}: the replay has other participants than rounds.jsonl"
+        if recorded.releases is not None and report.model.digest != recorded.releases.model:
+            secret = self._federation.plan.participation.is_secret
+            because = ", or a client failed: the record names none" if secret else ""
+            yield (
+                f"{where}: the global model is not the mean of the uploads computed again{because}"
+            )
+
+    def _final_difference(self, state: ServerState) -> Iterator[str]:
+        """Yield a difference of the last finished round's model from that in the checkpoint."""
+        checkpoint = self._directory.read_checkpoint()
+        if checkpoint is None or checkpoint.state.round_number != state.round_number:
+            return
+        recorded = checkpoint.state
+        if (digest(recorded.arrays), digest(recorded.model)) != (
+            digest(state.arrays),
+            digest(state.model),
+        ):
+            yield "the final model is not the one of the last round that was computed again"
+        elif not self._federation.goal.averages:
+            student = to_numpy(self._federation.final_model(state))
+            saved = load_file(self._directory.path / "model.safetensors")
+            if not same_arrays(saved, student):
+                yield "model.safetensors is not the student that is trained on these answers"
+
+
+def _charge_difference(recorded: Charge | None, found: Charge | None) -> str | None:
+    """Return how a charge differs from the recorded one; None where it does not."""
+    if recorded is None or found is None:
+        if recorded is found:
+            return None
+        return "was charged, and not in the replay" if found is None else "was not charged"
+    if recorded.hash == found.hash:
+        return None
+    if recorded.ledger.entries != found.ledger.entries or recorded.steps != found.steps:
+        return "its charge is not that of its plan"
+    return "was charged for another answer: another model, block, mechanism or data"

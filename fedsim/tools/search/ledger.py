@@ -1,0 +1,417 @@
+"""The directory of a search, and its ledger: what was drawn and charged, what began, what ended.
+
+`account/search.jsonl` is append-only and hash-chained. Each line is one record as JSON with sorted
+keys and no spaces. `hash` is the SHA-256 of the line without it, `previous` the hash of the line
+before, or 64 zeros.
+
+A search is one `drawn` record, which charges all of its runs, then `begun` and `done` for each run,
+then `selected` or `withdrawn`. A run that a crash cut short begins again, which charges it again.
+"""
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import Field, TypeAdapter, ValidationError
+
+from fedsim.accountant import PrivacyLedger
+from fedsim.accountant.events import Adjacency
+from fedsim.accountant.rdp.selection import RunLaw
+from fedsim.comparison.load import LoadedComparison
+from fedsim.core.durable import GENESIS, append, digest_of, sync_directory
+from fedsim.core.errors import ExitCode, FedsimError, name_file
+from fedsim.core.settings import Probability, Settings
+from fedsim.runs.directory import RunDirectory, RunDirectoryError
+from fedsim.runs.files import SCHEMAS, SchemaError, check_schema
+from fedsim.runs.inputs import PATTERN
+
+FILE = "search.jsonl"
+
+_Hash = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+
+class SearchLedgerError(FedsimError, ValueError):
+    """A search ledger that cannot be trusted; the message names the record."""
+
+    exit_code = ExitCode.FAILED
+
+
+class ClientCharge(Settings):
+    """The charge of one run to one client.
+
+    Attributes:
+        client: its number.
+        delta: δ of its guarantee.
+        ledger: the planned events of one run, as `PrivacyLedger.to_list`.
+    """
+
+    client: int = Field(ge=0)
+    delta: Probability
+    ledger: list[dict[str, Any]]
+
+    @property
+    def events(self) -> PrivacyLedger:
+        """The planned events of one run."""
+        return PrivacyLedger.from_list(self.ledger)
+
+
+class Drawn(Settings):
+    """A search was drawn: the charge of all its runs, on disk before the first one.
+
+    Attributes:
+        search: number of the search in its directory, from 1.
+        fedsim: the version that drew it.
+        digest: SHA-256 of everything that its runs depend on.
+        data: keyed digest of clients' examples and test set.
+        nonce: random, so that the hash of the record tells nobody the number of runs.
+        candidates: names of the variants, of which each run draws one.
+        metric: of the public test set.
+        mean: expected number of runs.
+        shape: η of the truncated negative binomial law; None for the Poisson law.
+        adjacency: neighbouring datasets.
+        draws: most values of noise that a client draws in one run.
+        clients: the charge of one run, the same for every candidate.
+        configurations: index of the drawn candidate of each run; its length is the number of runs.
+    """
+
+    record: Literal["drawn"] = "drawn"
+    schema_number: int = Field(default=SCHEMAS[FILE], alias="schema")
+    search: int = Field(ge=1)
+    fedsim: str
+    digest: _Hash
+    data: str = Field(pattern=PATTERN)
+    nonce: _Hash
+    candidates: list[str] = Field(min_length=1)
+    metric: str
+    mean: float = Field(ge=1)
+    shape: float | None = Field(ge=0)
+    adjacency: Adjacency
+    draws: int = Field(ge=0)
+    clients: list[ClientCharge] = Field(min_length=1)
+    configurations: list[Annotated[int, Field(ge=0)]]
+
+    @property
+    def runs(self) -> int:
+        """Number of runs that was drawn."""
+        return len(self.configurations)
+
+    @property
+    def law(self) -> RunLaw:
+        """Law of the number of runs."""
+        return RunLaw(self.mean, self.shape)
+
+
+class Begun(Settings):
+    """A run begins; from its second attempt on this is a charge of its own."""
+
+    record: Literal["begun"] = "begun"
+    search: int = Field(ge=1)
+    run: int = Field(ge=0)
+    attempt: int = Field(ge=1)
+
+
+class Done(Settings):
+    """A run ended; `root` is that of its manifest."""
+
+    record: Literal["done"] = "done"
+    search: int = Field(ge=1)
+    run: int = Field(ge=0)
+    root: _Hash
+
+
+class Selected(Settings):
+    """A search ended with a model.
+
+    Attributes:
+        search: number of the search.
+        variant: the candidate of the selected run; None if no run was drawn.
+        files: SHA-256 of the files that may be handed on.
+    """
+
+    record: Literal["selected"] = "selected"
+    search: int = Field(ge=1)
+    variant: str | None
+    files: dict[str, _Hash]
+
+
+class Withdrawn(Settings):
+    """A search ended without a model: no selection is claimed, and all runs are charged."""
+
+    record: Literal["withdrawn"] = "withdrawn"
+    search: int = Field(ge=1)
+    reason: str
+
+
+Record = Drawn | Begun | Done | Selected | Withdrawn
+RECORDS: TypeAdapter[Record] = TypeAdapter(Annotated[Record, Field(discriminator="record")])
+
+
+@dataclass
+class Search:
+    """One search, as far as its records go.
+
+    Attributes:
+        drawn: its first record.
+        attempts: number of attempts of each run that began.
+        done: root of the manifest of each run that ended.
+        end: its last record; None while it is unfinished.
+    """
+
+    drawn: Drawn
+    attempts: dict[int, int] = field(default_factory=dict)
+    done: dict[int, str] = field(default_factory=dict)
+    end: Selected | Withdrawn | None = None
+
+    @property
+    def charged_runs(self) -> int:
+        """Number of charged runs: those drawn, and each further attempt."""
+        return self.drawn.runs + sum(number - 1 for number in self.attempts.values())
+
+    @property
+    def pending(self) -> tuple[int, ...]:
+        """The runs that have not ended."""
+        return tuple(run for run in range(self.drawn.runs) if run not in self.done)
+
+    @property
+    def is_selection(self) -> bool:
+        """Whether the selection may be claimed: every drawn run ended, and one was selected."""
+        return isinstance(self.end, Selected)
+
+
+def replay(records: Sequence[Record]) -> tuple[Search, ...]:
+    """Return the searches that records tell of.
+
+    Guarantee: in the result, no search began before the one before had ended, no run of a search
+    was drawn twice or left out, and none was selected before all drawn runs had ended.
+
+    Raises:
+        SearchLedgerError: a record contradicts those before it.
+    """
+    searches: list[Search] = []
+    for number, record in enumerate(records, start=1):
+        problem = _apply(searches, record)
+        if problem is not None:
+            raise SearchLedgerError(f"record {number} ({record.record}): {problem}")
+    return tuple(searches)
+
+
+def _apply(searches: list[Search], record: Record) -> str | None:
+    """Add a record; return what is wrong with it."""
+    if isinstance(record, Drawn):
+        return _draw(searches, record)
+    if not searches or record.search != len(searches):
+        return f"it belongs to search {record.search}, and {len(searches)} were drawn"
+    search = searches[-1]
+    if search.end is not None:
+        return "its search has ended"
+    match record:
+        case Begun():
+            expected = search.attempts.get(record.run, 0) + 1
+            if record.run not in search.pending or record.attempt != expected:
+                return f"attempt {record.attempt} of run {record.run} cannot begin"
+            search.attempts[record.run] = record.attempt
+        case Done():
+            if record.run not in search.attempts or record.run in search.done:
+                return f"run {record.run} cannot end"
+            search.done[record.run] = record.root
+        case Selected():
+            if search.pending:
+                return f"{len(search.pending)} drawn runs have not ended"
+            if (record.variant is None) != (search.drawn.runs == 0):
+                return "a model is selected if and only if a run was drawn"
+            if record.variant is not None and record.variant not in search.drawn.candidates:
+                return f"{record.variant!r} is no candidate"
+            search.end = record
+        case Withdrawn():
+            search.end = record
+    return None
+
+
+def _draw(searches: list[Search], record: Drawn) -> str | None:
+    if searches and searches[-1].end is None:
+        return f"search {len(searches)} has not ended"
+    if record.search != len(searches) + 1:
+        return f"it is search {record.search} after {len(searches)}"
+    before = searches[-1].drawn if searches else record
+    if record.data != before.data or len(record.clients) != len(before.clients):
+        return "its data are not those of the search before"
+    if record.adjacency != before.adjacency:
+        return "its adjacency is not that of the search before"
+    if any(index >= len(record.candidates) for index in record.configurations):
+        return "a drawn configuration is no candidate"
+    if [one.client for one in record.clients] != list(range(len(record.clients))):
+        return "its clients are not numbered 0, 1, 2, ..."
+    searches.append(Search(record))
+    return None
+
+
+PATH = f"account/{FILE}"
+
+
+class SearchLedger:
+    """The ledger of the searches in one directory, for one process at a time.
+
+    Guarantee: when `append` returns, its record is on disk. A record that a crash cut short was
+    followed by nothing; the next `append` removes its remains.
+
+    Args:
+        out: the directory of the searches.
+
+    Raises:
+        SearchLedgerError: a record was changed, does not continue the chain, or contradicts others.
+        SchemaError: a record has another schema.
+    """
+
+    def __init__(self, out: Path) -> None:
+        self._path = out / PATH
+        self._records: list[Record] = []
+        self._head, self._size = GENESIS, 0
+        if self._path.exists():
+            self._read()
+
+    @property
+    def searches(self) -> tuple[Search, ...]:
+        """The searches of the directory, oldest first; all but the last have ended."""
+        return replay(self._records)
+
+    @property
+    def head(self) -> str:
+        """Hash of the last record."""
+        return self._head
+
+    def append(self, record: Record) -> None:
+        """Write a record and force it to disk.
+
+        Raises:
+            SearchLedgerError: it contradicts the records before it; nothing was written.
+        """
+        replay([*self._records, record])
+        line, digest = line_of(record, self._head)
+        data = line.encode()
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with name_file(self._path), self._path.open("a+b") as file:
+            append(file, data, at=self._size)
+        sync_directory(self._path.parent)
+        sync_directory(self._path.parent.parent)
+        self._records.append(record)
+        self._head, self._size = digest, self._size + len(data)
+
+    def _read(self) -> None:
+        *lines, _unfinished = self._path.read_bytes().split(b"\n")
+        for number, line in enumerate(lines, start=1):
+            where = f"{self._path}, line {number}"
+            text = line.decode(errors="replace") + "\n"
+            record, digest = _record_of(text, self._head, where, self._path)
+            self._records.append(record)
+            self._head, self._size = digest, self._size + len(line) + 1
+        try:
+            replay(self._records)
+        except SearchLedgerError as error:
+            raise SearchLedgerError(f"{self._path}: {error}") from error
+
+
+def line_of(record: Record, previous: str) -> tuple[str, str]:
+    """Return the line of a record and its hash.
+
+    Args:
+        record: the record.
+        previous: hash of the record before it.
+    """
+    content = {**record.model_dump(mode="json", by_alias=True), "previous": previous}
+    digest = digest_of(content)
+    return _text({**content, "hash": digest}) + "\n", digest
+
+
+def _record_of(line: str, head: str, where: str, path: Path) -> tuple[Record, str]:
+    try:
+        content: dict[str, Any] = json.loads(line)
+        if content["record"] == "drawn":
+            check_schema(path, content)
+        _digest, previous = content.pop("hash"), content.pop("previous")
+        record = RECORDS.validate_python(content)
+        if record.record == "drawn":
+            for charge in record.clients:
+                _ = charge.events
+    except SchemaError:
+        raise
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+        first = str(error).splitlines()[0]
+        what = "not a record" if isinstance(error, ValidationError) else f"not a record: {first}"
+        raise SearchLedgerError(f"{where}: {what}") from error
+    expected, digest = line_of(record, previous)
+    if expected != line:
+        raise SearchLedgerError(f"{where}: the record was changed after it was written")
+    if previous != head:
+        raise SearchLedgerError(f"{where}: the record does not continue the chain")
+    return record, digest
+
+
+def _text(content: object) -> str:
+    return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+MARKER = "search.yaml"
+PUBLIC = "selected"
+ACCOUNT = "account"
+WORK = "account/work"
+
+
+def check_search_directory(out: Path) -> None:
+    """Check that a directory is new, empty, or one of searches.
+
+    Raises:
+        RunDirectoryError: it is none of these, or its ledger is missing.
+    """
+    if out.exists() and not out.is_dir():
+        raise RunDirectoryError(f"{out} is a file; choose another --out")
+    names = {path.name for path in out.iterdir()} if out.is_dir() else set()
+    known = (out / MARKER).is_file() or (out / PATH).is_file()
+    if names - {f".{MARKER}.tmp"} and not known:  # which a crash may leave
+        raise RunDirectoryError(f"{out} is not empty and holds no search; choose another --out")
+    if (out / PUBLIC).exists() and not (out / PATH).is_file():
+        raise RunDirectoryError(
+            f"{out} holds selected models and no {PATH}, which says what they cost: restore it "
+            "from a copy, or choose another --out"
+        )
+
+
+def write_marker(comparison: LoadedComparison, out: Path) -> None:
+    """Write `search.yaml`: the settings of the search, which mark the directory.
+
+    Args:
+        comparison: the loaded file.
+        out: the directory.
+    """
+    select = comparison.settings.select
+    content = {
+        "name": comparison.name,
+        "base": str(comparison.base.absolute()),
+        "select": None if select is None else select.model_dump(),
+        "variants": {variant.name: dict(variant.changes) for variant in comparison.candidates},
+    }
+    text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+    RunDirectory(out).write_text(MARKER, text)
+
+
+def public_folder(out: Path, search: int) -> Path:
+    """Return the folder of a selected model, which may be handed on."""
+    return out / PUBLIC / f"search-{search}"
+
+
+def run_folder(out: Path, search: int, run: int) -> Path:
+    """Return the folder of a run while the search lasts."""
+    return out / WORK / f"search-{search}" / f"run-{run}"
+
+
+def destroy_runs(out: Path) -> None:
+    """Remove all runs and the log of their processes; when this returns, they are gone.
+
+    The names are removed. What a disk keeps of removed files is beyond this program.
+    """
+    if (out / WORK).exists():
+        shutil.rmtree(out / WORK)
+        sync_directory(out / ACCOUNT)

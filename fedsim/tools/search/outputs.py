@@ -1,0 +1,409 @@
+"""The files of a search, and its two figures, each with its observer.
+
+Nothing in the public folder depends on another run, on another score, or on the number of runs.
+"""
+
+import hashlib
+import math
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from fedsim.accountant import (
+    Composed,
+    Event,
+    RepeatAndSelect,
+    SelfComposed,
+    UnsupportedEventError,
+    make_accountant,
+)
+from fedsim.accountant.accountants import AccountantName
+from fedsim.accountant.events import Adjacency
+from fedsim.accountant.rdp.selection import law_text
+from fedsim.accountant.sampler_slack import MAX_DRAWS, epsilon_with_slack
+from fedsim.core.durable import sync_directory
+from fedsim.core.formatting import delta_text, epsilon_text
+from fedsim.core.text_formats import finite_or_none
+from fedsim.runs.directory import RunDirectory
+from fedsim.runs.files import SCHEMAS
+from fedsim.tools.search.ledger import (
+    ACCOUNT,
+    ClientCharge,
+    Search,
+    Selected,
+    Withdrawn,
+    public_folder,
+)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A guarantee of all searches of a directory against one observer.
+
+    Attributes:
+        epsilon: the largest ε of any client; infinite where nothing can be proven.
+        delta: the largest δ of any client.
+        accountant: how ε was composed; pld turns to rdp for events without a PLD.
+        clients: (client, ε, δ) of each client.
+    """
+
+    epsilon: float
+    delta: float
+    accountant: AccountantName
+    clients: tuple[tuple[int, float, float], ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the figure as a JSON value; an infinite ε is null."""
+        return {
+            "epsilon": finite_or_none(self.epsilon),
+            "delta": self.delta,
+            "accountant": self.accountant,
+        }
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Both figures of the searches of a directory.
+
+    Attributes:
+        every_run: against the server and the clients, who saw every run.
+        selected: against an observer of nothing but the selected models.
+        runs: number of charged runs, attempts that a crash cut short included.
+    """
+
+    every_run: Figure
+    selected: Figure
+    runs: int
+
+
+def figures_of(searches: Sequence[Search]) -> Figures:
+    """Return both figures of at least one search.
+
+    Guarantee: for each training example of a client, under the adjacency of the searches,
+    `every_run` bounds everything that all charged runs released, together; `selected` bounds the
+    selected models and their configurations, together. A search without a selection counts in
+    `selected` with all of its charged runs.
+
+    Theorem: a run draws a candidate independently of the data and shows which. Its Rényi divergence
+    is at most the largest of any candidate (quasi-convexity), which the charge of a run bounds. All
+    runs compose; the selection is Theorem 2 or 6 of Papernot, Steinke 2022 (arXiv:2110.03620).
+    """
+    by_runs = [_Part(search, search.charged_runs, is_selection=False) for search in searches]
+    seen = [
+        _Part(search, search.drawn.law.most_runs, is_selection=True)
+        if search.is_selection
+        else part
+        for search, part in zip(searches, by_runs, strict=True)
+    ]
+    return Figures(
+        every_run=_figure(by_runs, "pld"),
+        selected=_figure(seen, "rdp"),
+        runs=sum(part.runs for part in by_runs),
+    )
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One search as an observer sees it.
+
+    Attributes:
+        search: the search.
+        runs: its charged runs; of a selection, the number that is not exceeded (`TAIL`).
+        is_selection: whether the observer sees the selected model alone.
+    """
+
+    search: Search
+    runs: int
+    is_selection: bool
+
+    @property
+    def draws(self) -> int:
+        """Most values of noise that a client draws."""
+        return self.runs * self.search.drawn.draws
+
+    def releases(self, charge: ClientCharge) -> tuple[tuple[Event, int], ...]:
+        """Return what a client is charged with, as (event, count)."""
+        entries = charge.events.entries
+        if not self.is_selection:
+            return tuple((event, count * self.runs) for event, count in entries)
+        if not entries:
+            return ()
+        run = Composed(tuple(SelfComposed(event, count) for event, count in entries))
+        drawn = self.search.drawn
+        return ((RepeatAndSelect(run, drawn.mean, drawn.shape), 1),)
+
+
+def _figure(parts: Sequence[_Part], accountant: AccountantName) -> Figure:
+    """Return the guarantee of all parts together.
+
+    The slack of the sampler is proven for `MAX_DRAWS` values of noise. Half of them are kept for
+    the case that a selection has more runs than `most_runs`, whose probability is far below what
+    the other half may add to δ.
+    """
+    is_proven = sum(part.draws for part in parts) <= MAX_DRAWS // 2
+    adjacency = parts[-1].search.drawn.adjacency
+    clients = []
+    for client in range(len(parts[-1].search.drawn.clients)):
+        charges = [part.search.drawn.clients[client] for part in parts]
+        delta = max(charge.delta for charge in charges)
+        entries = tuple(
+            entry
+            for part, charge in zip(parts, charges, strict=True)
+            for entry in part.releases(charge)
+        )
+        epsilon = _epsilon(entries, delta, accountant, adjacency) if is_proven else math.inf
+        clients.append((client, epsilon, delta))
+    return Figure(
+        epsilon=max(epsilon for _, epsilon, _ in clients),
+        delta=max(delta for _, _, delta in clients),
+        accountant=accountant,
+        clients=tuple(clients),
+    )
+
+
+@lru_cache(maxsize=4096)  # clients of one size are charged alike
+def _epsilon(
+    entries: tuple[tuple[Event, int], ...],
+    delta: float,
+    accountant: AccountantName,
+    adjacency: Adjacency,
+) -> float:
+    """Return ε with the sampler's slack; by Rényi DP where the accountant has no rule."""
+    account = make_accountant(accountant, adjacency=adjacency)
+    try:
+        for event, count in entries:
+            account.compose(event, count)
+    except UnsupportedEventError:
+        if accountant == "rdp":
+            raise
+        return _epsilon(entries, delta, "rdp", adjacency)
+    return epsilon_with_slack(account.get_epsilon, delta)
+
+
+OBSERVER_OF_RUNS = "the server and the clients, who saw every run"
+OBSERVER_OF_SELECTION = (
+    "an observer who sees nothing but the selected model, its configuration and its score on the "
+    "public test set"
+)
+_CONDITIONS = (
+    "It does not hold against anyone who can see an update, a sum, a model of a round, a log, a "
+    "ledger or the folder account/, or who can tell the number of runs in another way: time is not "
+    "hidden, so an observer of when the search began and ended is not covered. It assumes that no "
+    "interruption depended on the data."
+)
+
+
+def every_run_sentence(figures: Figures) -> str:
+    """Return the figure of all runs with its observer."""
+    figure = figures.every_run
+    method = {"pld": "PLD composition", "rdp": "Rényi composition"}.get(figure.accountant, "")
+    runs = "the one charged run is" if figures.runs == 1 else f"all {figures.runs} charged runs are"
+    together = "" if figures.runs == 1 else ", together,"
+    if figures.runs == 0:
+        return f"Against {OBSERVER_OF_RUNS}: no run was drawn, so nothing was spent: ε = 0."
+    return (
+        f"Against {OBSERVER_OF_RUNS}: {runs}{together} {_pair(figure)} for each training example "
+        f"of every client ({method}). An attempt that a crash cut short counts as a run."
+    )
+
+
+def selection_sentences(searches: Sequence[Search], figures: Figures) -> tuple[str, ...]:
+    """Return the figure of the selection with its observer; nothing in it depends on other runs.
+
+    Args:
+        searches: all searches of the directory; the last one has ended.
+        figures: their figures.
+    """
+    last = searches[-1]
+    if isinstance(last.end, Withdrawn):
+        return (
+            "No selection is claimed: the search ended without a model, and all of its charged "
+            "runs count against every observer.",
+        )
+    if last.end is None:
+        return (
+            "No selection is claimed yet: the search has not ended, and until then all of its "
+            "charged runs count against every observer.",
+        )
+    drawn = last.drawn
+    theorem = "Theorem 6" if drawn.shape is None else "Theorem 2"
+    what = "the selected model is" if len(searches) == 1 else _several(searches)
+    return (
+        f"Against {OBSERVER_OF_SELECTION}: {what} {_pair(figures.selected)} for each training "
+        f"example of every client (Papernot, Steinke 2022, {theorem}, by Rényi DP). The figure "
+        "covers every number of runs that could have been drawn, so it may be above that of the "
+        "runs that were.",
+        f"The number of runs was drawn once from {law_text(drawn.mean, drawn.shape)} by the "
+        "operating system and charged before the first run. Every run drew its configuration anew, "
+        "uniformly and with replacement. All other runs and scores are destroyed.",
+        _CONDITIONS,
+    )
+
+
+def _several(searches: Sequence[Search]) -> str:
+    unclaimed = sum(not search.is_selection for search in searches)
+    if not unclaimed:
+        return f"the models selected by the {len(searches)} searches here are, together,"
+    counted = "one search" if unclaimed == 1 else f"{unclaimed} searches"
+    return (
+        f"the models selected by the {len(searches)} searches here are, together with all charged "
+        f"runs of {counted} that ended without a model,"
+    )
+
+
+def _pair(figure: Figure) -> str:
+    return f"(ε, δ)-DP with ε ≤ {epsilon_text(figure.epsilon)} at δ = {delta_text(figure.delta)}"
+
+
+MODEL = ("model.safetensors", "experiment.yaml")
+SELECTION = "selection.json"
+
+
+def write_selected(
+    out: Path, searches: Sequence[Search], run: Path | None, *, score: float | None
+) -> None:
+    """Write the public folder of the last search, whole or not at all.
+
+    Args:
+        out: the directory of the searches.
+        searches: all searches of the directory; the last one as if it had ended with the model.
+        run: folder of the selected run; None if no run was drawn.
+        score: its metric on the public test set; None if it is not finite, or without a run.
+    """
+    folder = public_folder(out, len(searches))
+    new = folder.with_name(f".{folder.name}.new")
+    for left in (new, folder):
+        shutil.rmtree(left, ignore_errors=True)
+    new.mkdir(parents=True)
+    directory = RunDirectory(new)
+    if run is not None:
+        for name in MODEL:
+            directory.write_bytes(name, (run / name).read_bytes())
+    directory.write_json(SELECTION, selection_json(searches, score=score))
+    os.replace(new, folder)
+    sync_directory(folder.parent)
+
+
+def selection_json(searches: Sequence[Search], *, score: float | None) -> dict[str, Any]:
+    """Return `selection.json`, from the records and the score of the selected run.
+
+    Args:
+        searches: all searches up to the one of the folder.
+        score: its metric on the public test set.
+    """
+    last, figures = searches[-1], figures_of(searches)
+    drawn, end = last.drawn, last.end
+    return {
+        "schema": SCHEMAS[SELECTION],
+        "fedsim": drawn.fedsim,
+        "search": drawn.search,
+        "candidates": drawn.candidates,
+        "law": {"mean": drawn.mean, "shape": drawn.shape},
+        "metric": drawn.metric,
+        "selected": end.variant if isinstance(end, Selected) else None,
+        "score": score,
+        "adjacency": drawn.adjacency,
+        "observer": OBSERVER_OF_SELECTION,
+        **figures.selected.to_json(),
+        "statement": " ".join(selection_sentences(searches, figures)),
+        "server": "The server and the clients saw every run. Their figure tells the number of "
+        "runs, so it stays in the account of the server.",
+    }
+
+
+def digests_of(folder: Path) -> dict[str, str]:
+    """Return the SHA-256 of every file in a public folder, by name."""
+    return {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.iterdir())
+    }
+
+
+def account_json(searches: Sequence[Search], *, name: str, head: str) -> dict[str, Any]:
+    """Return `comparison.json` of the account, from the records alone.
+
+    Args:
+        searches: all searches of the directory.
+        name: name of the comparison file.
+        head: hash of the last record of the ledger.
+    """
+    figures = figures_of(searches)
+    return {
+        "schema": SCHEMAS["comparison.json"],
+        "fedsim": searches[-1].drawn.fedsim,
+        "name": name,
+        "for": OBSERVER_OF_RUNS,
+        "searches": [_search_json(search) for search in searches],
+        "runs": figures.runs,
+        "every_run": {"observer": OBSERVER_OF_RUNS, **figures.every_run.to_json()},
+        "selection": {"observer": OBSERVER_OF_SELECTION, **figures.selected.to_json()},
+        "clients": [
+            {"client": client, "delta": delta, "epsilon_every_run": one, "epsilon_selection": other}
+            for (client, one, delta), (_, other, _) in zip(
+                _finite(figures.every_run.clients), _finite(figures.selected.clients), strict=True
+            )
+        ],
+        "statement": [every_run_sentence(figures), *selection_sentences(searches, figures)],
+        "head": head,
+    }
+
+
+def write_account(content: Mapping[str, Any], out: Path) -> None:
+    """Write `comparison.json` and `comparison.html` of the account.
+
+    Args:
+        content: as `account_json` returned it.
+        out: the directory of the searches.
+    """
+    directory = RunDirectory(out / ACCOUNT)
+    directory.write_json("comparison.json", content)
+    directory.write_text("comparison.html", account_page(content))
+
+
+def account_page(content: Mapping[str, Any]) -> str:
+    """Return `comparison.html` of the account."""
+    here = Path(__file__).parent
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader([here, here.parent.parent / "report"], encoding="utf-8"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    cards = [
+        (label, epsilon_text(content[key]["epsilon"]), delta_text(content[key]["delta"]), observer)
+        for key, label, observer in (
+            ("every_run", "Every run", OBSERVER_OF_RUNS),
+            ("selection", "The selected model alone", OBSERVER_OF_SELECTION),
+        )
+    ]
+    page = environment.get_template("search.html.jinja").render(
+        **content, figures=cards, version=content["fedsim"]
+    )
+    return page.encode(errors="replace").decode()
+
+
+def _search_json(search: Search) -> dict[str, Any]:
+    end = search.end
+    return {
+        "search": search.drawn.search,
+        "law": {"mean": search.drawn.mean, "shape": search.drawn.shape},
+        "candidates": search.drawn.candidates,
+        "runs": search.drawn.runs,
+        "charged_runs": search.charged_runs,
+        "status": "unfinished" if end is None else end.record,
+        "selected": end.variant if isinstance(end, Selected) else None,
+        "reason": end.reason if isinstance(end, Withdrawn) else None,
+    }
+
+
+def _finite(
+    clients: Sequence[tuple[int, float, float]],
+) -> list[tuple[int, float | None, float]]:
+    return [(client, None if e == float("inf") else e, delta) for client, e, delta in clients]

@@ -1,0 +1,350 @@
+"""Perform a search: draw, charge, run, select, destroy. Each stage survives a crash.
+
+| stage                         | a crash after it                                                 |
+|-------------------------------|------------------------------------------------------------------|
+| `drawn` is on disk            | the same number of runs with the same configurations goes on     |
+| `begun` is on disk            | the run is removed, begins anew and is charged once more         |
+| `done` is on disk             | the run is never repeated                                        |
+| the public folder is written  | it is written again, with the same content                       |
+| `selected` is on disk         | what is left of all runs is destroyed                            |
+
+A run that fails by itself, or was changed, ends the search without a selection: the failure may
+depend on private data. An interruption from outside does not.
+"""
+
+import secrets
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import fedsim
+from fedsim.accountant.ledger.journal import FileJournal, total_of
+from fedsim.accountant.rdp.selection import RunLaw
+from fedsim.comparison.jobs import FINISHED, default_workers, execute, lock_directory
+from fedsim.comparison.load import LoadedComparison, load_comparison
+from fedsim.comparison.settings import SMALLER_IS_BETTER, SearchSettings, SelectSettings
+from fedsim.core.errors import ExitCode, FedsimError
+from fedsim.runs.directory import RunDirectory, RunDirectoryError
+from fedsim.runs.manifest import changed_files, read_manifest
+from fedsim.tools.search.ledger import (
+    MARKER,
+    Begun,
+    Done,
+    Drawn,
+    Search,
+    SearchLedger,
+    Selected,
+    Withdrawn,
+    check_search_directory,
+    destroy_runs,
+    public_folder,
+    run_folder,
+    write_marker,
+)
+from fedsim.tools.search.outputs import account_json, digests_of, write_account, write_selected
+from fedsim.tools.search.plan import SearchError, SearchPlan, is_within, plan_search
+
+
+class SearchWithdrawnError(FedsimError, RuntimeError):
+    """A search that ended without a model; the claim is withdrawn, and all runs are charged."""
+
+    exit_code = ExitCode.FAILED
+
+
+class Execute(Protocol):
+    """What executes jobs: `workers.execute`."""
+
+    def __call__(
+        self,
+        jobs: Sequence[Mapping[str, Any]],
+        *,
+        workers: int,
+        log: Path,
+        on_message: Any,
+        inherited: tuple[int, ...] = (),
+    ) -> None:
+        """Run every job and report its last message, `finished` or `failed`."""
+        ...
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """The result of a search.
+
+    Attributes:
+        path: directory of the search; it tells the number of runs.
+        selected: folder of the selected model, which may be handed on.
+        variant: the selected candidate; None if no run was drawn.
+        account: content of `account/comparison.json`, for the server and the clients.
+    """
+
+    path: Path
+    selected: Path
+    variant: str | None
+    account: Mapping[str, Any] = field(repr=False)
+
+    @property
+    def statement(self) -> tuple[str, ...]:
+        """Both figures in words, each with its observer."""
+        return tuple(self.account["statement"])
+
+
+def search(
+    source: str | Path | Mapping[str, Any],
+    *,
+    out: str | Path | None = None,
+    workers: int | None = None,
+    execute: Execute = execute,
+) -> SearchResult:
+    """Perform the search of a comparison file with `select.search`, and return its selected model.
+
+    Guarantee: the number of runs is drawn once and charged before the first run; it is never drawn
+    again and no drawn run is left out, or else no selection is claimed. A second call in `out`
+    continues an interrupted search, returns a finished one, and starts another one, whose charge
+    adds up, if the file was changed since.
+
+    Args:
+        source: path of a comparison file, or its content as a mapping.
+        out: the output directory; default `runs/<name>-search`.
+        workers: number of parallel runs; default: one per processor, at most 16.
+        execute: executes the runs.
+
+    Raises:
+        ExperimentError: the file, its base or a variant is wrong; it lists every mistake.
+        SearchError: the candidates cannot be searched, or `out` holds another unfinished search.
+        SearchWithdrawnError: a run failed, so the search ended without a model.
+        RunDirectoryError: `out` holds something else, or another search is running in it.
+        SearchLedgerError: the ledger in `out` was changed.
+        KeyboardInterrupt: the user interrupted; the same call continues.
+        ValueError: `workers` is below 1.
+    """
+    if workers is not None and workers < 1:
+        raise ValueError(f"workers must be at least 1, got {workers}")
+    comparison = load_comparison(source, search=True)
+    directory = Path(out) if out is not None else Path("runs") / f"{comparison.name}-search"
+    check_search_directory(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    if not (directory / MARKER).exists():
+        write_marker(comparison, directory)
+    with lock_directory(directory) as locks:
+        run = _SearchRun(comparison, directory, workers or default_workers(), execute, locks)
+        return run.perform()
+
+
+class _SearchRun:
+    """One call of `search` in its locked directory."""
+
+    def __init__(
+        self,
+        comparison: LoadedComparison,
+        out: Path,
+        workers: int,
+        execute: Execute,
+        locks: tuple[int, ...],
+    ) -> None:
+        select = comparison.settings.select
+        if select is None or select.search is None:
+            raise ValueError("the file describes no search")
+        self._comparison, self._out = comparison, out
+        self._select: SelectSettings = select
+        self._settings: SearchSettings = select.search
+        self._workers, self._execute, self._locks = workers, execute, locks
+        self._ledger = SearchLedger(out)
+
+    def perform(self) -> SearchResult:
+        """Continue, return or start a search."""
+        plan = plan_search(self._comparison, self._select, self._settings)
+        before = self._ledger.searches
+        if before and before[-1].end is None:
+            self._refuse_other(before[-1], plan)
+        elif before and before[-1].drawn.digest == plan.digest:
+            return self._conclude()
+        else:
+            destroy_runs(self._out)
+            write_marker(self._comparison, self._out)
+            self._draw(plan, len(before) + 1)
+        while self._current.pending:
+            self._run(self._current.pending[: self._workers])
+        self._select_best()
+        return self._conclude()
+
+    @property
+    def _current(self) -> Search:
+        return self._ledger.searches[-1]
+
+    def _refuse_other(self, current: Search, plan: SearchPlan) -> None:
+        if current.drawn.digest != plan.digest:
+            raise SearchError(
+                f"{self._out} holds search {current.drawn.search}, which has not ended, and the "
+                "file, its data, a plug-in or the version of fedsim changed since: restore what it "
+                "began with and run it again, or choose another --out; its runs stay charged"
+            )
+
+    def _draw(self, plan: SearchPlan, number: int) -> None:
+        """Draw the number of runs and their configurations, and charge all of them."""
+        if number > 1 and self._current.drawn.data != plan.data:
+            raise SearchError(
+                f"{self._out} holds searches of other data, or whose digests have another user's "
+                "key, with which this one cannot add up; choose another --out"
+            )
+        names = [one.name for one in self._comparison.candidates]
+        runs = RunLaw(self._settings.mean, self._settings.eta).draw()
+        drawn = Drawn(
+            search=number,
+            fedsim=fedsim.__version__,
+            digest=plan.digest,
+            data=plan.data,
+            nonce=secrets.token_hex(32),
+            candidates=names,
+            metric=self._select.metric,
+            mean=self._settings.mean,
+            shape=self._settings.eta,
+            adjacency=plan.adjacency,
+            draws=plan.draws,
+            clients=list(plan.clients),
+            configurations=[secrets.randbelow(len(names)) for _ in range(runs)],
+        )
+        self._ledger.append(drawn)
+
+    def _run(self, runs: Sequence[int]) -> None:
+        """Execute some runs at once; each begins on disk before it starts."""
+        current = self._current
+        number = current.drawn.search
+        if not current.done and not current.attempts:
+            destroy_runs(self._out)
+        folders = [run_folder(self._out, number, run) for run in runs]
+        for run, folder in zip(runs, folders, strict=True):
+            attempt = current.attempts.get(run, 0) + 1
+            self._ledger.append(Begun(search=number, run=run, attempt=attempt))
+            _remove(folder)
+        failures: list[str] = []
+
+        def on_message(index: int, message: Mapping[str, Any]) -> None:
+            failure = self._end_run(runs[index], folders[index], message)
+            if failure is not None:
+                failures.append(failure)
+
+        messages = [self._message(run, folder) for run, folder in zip(runs, folders, strict=True)]
+        log = folders[0].parent / "workers.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self._execute(
+            messages, workers=len(runs), log=log, on_message=on_message, inherited=self._locks
+        )
+        if failures:  # only now: no process writes any more
+            self._withdraw(failures[0])
+
+    def _message(self, run: int, folder: Path) -> dict[str, Any]:
+        drawn = self._current.drawn
+        variant = self._comparison.candidates[drawn.configurations[run]]
+        loaded = variant.experiments[0]
+        return {
+            "action": "run",
+            "measure": False,
+            "report": False,
+            "experiment": loaded.experiment.model_dump(mode="json"),
+            "base": str(loaded.base),
+            "directory": str(folder.absolute()),
+            "record": {"variant": variant.name, "seed": loaded.experiment.seed},
+        }
+
+    def _end_run(self, run: int, folder: Path, message: Mapping[str, Any]) -> str | None:
+        """Record the end of a run; return why the search cannot go on."""
+        if message["event"] not in ("finished", "failed"):
+            return None
+        status = message.get("status", "failed")
+        if status == "interrupted":
+            raise KeyboardInterrupt
+        if status not in FINISHED:
+            return f"a run failed: {message.get('reason', status)}"
+        if not self._is_charged(folder):
+            return "a run spent something else than its charge"
+        root = read_manifest(RunDirectory(folder)).root
+        self._ledger.append(Done(search=self._current.drawn.search, run=run, root=root))
+        return None
+
+    def _is_charged(self, folder: Path) -> bool:
+        charges = self._current.drawn.clients
+        journal = FileJournal(folder / "ledger.jsonl")
+        known = set(journal.clients()) <= {charge.client for charge in charges}
+        return known and all(
+            is_within(total_of(journal.history(charge.client)), charge) for charge in charges
+        )
+
+    def _select_best(self) -> None:
+        """Write the public folder of the best run, the earliest of equals, and end the search."""
+        current = self._current
+        number, drawn = current.drawn.search, current.drawn
+        folders = [run_folder(self._out, number, run) for run in range(drawn.runs)]
+        for run, folder in enumerate(folders):
+            if not _is_unchanged(folder, current.done[run]):
+                self._withdraw("a run that had ended was changed or removed")
+        scores = [_score(folder, drawn.metric) for folder in folders]
+        best = _best(scores, smaller=drawn.metric.endswith(SMALLER_IS_BETTER))
+        variant = None if best is None else drawn.candidates[drawn.configurations[best]]
+        end = Selected(search=number, variant=variant, files={})
+        searches = (*self._ledger.searches[:-1], replace(current, end=end))
+        write_selected(
+            self._out,
+            searches,
+            None if best is None else folders[best],
+            score=None if best is None else scores[best],
+        )
+        files = digests_of(public_folder(self._out, number))
+        self._ledger.append(end.model_copy(update={"files": files}))
+
+    def _withdraw(self, reason: str) -> None:
+        """End the search without a model, for good."""
+        self._ledger.append(Withdrawn(search=self._current.drawn.search, reason=reason))
+        self._conclude()
+
+    def _conclude(self) -> SearchResult:
+        """Destroy all runs, write the account and return the result of an ended search.
+
+        Raises:
+            SearchWithdrawnError: it ended without a model.
+        """
+        destroy_runs(self._out)
+        searches = self._ledger.searches
+        content = account_json(searches, name=self._comparison.name, head=self._ledger.head)
+        write_account(content, self._out)
+        end = searches[-1].end
+        if not isinstance(end, Selected):
+            reason = "" if end is None else f" ({end.reason})"
+            raise SearchWithdrawnError(
+                f"search {len(searches)} ended without a model{reason}: no selection is claimed, "
+                f"and all of its runs are charged; a new search here needs a change of the file, "
+                "and adds to them"
+            )
+        return SearchResult(
+            self._out, public_folder(self._out, len(searches)), end.variant, content
+        )
+
+
+def _remove(folder: Path) -> None:
+    if folder.exists():
+        shutil.rmtree(folder)
+
+
+def _is_unchanged(folder: Path, root: str) -> bool:
+    directory = RunDirectory(folder)
+    try:
+        manifest = read_manifest(directory)
+    except RunDirectoryError:
+        return False
+    return manifest.root == root and not list(changed_files(directory, manifest))
+
+
+def _score(folder: Path, metric: str) -> float | None:
+    value = RunDirectory(folder).read_json("summary.json").get(metric)
+    return None if value is None else float(value)
+
+
+def _best(scores: Sequence[float | None], *, smaller: bool) -> int | None:
+    """Return the index of the best score, the first of equals; one that is not finite is worst."""
+    if not scores:
+        return None
+    worst = float("inf") if smaller else -float("inf")
+    known = [worst if score is None else score for score in scores]
+    return known.index(min(known) if smaller else max(known))

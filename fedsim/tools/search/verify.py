@@ -1,0 +1,194 @@
+"""Check a directory of searches: its ledger, both figures recomputed, and what may be handed on."""
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fedsim.cli.options import print_json
+from fedsim.core.errors import ExitCode
+from fedsim.tools.search.ledger import (
+    ACCOUNT,
+    MARKER,
+    PATH,
+    PUBLIC,
+    WORK,
+    Search,
+    SearchLedger,
+    SearchLedgerError,
+    Selected,
+    public_folder,
+)
+from fedsim.tools.search.outputs import (
+    SELECTION,
+    account_json,
+    account_page,
+    digests_of,
+    selection_json,
+)
+
+UNCHECKED = (
+    "that the number of runs was drawn from the stated law and that no other ledger was thrown "
+    "away: no record can show it; the root of a ledger that was kept elsewhere shows later changes",
+    "that the score is that of the model: it takes the test set",
+)
+_ENTRIES = {".lock", MARKER, ACCOUNT, PUBLIC}
+_RELATIVE = 1e-9  # the same figure on another machine
+
+
+@dataclass(frozen=True)
+class SearchVerification:
+    """Result of the check of a directory of searches.
+
+    Attributes:
+        problems: one line for each discrepancy; empty for sound searches.
+        unchecked: one line for each fact that could not be checked.
+        root: hash of the last record of the ledger; None if it cannot be read.
+        statement: both figures in words, recomputed from the ledger; empty if it cannot be read.
+    """
+
+    problems: tuple[str, ...]
+    unchecked: tuple[str, ...]
+    root: str | None
+    statement: tuple[str, ...]
+
+
+def is_search(path: Path) -> bool:
+    """Whether a directory is one of searches."""
+    return (path / PATH).is_file() or (path / MARKER).is_file()
+
+
+def verify_search(out: Path, *, root: str | None = None) -> SearchVerification:
+    """Check every file of a directory of searches.
+
+    Guarantee: in a sound result the records form an unbroken chain that charges every search before
+    its first run; every search has ended, with all of its drawn runs or without a selection; both
+    figures in the account and the figure in every public folder are those of the ledger; the public
+    folders hold the recorded files and nothing else; and no run is left.
+
+    Args:
+        out: the directory.
+        root: hash of the last record that was kept elsewhere; None: it is not compared.
+
+    Raises:
+        SchemaError: the ledger has another schema.
+    """
+    try:
+        ledger = SearchLedger(out)
+    except SearchLedgerError as error:
+        return SearchVerification((str(error),), UNCHECKED, None, ())
+    if not ledger.searches:
+        problem = f"{PATH} is missing or empty: no search was drawn, or its ledger was removed"
+        return SearchVerification((problem,), UNCHECKED, None, ())
+    problems = list(_problems(out, ledger))
+    if root is not None and root.lower() != ledger.head:
+        problems.append(f"the last record is {ledger.head}, not the given {root.lower()}")
+    content = account_json(ledger.searches, name="", head=ledger.head)
+    return SearchVerification(tuple(problems), UNCHECKED, ledger.head, tuple(content["statement"]))
+
+
+def _problems(out: Path, ledger: SearchLedger) -> Iterator[str]:
+    searches = ledger.searches
+    for entry in sorted(path.name for path in out.iterdir()):
+        if entry not in _ENTRIES:
+            yield f"{entry}: no file of a search"
+    if searches[-1].end is None:
+        yield f"search {len(searches)} has not ended; run the same command again to continue it"
+        return
+    if (out / WORK).exists():
+        yield f"{WORK}: runs that must be destroyed are left; run the same command again"
+    public = {public_folder(out, search.drawn.search).name for search in _selections(searches)}
+    found = {path.name for path in (out / PUBLIC).iterdir()} if (out / PUBLIC).is_dir() else set()
+    for name in sorted(found - public):
+        yield f"{PUBLIC}/{name}: the ledger has no such selection"
+    for search in _selections(searches):
+        yield from _public_problems(out, searches[: search.drawn.search])
+    yield from _account_problems(out, ledger)
+
+
+def _selections(searches: Sequence[Search]) -> list[Search]:
+    return [search for search in searches if search.is_selection]
+
+
+def _public_problems(out: Path, searches: Sequence[Search]) -> Iterator[str]:
+    folder, end = public_folder(out, len(searches)), searches[-1].end
+    where = folder.relative_to(out).as_posix()
+    if not isinstance(end, Selected) or not folder.is_dir():
+        yield f"{where}: the folder is missing"
+        return
+    if digests_of(folder) != end.files:
+        yield f"{where}: its files are not those of the ledger"
+        return
+    content = _read(folder / SELECTION)
+    expected = selection_json(searches, score=content.get("score"))
+    yield from (f"{where}/{SELECTION}: {key} differs" for key in _differing(content, expected))
+
+
+def _account_problems(out: Path, ledger: SearchLedger) -> Iterator[str]:
+    path = out / ACCOUNT / "comparison.json"
+    content = _read(path)
+    expected = account_json(ledger.searches, name=content.get("name", ""), head=ledger.head)
+    found = _differing(content, expected)
+    yield from (f"{ACCOUNT}/comparison.json: {key} differs from the ledger" for key in found)
+    if found:
+        return
+    page = path.with_suffix(".html")
+    if not page.is_file() or page.read_text(encoding="utf-8") != account_page(content):
+        yield f"{ACCOUNT}/comparison.html: it is not the page of the account"
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _differing(content: Any, expected: Any) -> list[str]:
+    """Return the keys in which a file differs from what the ledger gives."""
+    keys = dict.fromkeys([*expected, *content])
+    return [key for key in keys if not _same(content.get(key), expected.get(key))]
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, dict) and isinstance(other, dict):
+        return all(_same(one.get(key), other.get(key)) for key in {*one, *other})
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(one, float) and isinstance(other, float):
+        return abs(one - other) <= _RELATIVE * max(abs(one), abs(other))
+    return one == other
+
+
+def check_command(directory: str, *, root: str | None, replay: bool, as_json: bool) -> bool:
+    """Verify a directory of searches and print what was found; return False for any other.
+
+    Exits with code 1 if a check fails.
+
+    Raises:
+        BadParameter: a replay was asked for.
+    """
+    if not is_search(Path(directory)):
+        return False
+    if replay:
+        raise click.BadParameter("the runs of a search are destroyed", param_hint="--replay")
+    found = verify_search(Path(directory), root=root)
+    if as_json:
+        content = {name: value for name, value in vars(found).items() if name != "problems"}
+        print_json({"sound": not found.problems, "problems": list(found.problems), **content})
+    elif found.problems:
+        click.echo("\n".join(f"{directory}: {problem}" for problem in found.problems), err=True)
+    else:
+        click.echo(f"{directory}: sound")
+        click.echo("\n".join(found.statement))
+        click.echo(f"root: {found.root}")
+    for item in found.unchecked:
+        click.echo(f"{directory}: not checked: {item}", err=True)
+    if found.problems:
+        sys.exit(ExitCode.FAILED)
+    return True

@@ -1,0 +1,131 @@
+"""Which clients of several runs are the same, and what holds where nobody knows."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+from math import prod
+from typing import Any
+
+from fedsim.accountant import Event, Gaussian, PoissonSampled, PrivacyLedger
+from fedsim.clients.mechanisms.kinds import protects_client
+from fedsim.tools.totals.sources import Source, SourceError, renamed
+
+_MOST_CHOICES = 1000
+
+
+def same_clients(sources: Sequence[Source]) -> bool:
+    """Whether it is known which clients of several runs are the same: by name or by number.
+
+    Args:
+        sources: without repetitions.
+    """
+    runs = [source.terms for source in sources if source.terms is not None]
+    return len(runs) < 2 or _have_names(sources) or len({one.assignment for one in runs}) == 1
+
+
+def aligned(sources: Sequence[Source]) -> list[Source]:
+    """Return sources of which the same clients are known, with equal keys for them."""
+    several = sum(source.terms is not None for source in sources) > 1
+    if not several or not _have_names(sources):
+        return list(sources)
+    return [s if s.terms is None else renamed(s, dict(s.names)) for s in sources]
+
+
+def _have_names(sources: Sequence[Source]) -> bool:
+    return all(s.ledgers.keys() <= s.names.keys() for s in sources if s.terms is not None)
+
+
+def every_choice(sources: Sequence[Source]) -> list[Source]:
+    """Return the sources with a key for every choice of one client of each.
+
+    Clients that spend no more than another one of their source are left out.
+
+    Args:
+        sources: of which nobody knows the same clients.
+
+    Raises:
+        SourceError: the unit is a client, which no other run has, or there are too many choices.
+    """
+    way_out = (
+        "use one seed and secure noise, a partition by a column or files, or --clients FILE where "
+        "you know which clients are the same"
+    )
+    if any(source.terms is not None and protects_client(source.terms.unit) for source in sources):
+        raise SourceError(
+            f"{sources[0].name} and {sources[1].name} divide the data among clients by another "
+            f"draw, so no client of one is a client of the other, and none has a total; {way_out}"
+        )
+    kept = [_largest(source) for source in sources]
+    if prod(len(keys) for keys in kept) > _MOST_CHOICES:
+        raise SourceError(
+            "the partitions are drawn with several seeds, so an example may be in any client of "
+            f"each run, and the clients of {sources[0].name} spent {len(kept[0])} different "
+            f"amounts: too many combinations to add up; {way_out}"
+        )
+    found = [dict[str, str]() for _ in sources]
+    choices = list(product(*kept))
+    for number, choice in enumerate(choices, 1):
+        for new, client in zip(found, choice, strict=True):
+            new["any" if len(choices) == 1 else f"any ({number})"] = client
+    return [_chosen(source, new) for source, new in zip(sources, found, strict=True)]
+
+
+def _chosen(source: Source, clients: Mapping[str, str]) -> Source:
+    """Return a source with the ledgers of chosen clients.
+
+    Args:
+        source: the source.
+        clients: client by new key.
+    """
+
+    def of(values: Mapping[str, Any]) -> dict[str, Any]:
+        return {key: values[client] for key, client in clients.items()}
+
+    terms, server = source.terms, source.against_server
+    return replace(
+        source,
+        ledgers=of(source.ledgers),
+        names={},
+        terms=None if terms is None else replace(terms, deltas=of(terms.deltas)),
+        against_server=None if server is None else of(server),
+    )
+
+
+def _largest(source: Source) -> list[str]:
+    """Return clients of a source such that each other one spent no more than one of them."""
+    kept: list[str] = []
+    for client in source.ledgers:
+        if any(_covers(source, other, client) for other in kept):
+            continue
+        kept = [other for other in kept if not _covers(source, client, other)]
+        kept.append(client)
+    return kept
+
+
+def _covers(source: Source, one: str, other: str) -> bool:
+    """Whether one client spent at least what another one did, at every δ."""
+    if source.terms is not None and source.terms.deltas[one] != source.terms.deltas[other]:
+        return False
+    views = [source.ledgers, *([source.against_server] if source.against_server else [])]
+    return all(_dominates(view[one], view[other]) for view in views)
+
+
+def _dominates(one: PrivacyLedger, other: PrivacyLedger) -> bool:
+    """Whether a ledger has the other one's events, each with as much sampling and as little noise.
+
+    A Poisson-sampled Gaussian loses more with a larger rate, with less noise and with more steps.
+    """
+    if one.entries == other.entries:
+        return True
+    pairs = list(zip(one.entries, other.entries, strict=False))
+    return len(one) == len(other) == len(pairs) and all(
+        count >= less and _is_larger(event, smaller) for (event, count), (smaller, less) in pairs
+    )
+
+
+def _is_larger(one: Event, other: Event) -> bool:
+    if isinstance(one, Gaussian) and isinstance(other, Gaussian):
+        return one.noise_multiplier <= other.noise_multiplier
+    if isinstance(one, PoissonSampled) and isinstance(other, PoissonSampled):
+        return one.sampling_rate >= other.sampling_rate and _is_larger(one.event, other.event)
+    return one == other

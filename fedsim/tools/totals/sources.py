@@ -1,0 +1,430 @@
+"""What was spent in one run, or is recorded in one file, also of another tool or the registry.
+
+- fedsim: `{"type": "PoissonSampled", "sampling_rate": q, "event": {...}}`.
+- dp-accounting: `{"type": "PoissonSampledDpEvent", "sampling_probability": q, "event": {...}}`,
+  with the names and fields of its event classes.
+- Opacus: the `history` of an accountant's state: a list of `[noise_multiplier, sample_rate, n]`.
+- registry.opendp.org: an entry is a YAML file, read as one release with the guarantee that it
+  declares.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from fedsim.accountant import (
+    ZCDP,
+    Composed,
+    EpsilonDelta,
+    Event,
+    FixedSizeSampled,
+    Gaussian,
+    NonPrivate,
+    PoissonSampled,
+    PrivacyLedger,
+    SelfComposed,
+    event_from_dict,
+)
+from fedsim.accountant.accountants import AccountantChoice
+from fedsim.accountant.events import Adjacency
+from fedsim.accountant.ledger.journal import FileJournal, total_against_server, total_of
+from fedsim.accountant.trust import OBSERVERS, Observer
+from fedsim.core.errors import InputError
+from fedsim.core.text_formats import parse_json, parse_plain_yaml
+from fedsim.experiment import Experiment, read_settings
+from fedsim.runs.directory import RunDirectory
+from fedsim.runs.round_files import read_releases
+
+
+class EventError(InputError):
+    """An event that no accountant here knows; the message names it."""
+
+
+def ledger_of(records: object) -> PrivacyLedger:
+    """Return the ledger of a list of events, or of `{"event": EVENT, "count": n}`, or a mixture.
+
+    Raises:
+        EventError: an element is no event, or has a wrong value; its position is named.
+    """
+    if not isinstance(records, list):
+        raise EventError(f"a ledger must be a list of events, got {records!r:.80}")
+    ledger = PrivacyLedger()
+    for place, record in enumerate(records):
+        try:
+            if isinstance(record, Mapping) and set(record) == {"event", "count"}:
+                ledger.record(event_of(record["event"]), record["count"])
+            else:
+                ledger.record(event_of(record))
+        except (KeyError, TypeError, ValueError) as error:
+            what = f"key {error} is missing" if isinstance(error, KeyError) else error
+            raise EventError(f"event {place}: {what}") from error
+    return ledger
+
+
+def opacus_ledger(history: Any) -> PrivacyLedger:
+    """Return the ledger of the `history` of an accountant of Opacus.
+
+    Guarantee: of the declared history, not of what ran: Opacus records Poisson sampling also where
+    the loader shuffled (`poisson_sampling=False`).
+
+    Raises:
+        EventError: it is not a list of [noise_multiplier, sample_rate, steps].
+    """
+    ledger = PrivacyLedger()
+    for place, entry in enumerate(history if isinstance(history, list) else [history]):
+        try:
+            noise, rate, steps = entry
+            ledger.record(PoissonSampled(rate, Gaussian(noise)), steps)
+        except (TypeError, ValueError) as error:
+            raise EventError(
+                f"history entry {place} must be [noise_multiplier, sample_rate, steps], got "
+                f"{entry!r:.80}: {error}"
+            ) from error
+    return ledger
+
+
+def event_of(record: Any) -> Event:
+    """Return the event of a JSON object in the notation of fedsim or of dp-accounting.
+
+    Raises:
+        ValueError: it is no event; a key that is missing raises KeyError.
+    """
+    name = record.get("type") if isinstance(record, Mapping) else None
+    if not isinstance(name, str) or not name.endswith(_SUFFIX):
+        return event_from_dict(record)
+    read = _DP_ACCOUNTING.get(name.removesuffix(_SUFFIX))
+    if read is None:
+        known = ", ".join(f"{known}{_SUFFIX}" for known in _DP_ACCOUNTING)
+        raise EventError(f"no accounting rule for {name!r} of dp-accounting; known are {known}")
+    return read(record)
+
+
+def _fixed_size(record: Mapping[str, Any]) -> Event:
+    return FixedSizeSampled(
+        record["source_dataset_size"], record["sample_size"], event_of(record["event"])
+    )
+
+
+def _zcdp(record: Mapping[str, Any]) -> Event:
+    if record.get("xi", 0.0):
+        raise EventError(f"ZCDpEvent with xi={record['xi']!r} has no accounting rule here; only 0")
+    return ZCDP(record["rho"])
+
+
+_SUFFIX = "DpEvent"
+_DP_ACCOUNTING: Mapping[str, Callable[[Mapping[str, Any]], Event]] = {
+    "NoOp": lambda record: Composed(()),
+    "NonPrivate": lambda record: NonPrivate(),
+    "Gaussian": lambda record: Gaussian(record["noise_multiplier"]),
+    "Laplace": lambda record: EpsilonDelta(1.0 / record["noise_multiplier"], 0.0),
+    "EpsilonDelta": lambda record: EpsilonDelta(record["epsilon"], record["delta"]),
+    "ZC": _zcdp,
+    "PoissonSampled": lambda record: PoissonSampled(
+        record["sampling_probability"], event_of(record["event"])
+    ),
+    "SampledWithoutReplacement": _fixed_size,
+    "SelfComposed": lambda record: SelfComposed(event_of(record["event"]), record["count"]),
+    "Composed": lambda record: Composed(tuple(map(event_of, record["events"]))),
+}
+
+
+def registry_ledger(entry: Mapping[str, Any]) -> PrivacyLedger:
+    """Return the ledger of an entry: one release with the declared guarantee.
+
+    `rho` is a zCDP guarantee; `epsilon` with `delta` (0 if absent) an approximate one. Of an entry
+    with both, `rho` counts, from which the other follows. An entry without either is of tier 1 and
+    declares nothing: its ε is infinite.
+
+    Raises:
+        EventError: a parameter is not a number, or out of its range.
+    """
+    loss = entry["deployment"].get("privacy_loss") or {}
+    parameters = loss.get("privacy_parameters") or {}
+    units = loss.get("number_of_privacy_units", 1)
+    if units != 1:
+        raise EventError(
+            f"the entry is for {units} privacy units at once; give the guarantee of one"
+        )
+    try:
+        if "rho" in parameters:
+            return PrivacyLedger().record(ZCDP(parameters["rho"]))
+        if "epsilon" in parameters:
+            delta = parameters.get("delta", 0.0)
+            return PrivacyLedger().record(EpsilonDelta(parameters["epsilon"], delta))
+    except (TypeError, ValueError) as error:
+        raise EventError(f"deployment.privacy_loss.privacy_parameters: {error}") from error
+    return PrivacyLedger().record(NonPrivate())
+
+
+class SourceError(InputError):
+    """A run or a file that no totals can be made of; the message names it."""
+
+
+EVERYONE = ""
+"""Key of the ledger of a file that names no client."""
+
+
+@dataclass(frozen=True)
+class RunTerms:
+    """What the ε of a run of fedsim is about.
+
+    Attributes:
+        name: of the experiment.
+        unit: what one ε protects.
+        adjacency: which data sets are neighbours.
+        observer: the strongest observer that the ledgers hold against.
+        accountant: of the run, at its orders where it has any.
+        deltas: δ by client; None where the run has not ended and has none yet.
+        seed: of all noise; None: noise of the operating system.
+        chains: hashes of the records by client: equal ones are the same charges.
+        releases: a text of what was released in each finished round.
+        charged_rounds: the last round that a client was charged for.
+        assignment: a text that is equal where all clients have the same examples by number.
+        follows_request: whether equal charges mean equal releases: seeded noise of each client's
+            own, which a charge's request digest determines with its examples.
+    """
+
+    name: str
+    unit: str
+    adjacency: Adjacency
+    observer: Observer
+    accountant: AccountantChoice
+    deltas: Mapping[str, float | None]
+    seed: int | None
+    chains: Mapping[str, tuple[str, ...]]
+    releases: tuple[str, ...] = ()
+    charged_rounds: int = 0
+    assignment: str = ""
+    follows_request: bool = False
+
+
+@dataclass(frozen=True)
+class Source:
+    """The ledgers of one run or file.
+
+    Attributes:
+        name: the path as it was given.
+        ledgers: by client.
+        names: names of clients, where they have any.
+        terms: of a run of fedsim; None for a file.
+        against_server: in distributed trust, the ledgers against a server.
+        is_finished: whether the run has ended.
+    """
+
+    name: str
+    ledgers: Mapping[str, PrivacyLedger]
+    names: Mapping[str, str] = field(default_factory=dict[str, str])
+    terms: RunTerms | None = None
+    against_server: Mapping[str, PrivacyLedger] | None = None
+    is_finished: bool = True
+
+
+def read_source(name: str) -> Source:
+    """Read a run directory, a ledger, a list of events or an entry of the registry.
+
+    Raises:
+        SourceError: there is no such file, or its content is none of these.
+        RunDirectoryError: the directory holds no run.
+        SchemaError: the run has another schema.
+        ExperimentError: `experiment.yaml` is not what a run writes.
+        JournalError: the ledger of a run is damaged.
+    """
+    path = Path(name)
+    if path.is_dir():
+        return _read_run(name, RunDirectory.open(path))
+    if not path.is_file():
+        raise SourceError(f"{name}: there is no such run or file")
+    if path.suffix == ".jsonl":
+        return _read_journal(name, path)
+    try:
+        text = path.read_text()
+        is_yaml = path.suffix in (".yaml", ".yml")
+        content: Any = parse_plain_yaml(text) if is_yaml else parse_json(text)
+    except ValueError as error:
+        raise SourceError(f"{name}: neither JSON nor YAML: {error}") from error
+    try:
+        return Source(name, *_ledgers(content))
+    except EventError as error:
+        raise SourceError(f"{name}: {error}") from error
+
+
+def _read_run(name: str, directory: RunDirectory) -> Source:
+    experiment = read_settings(directory.path / "experiment.yaml")
+    privacy = experiment.privacy
+    if privacy is None:
+        raise SourceError(
+            f"{name}: the run trained without privacy (privacy: null), so no client that took part "
+            "in it has a finite ε; leave it out only if its models and results never left you"
+        )
+    journal = FileJournal(directory.ledger)
+    histories = {str(client): journal.history(client) for client in journal.clients()}
+    ledgers = {client: total_of(charges) for client, charges in histories.items()}
+    rows = _rows(directory)
+    for client, row in rows.items():
+        ledger = ledgers.setdefault(client, PrivacyLedger())
+        if row["epsilon"] is None:  # a condition of the claim failed
+            ledger.record(NonPrivate())
+    if not ledgers:
+        raise SourceError(f"{name}: no client of the run has spent anything")
+    server = {client: total_against_server(charges) for client, charges in histories.items()}
+    deltas = {client: rows[client]["delta"] if client in rows else None for client in ledgers}
+    trust, is_seeded = privacy.trust.name, privacy.noise == "seeded"
+    delta = None if privacy.delta == "auto" else privacy.delta  # which the end of the run tells
+    terms = RunTerms(
+        name=experiment.name,
+        unit=privacy.unit,
+        adjacency=privacy.adjacency.name,
+        observer=OBSERVERS[trust][0],
+        accountant=privacy.accounting,
+        deltas={c: delta if d is None else d for c, d in deltas.items()},
+        seed=experiment.seed if is_seeded else None,
+        chains={c: tuple(charge.hash for charge in charges) for c, charges in histories.items()},
+        releases=_releases(directory),
+        charged_rounds=max((c.round_number for own in histories.values() for c in own), default=0),
+        assignment=_assignment(experiment),
+        follows_request=is_seeded and trust == "local",
+    )
+    return Source(
+        name,
+        ledgers,
+        {client: row["name"] for client, row in rows.items() if row.get("name")},
+        terms,
+        {c: ledger or PrivacyLedger() for c, ledger in server.items()}
+        if trust == "distributed"
+        else None,
+        bool(rows),
+    )
+
+
+def _releases(directory: RunDirectory) -> tuple[str, ...]:
+    """Return what was released in each finished round: uploads in clear, and the global model."""
+    return tuple(
+        json.dumps([one.model, sorted(one.uploads.items())])
+        for one in read_releases(directory.releases)
+    )
+
+
+def _assignment(experiment: Experiment) -> str:
+    """Return what decides which examples a client has: a drawn partition follows from the seed."""
+    data = experiment.data
+    is_natural = data.partition.scheme in ("column", "files")
+    content = [data.model_dump(mode="json"), None if is_natural else experiment.seed]
+    return json.dumps(content, sort_keys=True)
+
+
+def _rows(directory: RunDirectory) -> dict[str, Any]:
+    """Return the clients of `privacy.json`, by number; none before the run has ended."""
+    if not (directory.path / "privacy.json").is_file():
+        return {}
+    return {str(row["client"]): row for row in directory.read_json("privacy.json")["clients"]}
+
+
+def _read_journal(name: str, path: Path) -> Source:
+    journal = FileJournal(path)
+    ledgers = {str(client): total_of(journal.history(client)) for client in journal.clients()}
+    if not ledgers:
+        raise SourceError(f"{name}: the ledger has no record")
+    return Source(name, ledgers)
+
+
+def _ledgers(content: Any) -> tuple[dict[str, PrivacyLedger], dict[str, str]]:
+    """Return ledgers by client, and the names of clients, of a file's content."""
+    if isinstance(content, list):
+        return {EVERYONE: ledger_of(content)}, {}
+    if isinstance(content, Mapping):
+        if content.get("clients"):
+            return _of_clients(content["clients"])
+        if "ledger" in content:
+            return {EVERYONE: ledger_of(content["ledger"])}, {}
+        if "history" in content:
+            return {EVERYONE: opacus_ledger(content["history"])}, {}
+        if "deployment" in content:
+            return {EVERYONE: registry_ledger(content)}, {}
+    raise EventError(
+        "neither a list of events, nor an object with 'clients', 'ledger', 'history' (Opacus) or "
+        "'deployment' (an entry of the registry)"
+    )
+
+
+def _of_clients(clients: Any) -> tuple[dict[str, PrivacyLedger], dict[str, str]]:
+    ledgers, names = dict[str, PrivacyLedger](), dict[str, str]()
+    for place, row in enumerate(clients if isinstance(clients, list) else [clients]):
+        if not isinstance(row, Mapping) or "client" not in row or "ledger" not in row:
+            raise EventError(f"clients[{place}] must have the keys 'client' and 'ledger'")
+        key = str(row["client"])
+        if key in ledgers:
+            raise EventError(f"clients[{place}]: client {key} is there twice")
+        ledgers[key] = ledger_of(row["ledger"])
+        if "epsilon" in row and row["epsilon"] is None:
+            ledgers[key].record(NonPrivate())
+        if row.get("name"):
+            names[key] = str(row["name"])
+    return ledgers, names
+
+
+def without_repetitions(sources: Iterable[Source]) -> list[Source]:
+    """Return sources without runs whose releases are those of another one, bit for bit.
+
+    A run and its copy, or a run and the interrupted one that it repeats, are one spend.
+    """
+    kept: list[Source] = []
+    for source in sources:
+        for place, other in enumerate(kept):
+            if repeats(source, other):
+                break
+            if repeats(other, source):
+                kept[place] = source
+                break
+        else:
+            kept.append(source)
+    return kept
+
+
+def repeats(one: Source, other: Source) -> bool:
+    """Whether every release of a run is one of another run.
+
+    Charges alone do not tell: the examples are in no charge under secure noise or where the draw of
+    clients is secret, and a sum holds parts of clients whose charges are elsewhere. So the records
+    of what was released must be equal, too. Of a round that was charged and has no such record,
+    equal charges suffice where a release follows from them.
+
+    Args:
+        one: the run with the releases in question.
+        other: the run that may have them all.
+    """
+    if one.terms is None or other.terms is None or not one.terms.chains:
+        return False
+    own, known = one.terms.releases, other.terms.releases
+    is_recorded = one.terms.charged_rounds <= len(own)
+    if own != known[: len(own)] or not (is_recorded or one.terms.follows_request):
+        return False
+    return all(
+        other.terms.chains.get(client, ())[: len(chain)] == chain
+        for client, chain in one.terms.chains.items()
+    )
+
+
+def renamed(source: Source, clients: Mapping[str, str]) -> Source:
+    """Return a source whose clients have other keys.
+
+    Args:
+        source: the source.
+        clients: new key by old one, of every client.
+    """
+
+    def moved(ledgers: Mapping[str, Any]) -> dict[str, Any]:
+        return {clients[client]: value for client, value in ledgers.items()}
+
+    terms = source.terms
+    if terms is not None:
+        terms = replace(terms, deltas=moved(terms.deltas), chains=moved(terms.chains))
+    server = source.against_server
+    return replace(
+        source,
+        ledgers=moved(source.ledgers),
+        names={},
+        terms=terms,
+        against_server=None if server is None else moved(server),
+    )

@@ -1,0 +1,81 @@
+"""Terminal output of `fedsim account`."""
+
+from rich.console import Console
+
+from fedsim.core.formatting import delta_text, epsilon_text
+from fedsim.report.terminal_text import figure_table, print_sentence, print_table
+from fedsim.statement.certificates import OBSERVER_NAMES
+from fedsim.tools.totals.sources import EVERYONE
+from fedsim.tools.totals.totals import Account
+
+_MAX_TABLE_CLIENTS = 25
+
+
+def print_account(account: Account, console: Console | None = None) -> None:
+    """Print the total of each client, and the largest one as a sentence.
+
+    Args:
+        account: the totals.
+        console: where to print; None: stdout.
+    """
+    console = console or Console()
+    names = list(account.clients[0].epsilons)
+    deltas = {total.delta for total in account.clients}
+    has_names = any(total.name for total in account.clients)
+    has_server = any(total.epsilon_against_server is not None for total in account.clients)
+    is_one = len(account.clients) == 1 and account.clients[0].client == EVERYONE
+    if not is_one:
+        table = figure_table(
+            f"Privacy spent over {_count(len(account.sources), 'source')}",
+            ["runs or files", "releases", *["δ"] * (len(deltas) > 1)]
+            + [f"ε ({name})" for name in names]
+            + ["ε (server)"] * has_server,
+            texts=["client", *["name"] * has_names],
+        )
+        shown = sorted(account.clients, key=lambda total: -total.epsilon)[:_MAX_TABLE_CLIENTS]
+        for total in (total for total in account.clients if total in shown):
+            table.add_row(
+                total.client,
+                *[total.name or ""] * has_names,
+                str(len(total.sources)),
+                str(sum(count for _, count in total.ledger.entries)),
+                *[delta_text(total.delta)] * (len(deltas) > 1),
+                *[epsilon_text(value) for value in total.epsilons.values()],
+                *[epsilon_text(total.epsilon_against_server)] * has_server,
+            )
+        print_table(console, table)
+        if len(account.clients) > len(shown):
+            print_sentence(console, f"of {len(account.clients)} clients, those with the largest ε")
+    for sentence in _sentences(account):
+        print_sentence(console, sentence)
+
+
+def _sentences(account: Account) -> list[str]:
+    largest = account.largest
+    epsilons = ", ".join(
+        f"{epsilon_text(value)} ({name})" for name, value in largest.epsilons.items()
+    )
+    whose = f", of client {largest.client}" if largest.client else ""
+    unit = "" if account.unit is None else f"for each {account.unit}, "
+    against = "" if account.observer is None else f"against {OBSERVER_NAMES[account.observer]}, "
+    found = [
+        f"largest ε = {epsilons} at δ = {delta_text(largest.delta)}{whose}",
+        f"every ε is {unit}{against}under {account.adjacency} adjacency",
+    ]
+    if len(account.sources) > 1:
+        found.append(
+            "an example may be in any client of each run: the partitions are drawn by their seeds"
+            if account.is_of_any_client
+            else "each total holds if the data of the client are the same in all of these"
+        )
+    found += [
+        f"{name} repeats another run bit for bit, and is counted once" for name in account.repeated
+    ]
+    found += [
+        f"{name} has not ended; it is counted up to its last record" for name in account.unfinished
+    ]
+    return found
+
+
+def _count(n: int, what: str) -> str:
+    return f"{n} {what}" if n == 1 else f"{n} {what}s"
