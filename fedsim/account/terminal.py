@@ -6,7 +6,7 @@ from fedsim.account.sources import EVERYONE
 from fedsim.account.totals import Account
 from fedsim.core.formatting import delta_text, epsilon_text
 from fedsim.report.terminal_text import figure_table, print_sentence, print_table
-from fedsim.statement.certificates import OBSERVER_NAMES
+from fedsim.statement.observers import OBSERVER_NAMES
 
 _MAX_TABLE_CLIENTS = 25
 

@@ -29,9 +29,8 @@ from fedsim.runs.files import SCHEMAS
 from fedsim.runs.trust_terms import server_ledger, trust_terms
 from fedsim.server.client_ledgers import ClientLedgers
 from fedsim.statement import read_facts, to_json
-from fedsim.statement.certificates import guarantee_words
-from fedsim.statement.privacy_file import LedgerEntry, PrivacyFile, PrivateClientRow
-from fedsim.statement.recorded_facts import ledger_digest
+from fedsim.statement.guarantee import guarantee_words
+from fedsim.statement.privacy_file import LedgerEntry, PrivacyFile, PrivateClientRow, ledger_digest
 
 
 @dataclass(frozen=True, kw_only=True)

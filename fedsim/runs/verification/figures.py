@@ -29,7 +29,7 @@ from fedsim.runs.verification.run_files import RunFiles
 from fedsim.runs.verification.spend import number, same_number
 from fedsim.server.round_report import numbers_of
 from fedsim.statement import read_facts, to_json
-from fedsim.statement.recorded_facts import ledger_digest
+from fedsim.statement.privacy_file import ledger_digest
 
 _NAMES = ("adjacency", "accountant", "sampling", "clipping", "noise", "orders")
 _METRICS = ("test_", "clients_")
