@@ -5,10 +5,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from fedsim.accountant.trust import CLAIMED_AGAINST
 from fedsim.comparison.execution.client_metrics import FILE as CLIENT_METRICS
 from fedsim.comparison.execution.jobs import FINISHED, Job
 from fedsim.comparison.execution.worker import RECORD
-from fedsim.comparison.units import OBSERVER_OF
 from fedsim.experiment import Experiment
 from fedsim.models.scores.catalog import computed_metrics
 from fedsim.report.scores import Scores, read_scores
@@ -86,7 +86,7 @@ class RunOutcome:
             "trust": self.trust,
             "unit": self.unit,
             "epsilon": self.epsilon,
-            "against": None if self.trust is None else OBSERVER_OF[self.trust],
+            "against": None if self.trust is None else CLAIMED_AGAINST[self.trust],
             "certificates": dict(self.certificates),
             "delta": self.delta,
             "rounds": len(self.rounds),

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from fedsim.accountant.trust import CLAIMED_AGAINST
 from fedsim.comparison.differences import SettingsTable, settings_table
 from fedsim.comparison.outcomes import RunOutcome
 from fedsim.comparison.pairs import PairCheck, check_pairs
@@ -15,7 +16,7 @@ from fedsim.comparison.statistics import (
     paired_difference,
     t_interval,
 )
-from fedsim.comparison.units import OBSERVER_OF, Baseline, UnitGroup, group_by_unit
+from fedsim.comparison.units import Baseline, UnitGroup, group_by_unit
 from fedsim.core.errors import FedsimError, InputError
 from fedsim.runs.files import SCHEMAS
 
@@ -146,7 +147,7 @@ class VariantResult:
     @property
     def observer(self) -> str | None:
         """The observer that its ε is claimed against; None if not private."""
-        return None if self.trust is None else OBSERVER_OF[self.trust]
+        return None if self.trust is None else CLAIMED_AGAINST[self.trust]
 
     @property
     def finished_runs(self) -> tuple[RunOutcome, ...]:
