@@ -6,22 +6,23 @@ averages or compares them.
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from fedsim.core.formatting import clients_text, count_text, delta_text, epsilon_text
 from fedsim.statement.facts import COUNTING_CLIPPINGS, Facts
 from fedsim.statement.observers import OBSERVER_NAMES, core_text, view_of
 from fedsim.statement.privacy_file import Certificate
-from fedsim.statement.sentence import Table, is_bounded, is_private
+from fedsim.statement.sentence import Table, is_private
 
 TABLE = Table()
+warning = partial(TABLE.sentence, "guarantee", "warning")
+claim = partial(TABLE.sentence, "guarantee", "claim")
 
 # Of the first six sentences exactly one holds.
 
 
-@TABLE.sentence(
-    "guarantee", "warning", "No differential privacy", holds=lambda facts: not facts.is_private
-)
+@warning("No differential privacy", holds=lambda facts: not facts.is_private)
 def no_privacy(facts: Facts) -> str:
     """A federation without differential privacy."""
     return (
@@ -30,9 +31,7 @@ def no_privacy(facts: Facts) -> str:
     )
 
 
-@TABLE.sentence(
-    "guarantee",
-    "warning",
+@warning(
     "ε is infinite",
     holds=lambda facts: facts.is_private and math.isinf(facts.epsilon),
     values=lambda facts: {"clients": list(facts.unbounded_clients)},
@@ -48,9 +47,7 @@ def infinite_epsilon(facts: Facts) -> str:
     )
 
 
-@TABLE.sentence(
-    "guarantee",
-    "warning",
+@warning(
     "No guarantee can be stated",
     holds=lambda facts: (
         facts.is_private and math.isfinite(facts.epsilon) and bool(facts.objections)
@@ -65,9 +62,7 @@ def withheld(facts: Facts) -> str:
     )
 
 
-@TABLE.sentence(
-    "guarantee",
-    "claim",
+@claim(
     "Nothing was released",
     holds=lambda facts: (
         facts.is_private
@@ -98,9 +93,7 @@ def _pair(facts: Facts) -> Mapping[str, Any]:
     return {"epsilon": facts.epsilon, "delta": facts.delta, "client": facts.worst.client}
 
 
-@TABLE.sentence(
-    "guarantee",
-    "claim",
+@claim(
     "Guarantee of the simulated mechanism",
     holds=lambda facts: facts.is_bounded and facts.noise == "seeded",
     values=_pair,
@@ -111,13 +104,7 @@ def simulated_guarantee(facts: Facts) -> str:
     return f"The mechanism that this run simulates has this guarantee: {core}. {_largest(facts)}"
 
 
-@TABLE.sentence(
-    "guarantee",
-    "claim",
-    "Guarantee",
-    holds=lambda facts: facts.is_bounded and facts.noise == "secure",
-    values=_pair,
-)
+@claim("Guarantee", holds=lambda facts: facts.is_bounded and facts.noise == "secure", values=_pair)
 def guarantee(facts: Facts) -> str:
     """A guarantee of the run itself: its noise cannot be reproduced and removed."""
     core = core_text(facts)
@@ -128,9 +115,7 @@ def _is_shared(facts: Facts) -> bool:
     return facts.is_private and facts.trust.trust == "distributed"
 
 
-@TABLE.sentence(
-    "guarantee",
-    "claim",
+@claim(
     "Guarantee against the server",
     holds=lambda facts: (
         _is_shared(facts) and facts.against_server is not None and facts.against_server.is_bounded
@@ -150,9 +135,7 @@ def against_server(facts: Facts) -> str:
     )
 
 
-@TABLE.sentence(
-    "guarantee",
-    "warning",
+@warning(
     "No guarantee against the server",
     holds=lambda facts: (
         _is_shared(facts) and facts.has_charges and supported_epsilon(facts.against_server) is None
@@ -166,7 +149,7 @@ def no_server_guarantee(facts: Facts) -> str:
     )
 
 
-@TABLE.sentence("threat model", "claim", "Against whom", holds=is_bounded)
+@TABLE.sentence("threat model", "claim", "Against whom")
 def threat_model(facts: Facts) -> str:
     """Against whom the guarantee holds."""
     trust, adversary = facts.trust, view_of(facts).adversary
@@ -228,10 +211,9 @@ def released(facts: Facts) -> str:
     rounds = "is charged for" if trust.participation_rate is None else "takes part in"
     bound = ", its adapted clipping bound" if facts.clipping in COUNTING_CLIPPINGS else ""
     return (
-        f"A client sends {upload} after every round that it {rounds}{mask}{bound}, "
-        f"its settings and its ledger. The server computes the global models from {source} "
-        "alone. Per-example gradients, training losses and lot sizes stay on the client. "
-        f"{failed}"
+        f"A client sends {upload} after every round that it {rounds}{mask}{bound}, its settings "
+        f"and its ledger. The server computes the global models from {source} alone. Per-example "
+        f"gradients, training losses and lot sizes stay on the client. {failed}"
     )
 
 
@@ -260,9 +242,8 @@ def client_unit(facts: Facts) -> str:
     """What one ε protects where the unit is the client."""
     return (
         "The unit is everything that one client has: all of its examples together, and their "
-        "number. For a person with data on several clients, the spends of these clients "
-        "compose, which is not computed here. An ε of this unit and an ε of one example are "
-        "not comparable."
+        "number. For a person with data on several clients, the spends of these clients compose, "
+        "which is not computed here. An ε of this unit and an ε of one example are not comparable."
     )
 
 
@@ -298,7 +279,6 @@ def _neighbours(facts: Facts) -> tuple[str, str]:
     "adjacency",
     "claim",
     "Neighbouring data sets",
-    holds=is_bounded,
     values=lambda facts: {"adjacency": facts.adjacency, "sensitivity": _neighbours(facts)[1]},
 )
 def adjacency(facts: Facts) -> str:
@@ -307,24 +287,21 @@ def adjacency(facts: Facts) -> str:
     if facts.counts_votes:
         return (
             f"Data sets are neighbours by {meaning}, and who takes part is public. The L2 "
-            "sensitivity of the votes on a query is at most √2: another teacher moves two "
-            "counts by 1, and a client that is zeroed out moves one count. All settings, the "
-            "planned number of clients, the queries and the server's test set are public as "
-            "well."
+            "sensitivity of the votes on a query is at most √2: another teacher moves two counts "
+            "by 1, and a client that is zeroed out moves one count. All settings, the planned "
+            "number of clients, the queries and the server's test set are public as well."
         )
     if facts.protects_clients:
         taking_part = "public" if facts.trust.participation_rate is None else "secret"
         return (
-            f"Data sets are neighbours by {meaning}, and who takes part is {taking_part}. The "
-            f"L2 sensitivity of a sum of clipped updates is then at most {sensitivity}. All "
-            "settings, the planned number of clients and the server's test set are public as "
-            "well."
+            f"Data sets are neighbours by {meaning}, and who takes part is {taking_part}. The L2 "
+            f"sensitivity of a sum of clipped updates is then at most {sensitivity}. All settings, "
+            "the planned number of clients and the server's test set are public as well."
         )
     return (
-        f"Data sets are neighbours by {meaning}. The L2 sensitivity of "
-        f"{facts.kind.sensitivity_of} is then at most {sensitivity}. All settings, the "
-        "participation schedule, sampling rates, step counts and the server's test set are "
-        "public as well."
+        f"Data sets are neighbours by {meaning}. The L2 sensitivity of {facts.kind.sensitivity_of} "
+        f"is then at most {sensitivity}. All settings, the participation schedule, sampling rates, "
+        "step counts and the server's test set are public as well."
     )
 
 

@@ -1,14 +1,16 @@
 """Limits of the guarantee: what no ε of the run covers."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from fedsim.core.formatting import count_text
 from fedsim.statement.facts import Facts
-from fedsim.statement.sentence import Table, is_bounded
+from fedsim.statement.sentence import Table
 from fedsim.statement.trust_facts import UNMET_CONDITIONS, unmet_conditions
 
 TABLE = Table()
+limit = partial(TABLE.sentence, "limit", "limit")
 
 
 def _is_of_sums(facts: Facts) -> bool:
@@ -16,9 +18,7 @@ def _is_of_sums(facts: Facts) -> bool:
     return facts.is_bounded and facts.trust.trust == "distributed"
 
 
-@TABLE.sentence(
-    "limit",
-    "limit",
+@limit(
     "No guarantee against the server",
     holds=lambda facts: facts.is_private and facts.has_charges and facts.trust.trust == "central",
 )
@@ -32,9 +32,7 @@ def trusted_server(facts: Facts) -> str:
     )
 
 
-@TABLE.sentence(
-    "limit",
-    "limit",
+@limit(
     "Colluding clients",
     holds=_is_of_sums,
     values=lambda facts: {
@@ -64,9 +62,7 @@ def collusion(facts: Facts) -> str:
     )
 
 
-@TABLE.sentence(
-    "limit",
-    "limit",
+@limit(
     "A server that departs from the protocol",
     holds=_is_of_sums,
     values=lambda facts: {"unmet": unmet_conditions(facts.secure_aggregation)},
@@ -88,9 +84,7 @@ def active_server(facts: Facts) -> str:
     )
 
 
-@TABLE.sentence(
-    "limit",
-    "limit",
+@limit(
     "Sizes of clients are not covered",
     holds=lambda facts: (
         facts.is_bounded
@@ -107,9 +101,7 @@ def sizes_excluded(facts: Facts) -> str:
     )
 
 
-@TABLE.sentence(
-    "limit",
-    "limit",
+@limit(
     "No amplification is claimed",
     holds=lambda facts: facts.is_bounded and facts.trust.participation_rate is None,
 )
@@ -126,24 +118,19 @@ def no_amplification(facts: Facts) -> str:
     )
 
 
-@TABLE.sentence(
-    "limit",
-    "limit",
+@limit(
     "The noise is simulation grade",
     holds=lambda facts: facts.noise == "seeded" and facts.has_charges,
 )
 def seeded_noise(facts: Facts) -> str:
     """Noise from the seed, which anyone who knows the seed can remove."""
     return (
-        "The noise comes from seeded streams, so that the simulation is reproducible. It gives "
-        "no protection against anyone who knows the seed, which is among the settings of this "
-        "run."
+        "The noise comes from seeded streams, so that the simulation is reproducible. It gives no "
+        "protection against anyone who knows the seed, which is among the settings of this run."
     )
 
 
-@TABLE.sentence(
-    "limit",
-    "limit",
+@limit(
     "The noise cannot be repeated",
     holds=lambda facts: facts.noise == "secure" and facts.has_charges,
 )
@@ -161,7 +148,7 @@ def _slack(facts: Facts) -> Mapping[str, Any]:
     return {} if slack is None else slack._asdict()
 
 
-@TABLE.sentence("limit", "limit", "Finite precision", holds=is_bounded, values=_slack)
+@limit("Finite precision", values=_slack)
 def floating_point(facts: Facts) -> str:
     """Computers round: what of it is in ε, and what is not."""
     sums, examples = "", ""
@@ -181,12 +168,7 @@ def floating_point(facts: Facts) -> str:
     )
 
 
-@TABLE.sentence(
-    "limit",
-    "limit",
-    "Failures are not covered",
-    holds=lambda facts: facts.is_private and facts.lost_updates > 0,
-)
+@limit("Failures are not covered", holds=lambda facts: facts.is_private and facts.lost_updates > 0)
 def error_messages(facts: Facts) -> str:
     """Failures and their messages, which are outside the guarantee."""
     return (
@@ -195,9 +177,7 @@ def error_messages(facts: Facts) -> str:
     )
 
 
-@TABLE.sentence(
-    "limit",
-    "limit",
+@limit(
     "The run did not finish",
     holds=lambda facts: (
         facts.is_private and facts.run is not None and facts.run.status != "completed"
@@ -218,9 +198,7 @@ def unfinished(facts: Facts) -> str:
     )
 
 
-@TABLE.sentence(
-    "limit",
-    "limit",
+@limit(
     "Personal models are not covered",
     holds=lambda facts: facts.is_private and facts.personal_models is not None,
 )
@@ -234,9 +212,7 @@ def personal_model(facts: Facts) -> str:
     )
 
 
-@TABLE.sentence(
-    "limit",
-    "limit",
+@limit(
     "Non-collusion is simulated",
     holds=lambda facts: (
         facts.hides_updates
@@ -251,9 +227,7 @@ def parties_on_one_host(facts: Facts) -> str:
     )
 
 
-@TABLE.sentence(
-    "limit", "limit", "Updates are not checked", holds=lambda facts: facts.hides_updates
-)
+@limit("Updates are not checked", holds=lambda facts: facts.hides_updates)
 def unseen_updates(facts: Facts) -> str:
     """Updates that the server cannot see cannot be checked by it."""
     return (

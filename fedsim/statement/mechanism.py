@@ -1,15 +1,18 @@
 """The mechanism of a step or round, its sampling and accounting, and public parts of the model."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 from fedsim.clients.mechanisms.kinds import KINDS, ReleaseKind
 from fedsim.clients.sampling.schemes import SAMPLING_SCHEMES
 from fedsim.core.formatting import count_text, range_text
 from fedsim.statement.facts import COUNTING_CLIPPINGS, Facts
-from fedsim.statement.sentence import Holds, Row, Table, is_bounded
+from fedsim.statement.sentence import Holds, Row, Table
 
 TABLE = Table()
+mechanism = partial(TABLE.sentence, "mechanism", "fact")
+sampling = partial(TABLE.sentence, "sampling", "claim")
 
 
 class _Clipping(NamedTuple):
@@ -120,9 +123,7 @@ def _step_values(facts: Facts) -> dict[str, Any]:
     return {**ranges, "max_grad_norm": _bounds(facts)}
 
 
-@TABLE.sentence(
-    "mechanism", "fact", "DP-SGD in every client", holds=_charged("dp_sgd"), values=_step_values
-)
+@mechanism("DP-SGD in every client", holds=_charged("dp_sgd"), values=_step_values)
 def dp_sgd(facts: Facts) -> str:
     """The mechanism of one step."""
     values = _step_values(facts)
@@ -131,10 +132,9 @@ def dp_sgd(facts: Facts) -> str:
     bound = "initial C" if adaptation else "C"
     adds = _ADDS.get(facts.trust.trust, _ADDS["local"]).format(noise=noise + _of_share(facts))
     return (
-        f"In each step every per-example gradient is {how}, {adds}, and the result is divided "
-        f"by a public constant.{adaptation} Here z = "
-        f"{range_text(values['noise_multiplier'])}, {bound} = "
-        f"{_bound_text(values['max_grad_norm'])}, sampling rate q = "
+        f"In each step every per-example gradient is {how}, {adds}, and the result is divided by a "
+        f"public constant.{adaptation} Here z = {range_text(values['noise_multiplier'])}, {bound} "
+        f"= {_bound_text(values['max_grad_norm'])}, sampling rate q = "
         f"{range_text(values['sampling_rate'])}, {_counts(values['steps'], 'step')} in "
         f"{_counts(values['rounds'], 'round')}."
     )
@@ -145,9 +145,7 @@ def _update_values(facts: Facts) -> dict[str, Any]:
     return {**ranges, "max_grad_norm": _bounds(facts)}
 
 
-@TABLE.sentence(
-    "mechanism",
-    "fact",
+@mechanism(
     "One release of a whole update in a round",
     holds=_charged("client_update"),
     values=_update_values,
@@ -201,34 +199,25 @@ def _vote_values(facts: Facts) -> dict[str, Any]:
     return {**(facts.trust.votes or {}), **_ranges(facts, "noise_multiplier")}
 
 
-@TABLE.sentence(
-    "mechanism",
-    "fact",
-    "Noisy votes on public queries",
-    holds=_charged("votes"),
-    values=_vote_values,
-)
+@mechanism("Noisy votes on public queries", holds=_charged("votes"), values=_vote_values)
 def votes(facts: Facts) -> str:
     """The mechanism of a ballot."""
     values = _vote_values(facts)
     adds = _ADDS_TO_VOTES.get(facts.trust.trust, _ADDS_TO_VOTES["local"])
     return (
         "Each client trains a teacher on all of its examples, without noise, and keeps it. It "
-        "votes for one class of each public query of a ballot, and "
-        f"{adds} Gaussian noise of standard deviation z · σ{_of_share(facts)} votes to each count. "
-        f"A check of {values['queries']:,} queries has σ = {values['sigma_threshold']:g}; the "
-        "queries that pass its threshold are answered in a vote, of at most "
-        f"{values['answers']:,} queries, with σ = {values['sigma']:g}. Here z = "
-        f"{range_text(values['noise_multiplier'])}. Each query is charged as a Gaussian release "
-        "with noise multiplier z · σ / √2, in the check and again in the vote, also where it "
-        "is not answered: the observer may see the whole noisy histogram. No cost depends on "
-        "the votes (the data-dependent bound of PATE is not used)."
+        f"votes for one class of each public query of a ballot, and {adds} Gaussian noise of "
+        f"standard deviation z · σ{_of_share(facts)} votes to each count. A check of "
+        f"{values['queries']:,} queries has σ = {values['sigma_threshold']:g}; the queries that "
+        f"pass its threshold are answered in a vote, of at most {values['answers']:,} queries, "
+        f"with σ = {values['sigma']:g}. Here z = {range_text(values['noise_multiplier'])}. Each "
+        "query is charged as a Gaussian release with noise multiplier z · σ / √2, in the check and "
+        "again in the vote, also where it is not answered: the observer may see the whole noisy "
+        "histogram. No cost depends on the votes (the data-dependent bound of PATE is not used)."
     )
 
 
-@TABLE.sentence(
-    "mechanism",
-    "fact",
+@mechanism(
     "The noise of a sum",
     holds=lambda facts: facts.is_bounded and facts.trust.trust == "distributed",
     values=lambda facts: {
@@ -256,9 +245,7 @@ def _bands(facts: Facts) -> int:
     return bands if isinstance(bands, int) else 1
 
 
-@TABLE.sentence(
-    "mechanism",
-    "fact",
+@mechanism(
     "Noise is correlated from step to step",
     holds=lambda facts: (
         facts.is_bounded
@@ -278,11 +265,8 @@ def correlation(facts: Facts) -> str:
     )
 
 
-@TABLE.sentence(
-    "mechanism",
-    "fact",
+@mechanism(
     "Divisor, noise and steps are public",
-    holds=is_bounded,
     values=lambda facts: {"declared_sizes": facts.sizes_are_declared},
 )
 def public_constants(facts: Facts) -> str:
@@ -310,9 +294,7 @@ def _sampler_values(facts: Facts) -> dict[str, str]:
     return {"ran": ran, "accounted_as": SAMPLING_SCHEMES[ran].event}
 
 
-@TABLE.sentence(
-    "sampling",
-    "claim",
+@sampling(
     "Sampling as it ran and as it was accounted for",
     holds=lambda facts: facts.is_bounded and facts.kind.draws_lots,
     values=_sampler_values,
@@ -323,9 +305,7 @@ def sampler(facts: Facts) -> str:
     return f"{lots[0].upper()}{lots[1:]}."
 
 
-@TABLE.sentence(
-    "sampling",
-    "claim",
+@sampling(
     "Every round is charged in full",
     holds=lambda facts: (
         facts.is_bounded and facts.protects_clients and facts.trust.participation_rate is None
@@ -339,9 +319,7 @@ def every_round(facts: Facts) -> str:
     )
 
 
-@TABLE.sentence(
-    "sampling",
-    "claim",
+@sampling(
     "Clients are drawn in secret",
     holds=lambda facts: facts.is_bounded and facts.trust.participation_rate is not None,
     values=lambda facts: {"rate": facts.trust.participation_rate},
@@ -362,7 +340,6 @@ def drawn_clients(facts: Facts) -> str:
     "accounting",
     "claim",
     "How ε was computed",
-    holds=is_bounded,
     values=lambda facts: {
         "method": facts.mechanism.accountant if facts.mechanism else "",
         "version": facts.version,

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from fedsim.core.formatting import (
@@ -14,9 +15,10 @@ from fedsim.core.formatting import (
 )
 from fedsim.statement.facts import Facts
 from fedsim.statement.observers import question_of, view_of
-from fedsim.statement.sentence import Table, is_bounded, is_private
+from fedsim.statement.sentence import Table, is_private
 
 TABLE = Table()
+budget = partial(TABLE.sentence, "budget", "fact")
 
 
 def _largest_share(facts: Facts) -> float:
@@ -84,9 +86,7 @@ def _spread(facts: Facts) -> Mapping[str, float]:
     return {"max": facts.epsilon, "median": facts.median, "min": smallest}
 
 
-@TABLE.sentence(
-    "result", "fact", "Every client, and the federation", holds=is_bounded, values=_spread
-)
+@TABLE.sentence("result", "fact", "Every client, and the federation", values=_spread)
 def spread(facts: Facts) -> str:
     """The maximum ε, which is the guarantee, beside median and minimum, which are not."""
     largest, median, smallest = map(epsilon_text, _spread(facts).values())
@@ -277,9 +277,7 @@ def _target_values(facts: Facts) -> Mapping[str, float]:
     return {"clients": len(targets), "smallest": min(targets), "largest": max(targets)}
 
 
-@TABLE.sentence(
-    "budget",
-    "fact",
+@budget(
     "Budgets",
     holds=lambda facts: (
         facts.is_bounded and bool(_targets(facts)) and not facts.clients_over_target
@@ -296,9 +294,7 @@ def targets_kept(facts: Facts) -> str:
     )
 
 
-@TABLE.sentence(
-    "budget", "fact", "Budgets", holds=lambda facts: facts.is_private and not _targets(facts)
-)
+@budget("Budgets", holds=lambda facts: facts.is_private and not _targets(facts))
 def no_targets(facts: Facts) -> str:
     """The experiment gave the noise multiplier instead of a target ε."""
     return "The noise multiplier was given without a target ε: no budget limited the spend."
@@ -309,9 +305,7 @@ def _withdrawn_rounds(facts: Facts) -> dict[str, int | None]:
     return {name: at for name, at in clients.items() if at is not None}
 
 
-@TABLE.sentence(
-    "budget",
-    "fact",
+@budget(
     "Withdrawals",
     holds=lambda facts: facts.is_private and bool(facts.withdrawn_clients),
     values=lambda facts: {"rounds": _withdrawn_rounds(facts)},
@@ -326,9 +320,7 @@ def withdrawals(facts: Facts) -> str:
     )
 
 
-@TABLE.sentence(
-    "budget",
-    "fact",
+@budget(
     "Lost updates stay charged",
     holds=lambda facts: facts.is_private and facts.lost_updates > 0,
     values=lambda facts: {"updates": facts.lost_updates},
@@ -347,10 +339,9 @@ def data_access(facts: Facts) -> str:
     """The steps of this run that read clients' examples."""
     kind = facts.kind
     return (
-        f"Clients' examples were read for {kind.reads} only, and {kind.charged} is in the "
-        "ledger. "
-        "The metrics are those of the global model on the server's test set, which "
-        "counts as public. If it is not public, the metrics reveal information about it."
+        f"Clients' examples were read for {kind.reads} only, and {kind.charged} is in the ledger. "
+        "The metrics are those of the global model on the server's test set, which counts as "
+        "public. If it is not public, the metrics reveal information about it."
     )
 
 

@@ -106,6 +106,16 @@ class Sentence:
         }
 
 
+def is_bounded(facts: Facts) -> bool:
+    """Whether a finite ε of at least one release may be stated: rows hold then, without more."""
+    return facts.is_bounded
+
+
+def is_private(facts: Facts) -> bool:
+    """Whether the experiment has differential privacy; ε may still be infinite."""
+    return facts.is_private
+
+
 def _no_values(facts: Facts) -> Mapping[str, Any]:
     return {}
 
@@ -114,7 +124,13 @@ class Table(list[Row]):
     """Rows in the order of the statement."""
 
     def sentence(
-        self, point: str, kind: Kind, title: str, *, holds: Holds, values: Values = _no_values
+        self,
+        point: str,
+        kind: Kind,
+        title: str,
+        *,
+        holds: Holds = is_bounded,
+        values: Values = _no_values,
     ) -> Callable[[Words], Row]:
         """Return a decorator that makes a row of a function from facts to words.
 
@@ -124,7 +140,7 @@ class Table(list[Row]):
             point: the point of the statement under which it is listed.
             kind: claim, fact, limit or warning.
             title: its heading on a page.
-            holds: whether facts support it.
+            holds: whether facts support it; by default, where there is a guarantee.
             values: every number of the text, unrounded.
         """
 
@@ -133,13 +149,3 @@ class Table(list[Row]):
             return self[-1]
 
         return add
-
-
-def is_bounded(facts: Facts) -> bool:
-    """Whether a finite ε of at least one release may be stated, for rows that hold then."""
-    return facts.is_bounded
-
-
-def is_private(facts: Facts) -> bool:
-    """Whether the experiment has differential privacy, for rows that hold then."""
-    return facts.is_private
