@@ -39,6 +39,9 @@ OBSERVERS: Mapping[str, tuple[Observer, ...]] = {
 }
 """Observers of each trust model; the claimed view is the first."""
 
+CLAIMED_AGAINST: Mapping[str, Observer] = {trust: seen[0] for trust, seen in OBSERVERS.items()}
+"""The observer that an ε is claimed against, by trust model."""
+
 _ROUNDED = 1e-9  # relative: square roots and the noise of groups
 
 

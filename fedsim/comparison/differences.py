@@ -297,9 +297,6 @@ def _listed(words: Sequence[str]) -> str:
 Baseline = str | Mapping[str, str]
 """The baseline of all variants, or the baseline of each unit."""
 
-OBSERVER_OF = {"local": "server", "distributed": "sums", "central": "models"}
-"""Observer that a variant's ε is claimed against, by trust model."""
-
 
 @dataclass(frozen=True)
 class UnitGroup:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fedsim.comparison.differences import OBSERVER_OF
+from fedsim.accountant.trust import CLAIMED_AGAINST
 from fedsim.comparison.jobs import FINISHED, Job
 from fedsim.comparison.worker import CLIENT_METRICS, RECORD
 from fedsim.experiment import Experiment
@@ -85,7 +85,7 @@ class RunOutcome:
             "trust": self.trust,
             "unit": self.unit,
             "epsilon": self.epsilon,
-            "against": None if self.trust is None else OBSERVER_OF[self.trust],
+            "against": None if self.trust is None else CLAIMED_AGAINST[self.trust],
             "certificates": dict(self.certificates),
             "delta": self.delta,
             "rounds": len(self.rounds),

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from fedsim.accountant.trust import CLAIMED_AGAINST
 from fedsim.comparison.differences import (
-    OBSERVER_OF,
     Baseline,
     PairCheck,
     SettingsTable,
@@ -153,7 +153,7 @@ class VariantResult:
     @property
     def observer(self) -> str | None:
         """The observer that its ε is claimed against; None if not private."""
-        return None if self.trust is None else OBSERVER_OF[self.trust]
+        return None if self.trust is None else CLAIMED_AGAINST[self.trust]
 
     @property
     def finished_runs(self) -> tuple[RunOutcome, ...]:

@@ -21,14 +21,15 @@ from fedsim.accountant.rdp.conversion import epsilon_from_rdp
 from fedsim.accountant.rdp.curves import total_rdp
 from fedsim.accountant.rdp.poisson import DEFAULT_ORDERS
 from fedsim.accountant.rdp.selection import rdp_repeat_and_select
-from fedsim.comparison.differences import OBSERVER_OF
+from fedsim.accountant.trust import CLAIMED_AGAINST, Observer
 from fedsim.comparison.results import Results, VariantResult
 from fedsim.comparison.settings import SMALLER_IS_BETTER, SelectSettings
 from fedsim.core.formatting import epsilon_text
 from fedsim.core.settings import written_name
 from fedsim.runs.files import read_yaml_object
+from fedsim.statement.observers import OBSERVER_NAMES
 
-_SEES_LEAST_FIRST = ("models", "sums", "server")
+_SEES_LEAST_FIRST: tuple[Observer, ...] = tuple(OBSERVER_NAMES)[::-1]
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class Composition:
     epsilon: float | None
     delta: float | None
     selected_epsilon: float | None
-    against: str | None = None
+    against: Observer | None = None
 
 
 @dataclass(frozen=True)
@@ -180,8 +181,8 @@ def _compose(spends: Sequence[RunSpend], delta: float | None) -> Composition:
     private = [spend for spend in spends if spend.adjacency is not None]
     unbounded = len(spends) - len(private)
     same = len({(spend.adjacency, spend.unit) for spend in private}) == 1
-    observers = [OBSERVER_OF[spend.trust] for spend in private if spend.trust]
-    against = next((name for name in _SEES_LEAST_FIRST if same and name in observers), None)
+    seen: set[Observer] = {CLAIMED_AGAINST[spend.trust] for spend in private if spend.trust}
+    against = min(seen, key=_SEES_LEAST_FIRST.index) if same and seen else None
     if delta is None or not same or any(np.isinf(spend.rdp).all() for spend in private):
         return Composition(len(spends), unbounded, None, delta, None, against)
     total = np.sum([spend.rdp for spend in private], axis=0)
@@ -316,8 +317,8 @@ def _together(everything: Composition) -> str:
 
 def _view(composed: Composition) -> str:
     """Return the observer, where it is not the server."""
-    seen = {"sums": " for an observer of sums", "models": " for an observer of global models"}
-    return seen.get(composed.against or "", "")
+    against = composed.against
+    return "" if against in (None, "server") else f" for {OBSERVER_NAMES[against]}"
 
 
 def _words(metric: str) -> str:

@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from fedsim.accountant import PrivacyLedger
+from fedsim.accountant.trust import CLAIMED_AGAINST
 from fedsim.clients.mechanisms.plan import PrivacyPlan
 from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.clients.sampling.sampling import Charges
@@ -20,14 +21,14 @@ from fedsim.experiment.errors import path_text
 from fedsim.federation.assembly import with_plans
 from fedsim.federation.federation import Federation
 from fedsim.federation.plan_checks import refuse_overspending
+from fedsim.statement.observers import OBSERVER_NAMES
 
-OBSERVERS = ("server", "sums", "models")
+OBSERVERS = tuple(OBSERVER_NAMES)
 """Observers, those who see more first. A claim against one covers all after it."""
 
 CELLS = tuple(
     (trust, unit) for unit in ("example", "client") for trust in ("local", "distributed", "central")
 )
-_CLAIMED_AGAINST = {"local": "server", "distributed": "sums", "central": "models"}
 _BOUNDS = {"example": "max_grad_norm", "client": "max_update_norm"}
 _TIGHT = 0.999  # share of a budget that the client with the strictest one spends
 
@@ -204,7 +205,7 @@ def _epsilons(plan: PrivacyPlan, privacy: PrivacySettings) -> dict[str, float]:
     """Return ε against each observer that the client's noise protects it from."""
     steps = plan.steps_to_take
     claimed = planned_epsilon(plan, privacy, plan.charges(0, steps))
-    place = OBSERVERS.index(_CLAIMED_AGAINST[privacy.trust.name])
+    place = OBSERVERS.index(CLAIMED_AGAINST[privacy.trust.name])
     found: dict[str, float] = dict.fromkeys(OBSERVERS[place:], claimed)
     against_server = plan.server_charges(0, steps)
     if against_server is not None:

@@ -14,7 +14,6 @@ from markupsafe import Markup
 
 from fedsim.core.formatting import count_text, delta_text, epsilon_text
 from fedsim.statement import ClientFacts, Facts
-from fedsim.statement.certificates import SHORT_NAMES
 
 MAX_CLIENTS = 200
 SHOWN_CLIENTS = 100
@@ -268,12 +267,12 @@ def table_columns(facts: Facts) -> tuple[Column, ...]:
             continue
         heading = column.heading
         if column.key == "epsilon" and facts.trust.trust != "local" and facts.trust.observers:
-            heading = f"ε ({SHORT_NAMES[facts.trust.observers[0]]})"
+            heading = f"ε ({facts.trust.observers[0]})"
         if facts.objections and column.key in ("epsilon", "epsilon_rdp"):
             heading = f"reported {heading}"
         found.append(Column(column.key, heading))
         if column.key == "epsilon" and facts.trust.trust == "distributed":
-            found.append(Column(_SERVER, f"ε ({SHORT_NAMES['server']})"))
+            found.append(Column(_SERVER, "ε (server)"))
     return tuple(found)
 
 

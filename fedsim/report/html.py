@@ -29,9 +29,10 @@ from fedsim.report.sections.curves import cost_drawings, round_drawings, spends_
 from fedsim.report.sections.experiment import experiment_rows
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.manifest import list_again
-from fedsim.statement import AttackBoundSentence, Facts, Sentence, clients_text, statement_of
-from fedsim.statement.certificates import OBSERVER_NAMES, certificates_of, is_plain
-from fedsim.statement.views import question_of, view_of
+from fedsim.statement import Facts, Sentence, clients_text, statement_of
+from fedsim.statement.guarantee import certificates_of, is_plain
+from fedsim.statement.observers import OBSERVER_NAMES, question_of, view_of
+from fedsim.statement.result import attack_bound
 
 _TITLES = {
     "threat model": "Threat model",
@@ -171,7 +172,7 @@ def _hash(script: str) -> str:
 def _attack(facts: Facts) -> dict[str, Any] | None:
     """Return the attack bounds as a table and two drawings; None without a guarantee."""
     profile, attack = facts.profile, facts.attack
-    if not AttackBoundSentence.holds(facts) or profile is None or attack is None:
+    if not attack_bound.holds(facts) or profile is None or attack is None:
         return None
     if not profile.curve:
         return None

@@ -11,7 +11,8 @@ from fedsim.report.contents import RunContents
 from fedsim.report.scores import baseline_text, quoted, recall_text, warnings_of
 from fedsim.report.sections.experiment import sizes_text
 from fedsim.server.round_report import RoundRow
-from fedsim.statement.certificates import OBSERVER_NAMES, is_plain, stated_certificates, unit_text
+from fedsim.statement.guarantee import is_plain, stated_certificates, unit_text
+from fedsim.statement.observers import OBSERVER_NAMES
 
 MAX_INCIDENTS = 100
 MAX_PERSONAL = 100

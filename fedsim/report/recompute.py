@@ -6,6 +6,7 @@ from typing import Any
 
 from fedsim.accountant.sampler_slack import sampler_slack
 from fedsim.report.contents import RunContents
+from fedsim.statement.observers import OBSERVER_NAMES
 
 # A longer script is unreadable; privacy.json has the same events for programs.
 _MAX_EVENTS = 40
@@ -78,7 +79,7 @@ def _construction(name: str, relation: str, privacy: dict[str, Any]) -> str:
 
 
 def _observer(privacy: dict[str, Any]) -> str:
-    return ", against an observer of sums" if privacy["trust"] == "distributed" else ""
+    return f", against {OBSERVER_NAMES['sums']}" if privacy["trust"] == "distributed" else ""
 
 
 def _against_server(
@@ -94,7 +95,7 @@ def _against_server(
         yield f"accountant.compose({event}, {count})"
     epsilon = spend.get("epsilon_against_server")
     yield from _answer(spend, epsilon, privacy)
-    yield f"# privacy.json: {_in_full(epsilon)}, against a server that sees every update"
+    yield f"# privacy.json: {_in_full(epsilon)}, against {OBSERVER_NAMES['server']}"
 
 
 def _answer(spend: dict[str, Any], epsilon: float | None, privacy: dict[str, Any]) -> Iterator[str]:

@@ -18,13 +18,8 @@ from fedsim.report.terminal_text import (
 )
 from fedsim.runs.directory import KEPT, RunDirectory
 from fedsim.runs.manifest import root_of
-from fedsim.statement.certificates import (
-    OBSERVER_NAMES,
-    SHORT_NAMES,
-    guarantee_words,
-    is_plain,
-    unit_text,
-)
+from fedsim.statement.guarantee import guarantee_words, is_plain, unit_text
+from fedsim.statement.observers import OBSERVER_NAMES
 
 
 def print_result(directory: RunDirectory, console: Console | None = None) -> None:
@@ -62,7 +57,7 @@ def _print_warnings(contents: RunContents, console: Console) -> None:
 def _privacy_table(contents: RunContents) -> Table:
     clients, trust = contents.clients, contents.facts.trust
     plain = is_plain(contents.facts)
-    names = [SHORT_NAMES[one] for one in trust.observers]
+    names = list(trust.observers)
     second = len(names) > 1
     epsilon = "ε" if plain or not names else f"ε ({names[0]})"
     one_delta = len({spend["delta"] for spend in clients}) == 1
@@ -95,9 +90,7 @@ def _privacy_table(contents: RunContents) -> Table:
         )
     notes = ["z: noise multiplier"]
     if not plain:
-        notes += [
-            f"ε ({SHORT_NAMES[one]}): against {OBSERVER_NAMES[one]}" for one in trust.observers
-        ]
+        notes += [f"ε ({one}): against {OBSERVER_NAMES[one]}" for one in trust.observers]
         notes.append(f"each ε is for {unit_text(contents.facts)}")
     if one_delta:
         notes.append(f"δ = {delta_text(clients[0]['delta'])} for all")

@@ -25,9 +25,8 @@ from fedsim.runs.files import SCHEMAS
 from fedsim.runs.recorded_terms import recorded_client_terms, recorded_terms, server_ledger
 from fedsim.server.client_ledgers import ClientLedgers
 from fedsim.statement import read_facts, to_json
-from fedsim.statement.certificates import guarantee_words
-from fedsim.statement.privacy_file import PrivacyFile, PrivateClientRow
-from fedsim.statement.recorded_facts import ledger_digest
+from fedsim.statement.guarantee import guarantee_words
+from fedsim.statement.privacy_file import PrivacyFile, PrivateClientRow, ledger_digest
 
 
 @dataclass(frozen=True, kw_only=True)

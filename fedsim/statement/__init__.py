@@ -7,14 +7,13 @@
 
 from fedsim.core.formatting import clients_text as clients_text
 from fedsim.statement.attack import AttackBound as AttackBound
-from fedsim.statement.claims import AttackBoundSentence as AttackBoundSentence
+from fedsim.statement.attack import Profile as Profile
+from fedsim.statement.attack import profile_of as profile_of
 from fedsim.statement.facts import ClientFacts as ClientFacts
 from fedsim.statement.facts import Facts as Facts
 from fedsim.statement.facts import MechanismFacts as MechanismFacts
 from fedsim.statement.facts import RunFacts as RunFacts
-from fedsim.statement.profile import Profile as Profile
-from fedsim.statement.profile import profile_of as profile_of
-from fedsim.statement.recorded_facts import read_facts as read_facts
+from fedsim.statement.privacy_file import read_facts as read_facts
 from fedsim.statement.sentence import Sentence as Sentence
 from fedsim.statement.sentence import UnsupportedClaimError as UnsupportedClaimError
 from fedsim.statement.statement import in_words as in_words

@@ -1,18 +1,30 @@
-"""Bound on every attack on any client: the pointwise maximum over the clients' profiles.
+"""The whole curve δ(ε) of a ledger, and upper bounds on attacks that follow from it.
 
-Two curves δ(ε) that meet at one pair (ε, δ) may cross elsewhere. So with budgets that are
-calibrated to one ε, no single client is the worst case at every false-alarm rate.
+Every figure here is an upper bound. δ(ε) is computed at some points only; three facts bound it
+between them: the true δ(ε) never increases, is convex in e^ε (Dong, Roth, Su 2019,
+arXiv:1905.02383, Proposition 2.12 and its dual), and so lies below every chord of points above it.
+
+The bound on every attack on any client is the pointwise maximum over the clients' profiles. Two
+curves that meet at one pair (ε, δ) may cross elsewhere. So with budgets that are calibrated to one
+ε, no single client is the worst case at every false-alarm rate.
 """
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property, lru_cache, partial
+from itertools import pairwise
 from typing import Any, Self
 
+import numpy as np
+from scipy.special import log_ndtr, ndtr, ndtri
+
+from fedsim.accountant import PrivacyLedger, make_accountant
 from fedsim.accountant.accountants import AccountantChoice
 from fedsim.accountant.events import Adjacency
-from fedsim.statement.profile import Profile, profile_of
+from fedsim.accountant.gaussian import gaussian_log_delta
+from fedsim.accountant.sampler_slack import delta_with_slack, epsilon_with_slack
 
 FALSE_POSITIVE_RATES = (0.001, 0.01, 0.05, 0.1)  # in tables and sentences
 
@@ -20,6 +32,157 @@ FALSE_POSITIVE_RATES = (0.001, 0.01, 0.05, 0.1)  # in tables and sentences
 _PLOTTED_RATES = [float(f"{10 ** (k / 10 - 4):.2g}") for k in range(41)]
 _GRID = tuple(sorted({*FALSE_POSITIVE_RATES, *_PLOTTED_RATES}))
 _ROUNDING = 1e-9
+_NUM_POINTS = 400
+_SLACK_PER_DELTA = 0.01  # how far the Gaussian summary may lie below the curve
+_MIN_MU, _MAX_MU = 1e-9, 1e3
+_MAX_EPSILON = 500.0  # e^ε must fit into a float; bounds are useless far below it
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The privacy profile of one client's ledger.
+
+    Attributes:
+        client: number of the client.
+        delta: δ of the client's guarantee.
+        epsilon: ε of the ledger at `delta`.
+        curve: (ε, δ) ascending in ε; the releases are (ε, δ)-DP at every one of these points.
+        mu: every attack has at most the true-positive rate against one Gaussian release with
+            distance μ, plus `slack`; None where no useful μ exists.
+        slack: a hundredth of δ, or what the accountant's own rounding needs.
+    """
+
+    client: int
+    delta: float
+    epsilon: float
+    curve: tuple[tuple[float, float], ...]
+    mu: float | None
+    slack: float
+
+    def true_positive_bound(self, false_positive_rate: float) -> float:
+        """Return an upper bound on the true-positive rate of any attack at a false-positive rate.
+
+        Guarantee: for every (ε, δ) of the curve and every test, TPR <= e^ε FPR + δ (Wasserman,
+        Zhou 2010) and, with the two data sets exchanged, 1 - TPR >= e^-ε (1 - δ - FPR). The
+        result is the smallest of these bounds and the bound by `mu`. It is never above the bound
+        of the pair (ε, δ) alone.
+
+        Raises:
+            ValueError: the rate is outside [0, 1].
+        """
+        rate = false_positive_rate
+        if not 0.0 <= rate <= 1.0:
+            raise ValueError(f"false_positive_rate must be in [0, 1], got {rate!r}")
+        growths, deltas = self._growths
+        rising = growths * rate + deltas
+        falling = 1.0 - np.maximum(0.0, (1.0 - deltas - rate) / growths)
+        bound = float(np.minimum(rising, falling).min(initial=1.0))
+        if self.mu is None:
+            return bound
+        return min(bound, gaussian_true_positive_rate(self.mu, rate) + self.slack)
+
+    @cached_property
+    def _growths(self) -> tuple[np.ndarray, np.ndarray]:
+        """e^ε and δ of each pair with an ε of at most 500; above, a pair bounds nothing."""
+        pairs = (*self.curve, (self.epsilon, self.delta))
+        # Not np.exp: its last bits depend on the processor, and the bounds are in a file.
+        found = [(math.exp(e), delta) for e, delta in pairs if e <= _MAX_EPSILON]
+        growths, deltas = np.array(found).reshape(-1, 2).T
+        return growths, deltas
+
+
+def profile_of(
+    client: int,
+    ledger: Sequence[Mapping[str, Any]],
+    *,
+    delta: float,
+    accountant: AccountantChoice,
+    adjacency: Adjacency,
+) -> Profile | None:
+    """Return the privacy profile of a ledger; None where its ε is infinite.
+
+    Above an ε of 500 the profile has no curve and no μ.
+
+    Args:
+        client: number of the client, for the profile.
+        ledger: entries `{"event": EVENT, "count": n}` as in `privacy.json`.
+        delta: δ of the client's guarantee.
+        accountant: the method that computes δ(ε).
+        adjacency: the adjacency of the ledger's events.
+
+    Raises:
+        ValueError: the ledger cannot be read, or the accountant has no rule for it.
+    """
+    found = _profile_of_text(json.dumps(ledger), delta, accountant, adjacency)
+    return None if found is None else replace(found, client=client)
+
+
+@lru_cache(maxsize=64)  # a run's ledgers are read for its files, its statement and its report
+def _profile_of_text(
+    ledger: str, delta: float, accountant: AccountantChoice, adjacency: Adjacency
+) -> Profile | None:
+    account = make_accountant(accountant, adjacency=adjacency)
+    PrivacyLedger.from_list(json.loads(ledger)).compose_into(account)
+    slack, exact = _SLACK_PER_DELTA * delta, account.get_epsilon
+    epsilon, end = epsilon_with_slack(exact, delta), epsilon_with_slack(exact, slack)
+    if not math.isfinite(epsilon) or not end <= _MAX_EPSILON:
+        return None if math.isinf(epsilon) else Profile(0, delta, epsilon, (), None, 0.0)
+    exact_delta = cache(account.get_delta)
+    curve = _curve(partial(delta_with_slack, exact_delta), end)
+    slack = max(slack, curve[-1][1])  # the accountant's own rounding
+    return Profile(0, delta, epsilon, curve, smallest_mu(curve, slack), slack)
+
+
+def gaussian_true_positive_rate(mu: float, false_positive_rate: float) -> float:
+    """Return the power of the best test of N(0, 1) against N(μ, 1): 1 - G_μ of Dong et al."""
+    return float(ndtr(mu + ndtri(false_positive_rate)))
+
+
+def smallest_mu(curve: tuple[tuple[float, float], ...], slack: float) -> float | None:
+    """Return the smallest μ with δ(ε) <= δ_μ(ε) + slack for all ε >= 0, rounded up.
+
+    Guarantee: every test has TPR <= 1 - G_μ(FPR) + slack (by the same duality, with the slack
+    undiminished in both branches). Between two points, δ is below their chord. δ_μ, also convex
+    in e^ε, is above its tangent at the left point. Both bounds are straight lines, so their order
+    at the two ends decides. Beyond the last point δ(ε) <= slack. μ is rounded up by at most 1e-4
+    of itself.
+
+    Args:
+        curve: (ε, upper bound on δ(ε)) from ε = 0 on, ascending; the last δ at most `slack`.
+        slack: added to the true-positive rate, > 0.
+
+    Returns:
+        None if the curve does not end below `slack`, or if no μ up to 1,000 suffices.
+    """
+    if not curve or curve[0][0] != 0.0 or curve[-1][1] > slack:
+        return None
+    if curve[0][1] <= slack:
+        return 0.0  # the total variation distance: no test gains more than the slack
+    low, high = 0.0, 1e-3
+    while not _covers(high, curve, slack):
+        low, high = high, 2.0 * high
+        if high > _MAX_MU:
+            return None
+    while high - low > 1e-4 * high and high > _MIN_MU:
+        middle = 0.5 * (low + high)
+        low, high = (low, middle) if _covers(middle, curve, slack) else (middle, high)
+    return high
+
+
+def _covers(mu: float, curve: tuple[tuple[float, float], ...], slack: float) -> bool:
+    for (left, delta), (right, next_delta) in pairwise(curve):
+        at_left = math.exp(gaussian_log_delta(mu, left)) + slack
+        # The tangent in x = e^ε falls by Φ(-ε/μ - μ/2) for each unit of x.
+        fall = math.exp(float(log_ndtr(-left / mu - 0.5 * mu)) + left) * math.expm1(right - left)
+        if at_left < delta or at_left - fall < next_delta:
+            return False
+    return True
+
+
+def _curve(get_delta: Callable[[float], float], end: float) -> tuple[tuple[float, float], ...]:
+    points = _NUM_POINTS if end > 0.0 else 0
+    epsilons = [0.0, *(end * k / points for k in range(1, points + 1))]
+    return tuple((epsilon, float(get_delta(epsilon))) for epsilon in epsilons)
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,13 @@ from fedsim.clients.mechanisms.kinds import (
 )
 from fedsim.clients.sampling.schemes import SAMPLING_SCHEMES
 from fedsim.core.formatting import epsilon_text
-from fedsim.statement.attack import AttackBound
-from fedsim.statement.profile import Profile
-from fedsim.statement.trust_facts import LOCAL_EXAMPLE, TrustFacts, trust_objections
+from fedsim.statement.attack import AttackBound, Profile
+from fedsim.statement.trust_facts import (
+    HIDING_PROTOCOLS,
+    LOCAL_EXAMPLE,
+    TrustFacts,
+    trust_objections,
+)
 
 ADJACENCIES = ("zero_out", "add_remove", "replace_one")
 ACCOUNTANTS = ("pld", "rdp", "moments")
@@ -198,6 +202,21 @@ class Facts:
         return tuple(client.client for client in self.clients if client.has_large_delta)
 
     @property
+    def adjacency(self) -> str | None:
+        """As recorded in `MechanismFacts`."""
+        return None if self.mechanism is None else self.mechanism.adjacency
+
+    @property
+    def noise(self) -> str | None:
+        """As recorded in `MechanismFacts`."""
+        return None if self.mechanism is None else self.mechanism.noise
+
+    @property
+    def clipping(self) -> str | None:
+        """As recorded in `MechanismFacts`."""
+        return None if self.mechanism is None else self.mechanism.clipping
+
+    @property
     def off_gradients(self) -> Mapping[str, object] | None:
         """As recorded in `MechanismFacts`."""
         return None if self.mechanism is None else self.mechanism.off_gradients
@@ -224,7 +243,17 @@ class Facts:
     @property
     def sizes_are_declared(self) -> bool:
         """Whether `examples` are declared numbers, and the real ones private."""
-        return self.mechanism is not None and self.mechanism.adjacency == "add_remove"
+        return self.adjacency == "add_remove"
+
+    @property
+    def hides_updates(self) -> bool:
+        """Whether a protocol ran that hides single updates from the server."""
+        return (self.secure_aggregation or {}).get("protocol") in HIDING_PROTOCOLS
+
+    @property
+    def lost_updates(self) -> int:
+        """As recorded in `RunFacts`; 0 where only the privacy account is known."""
+        return 0 if self.run is None else self.run.lost_updates
 
     @cached_property
     def clients_over_target(self) -> tuple[int, ...]:

@@ -1,172 +1,367 @@
-"""The guarantee of a run, or why there is none: exactly one of these sentences holds."""
+"""The guarantee of a run: its certificates, against whom they hold, and what one ε protects.
+
+Several certificates of one run hold at once. Each is for its own observer: no sentence adds,
+averages or compares them.
+"""
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
-from fedsim.core.formatting import clients_text, delta_text, epsilon_text
-from fedsim.statement.facts import Facts
-from fedsim.statement.sentence import Sentence
-from fedsim.statement.views import core_text
+from fedsim.core.formatting import clients_text, count_text, delta_text, epsilon_text
+from fedsim.statement.facts import COUNTING_CLIPPINGS, Facts
+from fedsim.statement.observers import OBSERVER_NAMES, core_text, view_of
+from fedsim.statement.privacy_file import Certificate
+from fedsim.statement.sentence import Table, is_private
+
+TABLE = Table()
+warning = partial(TABLE.sentence, "guarantee", "warning")
+claim = partial(TABLE.sentence, "guarantee", "claim")
+
+# Of the first six sentences exactly one holds.
 
 
-class NoPrivacySentence(Sentence):
+@warning("No differential privacy", holds=lambda facts: not facts.is_private)
+def no_privacy(facts: Facts) -> str:
     """A federation without differential privacy."""
-
-    point, kind, title = "guarantee", "warning", "No differential privacy"
-
-    @classmethod
-    def holds(cls, facts: Facts) -> bool:
-        """Whether the experiment has no differential privacy."""
-        return not facts.is_private
-
-    @property
-    def text(self) -> str:
-        """The sentence in words."""
-        return (
-            "This federation ran without differential privacy: anyone who sees a client's updates "
-            "may learn anything about its examples."
-        )
+    return (
+        "This federation ran without differential privacy: anyone who sees a client's updates "
+        "may learn anything about its examples."
+    )
 
 
-class InfiniteEpsilonSentence(Sentence):
-    """A client without a bound: the federation has none either."""
-
-    point, kind, title = "guarantee", "warning", "ε is infinite"
-
-    @classmethod
-    def holds(cls, facts: Facts) -> bool:
-        """Whether a client's ε is infinite."""
-        return facts.is_private and math.isinf(facts.epsilon)
-
-    @property
-    def text(self) -> str:
-        """The sentence in words."""
-        unbounded = self.facts.unbounded_clients
-        who = clients_text(unbounded).capitalize() if unbounded else "Some client"
-        return (
-            f"{who} released updates with too little noise for any bound: the ε of these updates "
-            "is infinite, and so is the federation's. Anyone who sees these updates, or what is "
-            "made from them, may learn anything about the examples behind them."
-        )
-
-    @property
-    def values(self) -> Mapping[str, Any]:
-        """The clients without a bound."""
-        return {"clients": list(self.facts.unbounded_clients)}
-
-
-class WithheldSentence(Sentence):
-    """An ε is reported, but the facts do not support it."""
-
-    point, kind, title = "guarantee", "warning", "No guarantee can be stated"
-
-    @classmethod
-    def holds(cls, facts: Facts) -> bool:
-        """Whether an objection stands against the reported ε."""
-        return facts.is_private and math.isfinite(facts.epsilon) and bool(facts.objections)
-
-    @property
-    def text(self) -> str:
-        """The sentence in words."""
-        return (
-            f"An ε is reported for this run, but {'; '.join(self.facts.objections)}. No guarantee "
-            "is stated; `fedsim verify` checks the run against its ledger."
-        )
-
-    @property
-    def values(self) -> Mapping[str, Any]:
-        """The objections to the reported ε."""
-        return {"objections": list(self.facts.objections)}
-
-
-class NothingReleasedSentence(Sentence):
-    """No client was charged."""
-
-    point, kind, title = "guarantee", "claim", "Nothing was released"
-
-    @classmethod
-    def holds(cls, facts: Facts) -> bool:
-        """Whether every account is still empty."""
-        return (
-            facts.is_private
-            and not facts.has_charges
-            and math.isfinite(facts.epsilon)
-            and not facts.objections
-        )
-
-    @property
-    def text(self) -> str:
-        """The sentence in words."""
-        return "No client released an update, so no privacy was spent: ε = 0 for every client."
-
-
-class _BoundedSentence(Sentence):
-    """The common part of both kinds of guarantee."""
-
-    point, kind, title = "guarantee", "claim", "Guarantee"
-    noise = ""
-
-    @classmethod
-    def holds(cls, facts: Facts) -> bool:
-        """Whether every client has a finite ε, by noise of this kind."""
-        return (
-            facts.is_bounded and facts.mechanism is not None and facts.mechanism.noise == cls.noise
-        )
-
-    @property
-    def largest(self) -> str:
-        """The largest ε with its δ, in words."""
-        facts = self.facts
-        deltas = {client.delta for client in facts.clients}
-        at = f"δ = {delta_text(facts.delta)}"
-        if len(deltas) > 1:
-            at = f"δ ≤ {delta_text(facts.delta)}, each client having a δ of its own"
-        return (
-            f"The largest ε_k is {epsilon_text(facts.epsilon)} at {at}; it is the guarantee of the "
-            "federation."
-        )
-
-    @property
-    def values(self) -> Mapping[str, Any]:
-        """The pair that holds for every client."""
-        return {
-            "epsilon": self.facts.epsilon,
-            "delta": self.facts.delta,
-            "client": self.facts.worst.client,
-        }
-
-
-class GuaranteeSentence(_BoundedSentence):
-    """A guarantee of the run itself: its noise cannot be reproduced and removed."""
-
-    noise = "secure"
-
-    @property
-    def text(self) -> str:
-        """The sentence in words."""
-        core = core_text(self.facts)
-        return f"{core[0].upper()}{core[1:]}. {self.largest}"
-
-
-class SimulatedGuaranteeSentence(_BoundedSentence):
-    """A guarantee of the simulated mechanism: the noise of this run came from a seed."""
-
-    title = "Guarantee of the simulated mechanism"
-    noise = "seeded"
-
-    @property
-    def text(self) -> str:
-        """The sentence in words."""
-        core = core_text(self.facts)
-        return f"The mechanism that this run simulates has this guarantee: {core}. {self.largest}"
-
-
-SENTENCES: tuple[type[Sentence], ...] = (
-    NoPrivacySentence,
-    InfiniteEpsilonSentence,
-    WithheldSentence,
-    NothingReleasedSentence,
-    SimulatedGuaranteeSentence,
-    GuaranteeSentence,
+@warning(
+    "ε is infinite",
+    holds=lambda facts: facts.is_private and math.isinf(facts.epsilon),
+    values=lambda facts: {"clients": list(facts.unbounded_clients)},
 )
+def infinite_epsilon(facts: Facts) -> str:
+    """A client without a bound: the federation has none either."""
+    unbounded = facts.unbounded_clients
+    who = clients_text(unbounded).capitalize() if unbounded else "Some client"
+    return (
+        f"{who} released updates with too little noise for any bound: the ε of these updates "
+        "is infinite, and so is the federation's. Anyone who sees these updates, or what is "
+        "made from them, may learn anything about the examples behind them."
+    )
+
+
+@warning(
+    "No guarantee can be stated",
+    holds=lambda facts: (
+        facts.is_private and math.isfinite(facts.epsilon) and bool(facts.objections)
+    ),
+    values=lambda facts: {"objections": list(facts.objections)},
+)
+def withheld(facts: Facts) -> str:
+    """An ε is reported, but the facts do not support it."""
+    return (
+        f"An ε is reported for this run, but {'; '.join(facts.objections)}. No guarantee "
+        "is stated; `fedsim verify` checks the run against its ledger."
+    )
+
+
+@claim(
+    "Nothing was released",
+    holds=lambda facts: (
+        facts.is_private
+        and not facts.has_charges
+        and math.isfinite(facts.epsilon)
+        and not facts.objections
+    ),
+)
+def nothing_released(facts: Facts) -> str:
+    """No client was charged."""
+    return "No client released an update, so no privacy was spent: ε = 0 for every client."
+
+
+def _largest(facts: Facts) -> str:
+    """Return the largest ε with its δ, in words."""
+    deltas = {client.delta for client in facts.clients}
+    at = f"δ = {delta_text(facts.delta)}"
+    if len(deltas) > 1:
+        at = f"δ ≤ {delta_text(facts.delta)}, each client having a δ of its own"
+    return (
+        f"The largest ε_k is {epsilon_text(facts.epsilon)} at {at}; it is the guarantee of the "
+        "federation."
+    )
+
+
+def _pair(facts: Facts) -> Mapping[str, Any]:
+    """Return the pair that holds for every client."""
+    return {"epsilon": facts.epsilon, "delta": facts.delta, "client": facts.worst.client}
+
+
+@claim(
+    "Guarantee of the simulated mechanism",
+    holds=lambda facts: facts.is_bounded and facts.noise == "seeded",
+    values=_pair,
+)
+def simulated_guarantee(facts: Facts) -> str:
+    """A guarantee of the simulated mechanism: the noise of this run came from a seed."""
+    core = core_text(facts)
+    return f"The mechanism that this run simulates has this guarantee: {core}. {_largest(facts)}"
+
+
+@claim("Guarantee", holds=lambda facts: facts.is_bounded and facts.noise == "secure", values=_pair)
+def guarantee(facts: Facts) -> str:
+    """A guarantee of the run itself: its noise cannot be reproduced and removed."""
+    core = core_text(facts)
+    return f"{core[0].upper()}{core[1:]}. {_largest(facts)}"
+
+
+def _is_shared(facts: Facts) -> bool:
+    return facts.is_private and facts.trust.trust == "distributed"
+
+
+@claim(
+    "Guarantee against the server",
+    holds=lambda facts: (
+        _is_shared(facts) and facts.against_server is not None and facts.against_server.is_bounded
+    ),
+    values=lambda facts: _pair(facts.against_server or facts),
+)
+def against_server(facts: Facts) -> str:
+    """The second guarantee of distributed trust: a client's own share of the noise."""
+    other = facts.against_server or facts
+    simulated = "In the mechanism that this run simulates, e" if other.noise == "seeded" else "E"
+    return (
+        f"{simulated}ach client's own share of the noise protects it alone, whatever the other "
+        "parties do, also if they all collude, make clients up or open single updates: "
+        f"{core_text(other)}. The largest ε_k is {epsilon_text(other.epsilon)} at δ = "
+        f"{delta_text(other.delta)}. Both guarantees hold at once, each against its own "
+        "observer; never add or compare their ε."
+    )
+
+
+@warning(
+    "No guarantee against the server",
+    holds=lambda facts: (
+        _is_shared(facts) and facts.has_charges and supported_epsilon(facts.against_server) is None
+    ),
+)
+def no_server_guarantee(facts: Facts) -> str:
+    """Shares of distributed trust that support no certificate against the server."""
+    return (
+        "No ε is stated against a server that sees single updates: the recorded shares of the "
+        "noise support none. `fedsim verify` checks the run against its ledger."
+    )
+
+
+@TABLE.sentence("threat model", "claim", "Against whom")
+def threat_model(facts: Facts) -> str:
+    """Against whom the guarantee holds."""
+    trust, adversary = facts.trust, view_of(facts).adversary
+    uploads, sends = "updates", "send any model"
+    if facts.counts_votes:
+        uploads, sends = "votes", "ask any query"
+    itself = (
+        f"A client is trusted with its own examples: the guarantee covers its {uploads} and "
+        "gives no protection from the client itself."
+    )
+    if trust.trust == "distributed":
+        return (
+            f"{adversary}. It knows every setting and all participants. Trusted are the parties of "
+            f"secure aggregation ({_privacy_requires(facts)}), and all but "
+            f"{count_text(trust.colluding_clients or 0, 'client')} of each sum. {itself}"
+        )
+    if trust.trust == "central":
+        drawn = trust.participation_rate is not None
+        known = "but not the participants of a round" if drawn else "and all participants"
+        return (
+            f"{adversary}. It knows every setting {known}, and may collude with all other clients. "
+            f"The server is trusted: it adds the noise. {itself}"
+        )
+    return (
+        f"{adversary}. It knows every setting and all participants, may {sends}, and may collude "
+        f"with all other clients. {itself}"
+    )
+
+
+def _privacy_requires(facts: Facts) -> str:
+    """Return the recorded trust assumption of secure aggregation."""
+    trust = (facts.secure_aggregation or {}).get("trust")
+    recorded = trust.get("privacy_requires") if isinstance(trust, Mapping) else None
+    return "its trust assumption is not recorded" if recorded is None else str(recorded)
+
+
+@TABLE.sentence("threat model", "fact", "What is released", holds=is_private)
+def released(facts: Facts) -> str:
+    """What leaves a client."""
+    trust = facts.trust
+    mask = " (masked, so that only sums can be opened)" if facts.hides_updates else ""
+    noise = "with its share of the noise" if trust.trust == "distributed" else "without noise"
+    failed = "If a client fails, its error message leaves it too."
+    if facts.counts_votes:
+        own = noise if trust.trust in ("distributed", "central") else "with its noise"
+        return (
+            f"A client sends the votes of its teacher on public queries, {own}{mask}, its "
+            "settings and its ledger. Teachers, their training losses and all that they predict "
+            "beside these votes stay on the clients. The student is trained on public queries and "
+            f"the answers alone. {failed}"
+        )
+    upload, source = "its model", "these models"
+    if trust.trust != "local":
+        clipped = "whole update" if facts.protects_clients else "clipped gradients"
+        upload = f"the integers of its {clipped}, on a public grid and {noise},"
+        source = "these integers"
+    if facts.hides_updates:
+        source = "these sums"
+    rounds = "is charged for" if trust.participation_rate is None else "takes part in"
+    bound = ", its adapted clipping bound" if facts.clipping in COUNTING_CLIPPINGS else ""
+    return (
+        f"A client sends {upload} after every round that it {rounds}{mask}{bound}, its settings "
+        f"and its ledger. The server computes the global models from {source} alone. Per-example "
+        f"gradients, training losses and lot sizes stay on the client. {failed}"
+    )
+
+
+@TABLE.sentence(
+    "unit",
+    "limit",
+    "One training example, not one person",
+    holds=lambda facts: facts.is_bounded and not facts.protects_clients,
+)
+def unit(facts: Facts) -> str:
+    """What one ε protects."""
+    return (
+        "The unit is one training example of one client. A person with several examples on "
+        "one client is protected less. For a person with examples on several clients, the "
+        "spends of these clients compose. Neither case is computed here."
+    )
+
+
+@TABLE.sentence(
+    "unit",
+    "limit",
+    "Everything that one client has",
+    holds=lambda facts: facts.is_bounded and facts.protects_clients,
+)
+def client_unit(facts: Facts) -> str:
+    """What one ε protects where the unit is the client."""
+    return (
+        "The unit is everything that one client has: all of its examples together, and their "
+        "number. For a person with data on several clients, the spends of these clients compose, "
+        "which is not computed here. An ε of this unit and an ε of one example are not comparable."
+    )
+
+
+_CLIENT_ADJACENCIES = {
+    "zero_out": "zero-out adjacency: the updates of one client are replaced by zero",
+    "replace_one": "replace-one adjacency: everything that one client has is replaced",
+}
+_ADJACENCIES = {
+    "zero_out": "zero-out adjacency: the contribution of one example is replaced by zero, and "
+    "client sizes are public",
+    "add_remove": "add/remove adjacency: one example is added or removed; client sizes are "
+    "private, and a declared size takes their place",
+    "replace_one": "replace-one adjacency: one example is replaced by another, and client sizes "
+    "are public",
+}
+_VOTE_ADJACENCY = (
+    "zero-out adjacency, where one client votes for nothing, and by replacement, where everything "
+    "that one client has is replaced; the charge covers both"
+)
+
+
+def _neighbours(facts: Facts) -> tuple[str, str]:
+    """Return the meaning of the adjacency, and the sensitivity as a symbol."""
+    kind, name = facts.kind, facts.adjacency or ""
+    if facts.counts_votes:
+        return _VOTE_ADJACENCY, kind.sensitivity
+    of_unit = _CLIENT_ADJACENCIES if kind.protects_client else _ADJACENCIES
+    twice = "2" if kind.sensitivity == "1" else f"2{kind.sensitivity}"
+    return of_unit[name], twice if name == "replace_one" else kind.sensitivity
+
+
+@TABLE.sentence(
+    "adjacency",
+    "claim",
+    "Neighbouring data sets",
+    values=lambda facts: {"adjacency": facts.adjacency, "sensitivity": _neighbours(facts)[1]},
+)
+def adjacency(facts: Facts) -> str:
+    """The adjacency of the guarantee, its sensitivity, and what is public."""
+    meaning, sensitivity = _neighbours(facts)
+    if facts.counts_votes:
+        return (
+            f"Data sets are neighbours by {meaning}, and who takes part is public. The L2 "
+            "sensitivity of the votes on a query is at most √2: another teacher moves two counts "
+            "by 1, and a client that is zeroed out moves one count. All settings, the planned "
+            "number of clients, the queries and the server's test set are public as well."
+        )
+    if facts.protects_clients:
+        taking_part = "public" if facts.trust.participation_rate is None else "secret"
+        return (
+            f"Data sets are neighbours by {meaning}, and who takes part is {taking_part}. The L2 "
+            f"sensitivity of a sum of clipped updates is then at most {sensitivity}. All settings, "
+            "the planned number of clients and the server's test set are public as well."
+        )
+    return (
+        f"Data sets are neighbours by {meaning}. The L2 sensitivity of {facts.kind.sensitivity_of} "
+        f"is then at most {sensitivity}. All settings, the participation schedule, sampling rates, "
+        "step counts and the server's test set are public as well."
+    )
+
+
+def certificates_of(facts: Facts) -> list[Certificate]:
+    """Return one certificate for each observer; ε is None where the facts do not support it."""
+    if not facts.is_private:
+        return []
+    views = (facts, facts.against_server)
+    return [
+        Certificate(against=name, epsilon=supported_epsilon(found), delta=facts.delta)
+        for name, found in zip(facts.trust.observers, views, strict=False)
+    ]
+
+
+def supported_epsilon(facts: Facts | None) -> float | None:
+    """Return the largest ε that the facts support; None without one."""
+    if facts is None or not facts.is_private or facts.objections:
+        return None
+    return facts.epsilon if math.isfinite(facts.epsilon) and facts.clients else None
+
+
+def stated_certificates(facts: Facts) -> list[tuple[Certificate, float]]:
+    """Return the certificates that the statement supports, with their ε."""
+    if not facts.has_charges:
+        return []
+    found = certificates_of(facts)
+    return [(one, one["epsilon"]) for one in found if one["epsilon"] is not None]
+
+
+def is_plain(facts: Facts) -> bool:
+    """Whether a run has local trust and the example unit, whose ε needs no further name."""
+    return facts.trust.trust == "local" and not facts.protects_clients
+
+
+def unit_text(facts: Facts) -> str:
+    """Return what one ε is for, in a few words."""
+    return "everything of one client" if facts.protects_clients else "one example"
+
+
+def guarantee_words(facts: Facts) -> str:
+    """Return the guarantee of a run in a few words, or the reason why there is none."""
+    if not facts.is_private:
+        return "no differential privacy"
+    stated = [
+        f"within ε = {epsilon_text(epsilon)} at δ = {delta_text(one['delta'])} against "
+        f"{OBSERVER_NAMES[one['against']]}"
+        for one, epsilon in stated_certificates(facts)
+    ]
+    if facts.unbounded_clients or facts.objections:
+        first = _no_guarantee(facts)
+        return first if not stated else f"{first}; every client {stated[0]}"
+    if not facts.has_charges:
+        return "no update was released, and no privacy was spent"
+    if is_plain(facts):
+        epsilon, delta = epsilon_text(facts.epsilon), delta_text(facts.delta)
+        return f"every client within ε = {epsilon} at δ = {delta}"
+    return f"for {unit_text(facts)}, every client {', and '.join(stated)}"
+
+
+def _no_guarantee(facts: Facts) -> str:
+    if math.isinf(facts.epsilon):
+        return f"no guarantee for the federation: ε = ∞ for {clients_text(facts.unbounded_clients)}"
+    return f"no guarantee: {facts.objections[0]}"

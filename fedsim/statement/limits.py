@@ -1,196 +1,236 @@
-"""Limits of the guarantee."""
+"""Limits of the guarantee: what no ε of the run covers."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
+from fedsim.core.formatting import count_text
 from fedsim.statement.facts import Facts
-from fedsim.statement.sentence import Sentence
+from fedsim.statement.sentence import Table
+from fedsim.statement.trust_facts import UNMET_CONDITIONS, unmet_conditions
+
+TABLE = Table()
+limit = partial(TABLE.sentence, "limit", "limit")
 
 
-class NoAmplificationSentence(Sentence):
-    """Effects that may lower an ε elsewhere and are not used here."""
-
-    point, kind, title = "limit", "limit", "No amplification is claimed"
-
-    @classmethod
-    def holds(cls, facts: Facts) -> bool:
-        """Whether there is a guarantee that no draw of clients lowers."""
-        return facts.is_bounded and facts.trust.participation_rate is None
-
-    @property
-    def text(self) -> str:
-        """The sentence in words."""
-        if self.facts.trust.trust == "distributed":
-            return (
-                "No amplification by client selection or shuffling is claimed. Secure aggregation "
-                "lowers the ε against an observer of sums alone, by the noise of other clients."
-            )
-        return (
-            "No amplification by client selection, shuffling or secure aggregation is claimed: "
-            "none of them lowers the ε of the guarantee."
-        )
+def _is_of_sums(facts: Facts) -> bool:
+    """Whether there is a guarantee against an observer of sums."""
+    return facts.is_bounded and facts.trust.trust == "distributed"
 
 
-class SeededNoiseSentence(Sentence):
-    """Noise from the seed, which anyone who knows the seed can remove."""
-
-    point, kind, title = "limit", "limit", "The noise is simulation grade"
-
-    @classmethod
-    def holds(cls, facts: Facts) -> bool:
-        """Whether the noise came from the seed."""
-        return (
-            facts.mechanism is not None and facts.mechanism.noise == "seeded" and facts.has_charges
-        )
-
-    @property
-    def text(self) -> str:
-        """The sentence in words."""
-        return (
-            "The noise comes from seeded streams, so that the simulation is reproducible. It gives "
-            "no protection against anyone who knows the seed, which is among the settings of this "
-            "run."
-        )
-
-
-class SecureNoiseSentence(Sentence):
-    """Noise from the operating system, which cannot be repeated."""
-
-    point, kind, title = "limit", "limit", "The noise cannot be repeated"
-
-    @classmethod
-    def holds(cls, facts: Facts) -> bool:
-        """Whether the noise came from the operating system."""
-        return (
-            facts.mechanism is not None and facts.mechanism.noise == "secure" and facts.has_charges
-        )
-
-    @property
-    def text(self) -> str:
-        """The sentence in words."""
-        return (
-            "Lots and noise come from the operating system's random number generator. Neither "
-            "they nor this run can be repeated."
-        )
-
-
-class FloatingPointSentence(Sentence):
-    """Computers round: what of it is in ε, and what is not."""
-
-    point, kind, title = "limit", "limit", "Finite precision"
-
-    @classmethod
-    def holds(cls, facts: Facts) -> bool:
-        """Whether there is a guarantee."""
-        return facts.is_bounded
-
-    @property
-    def text(self) -> str:
-        """The sentence in words."""
-        mechanism = self.facts.mechanism
-        slack = None if mechanism is None else mechanism.slack
-        if mechanism is None or slack is None:
-            return ""
-        sums, examples = "", ""
-        if self.facts.trust.trust == "distributed":
-            sums = (
-                "Integers of one grid add up exactly, so a sum has the noise of all its clients. "
-            )
-        if self.facts.kind.draws_lots:
-            examples = (
-                "The proof assumes that what an example adds depends on the model and the example "
-                "alone, which a test before the first round checks. "
-            )
-        simulated = "" if mechanism.noise != "seeded" else ", which seeded noise simulates,"
-        return (
-            "Every release is made of integers: sums rounded to a public grid, and noise on it. "
-            "The cost of the grid is in the noise multipliers of the ledger; that of the sampler"
-            f"{simulated} is in ε: {slack.epsilon:.2g} at most (docs/finite_precision.md). "
-            f"{sums}{examples}Timing is not hidden."
-        )
-
-    @property
-    def values(self) -> Mapping[str, Any]:
-        """The slack of the sampler."""
-        slack = None if self.facts.mechanism is None else self.facts.mechanism.slack
-        return {} if slack is None else slack._asdict()
-
-
-class ErrorMessagesSentence(Sentence):
-    """Failures and their messages are outside the guarantee."""
-
-    point, kind, title = "limit", "limit", "Failures are not covered"
-
-    @classmethod
-    def holds(cls, facts: Facts) -> bool:
-        """Whether a private client failed."""
-        return facts.is_private and facts.run is not None and facts.run.lost_updates > 0
-
-    @property
-    def text(self) -> str:
-        """The sentence in words."""
-        return (
-            "Whether a client fails, and its error message, may depend on its examples. Both "
-            "reached the server and this report; no ε includes them."
-        )
-
-
-class UnfinishedSentence(Sentence):
-    """The run did not end as planned."""
-
-    point, kind, title = "limit", "limit", "The run did not finish"
-
-    @classmethod
-    def holds(cls, facts: Facts) -> bool:
-        """Whether a private run did not complete."""
-        return facts.is_private and facts.run is not None and facts.run.status != "completed"
-
-    @property
-    def text(self) -> str:
-        """The sentence in words."""
-        run = self.facts.run
-        if run is None:
-            return ""
-        planned = "" if run.planned_rounds is None else f" of {run.planned_rounds:,} planned"
-        return (
-            f"The run is {run.status}, with {run.rounds:,}{planned} rounds finished. The statement "
-            "covers the charges until then; continuing it spends more."
-        )
-
-    @property
-    def values(self) -> Mapping[str, Any]:
-        """The status of the run and its finished rounds."""
-        run = self.facts.run
-        return {"status": run.status, "rounds": run.rounds} if run else {}
-
-
-class PersonalModelSentence(Sentence):
-    """Models that clients make of their own, without noise."""
-
-    point, kind, title = "limit", "limit", "Personal models are not covered"
-
-    @classmethod
-    def holds(cls, facts: Facts) -> bool:
-        """Whether a private federation has personal models."""
-        return facts.is_private and facts.personal_models is not None
-
-    @property
-    def text(self) -> str:
-        """The sentence in words."""
-        return (
-            f"A client may make a personal model ({self.facts.personal_models}) from the final "
-            "global model and its own examples, without noise. No ε covers a personal model or a "
-            "score of it: keep both on the client. No upload, selection of clients or end of the "
-            "run depends on them, so they change no ε of the federation."
-        )
-
-
-SENTENCES: tuple[type[Sentence], ...] = (
-    NoAmplificationSentence,
-    SeededNoiseSentence,
-    SecureNoiseSentence,
-    FloatingPointSentence,
-    ErrorMessagesSentence,
-    UnfinishedSentence,
-    PersonalModelSentence,
+@limit(
+    "No guarantee against the server",
+    holds=lambda facts: facts.is_private and facts.has_charges and facts.trust.trust == "central",
 )
+def trusted_server(facts: Facts) -> str:
+    """The server of central trust, against which there is no certificate."""
+    what = "votes" if facts.counts_votes else "updates"
+    seen = f"{'single' if facts.secure_aggregation is None else 'sums of'} {what}"
+    return (
+        f"The server is trusted: it sees {seen} without noise. No ε of this run covers what "
+        "the server learns, or a party that can read its memory."
+    )
+
+
+@limit(
+    "Colluding clients",
+    holds=_is_of_sums,
+    values=lambda facts: {
+        "min_clients": facts.trust.min_clients,
+        "colluding_clients": facts.trust.colluding_clients,
+        "honest_clients": facts.trust.honest_clients,
+    },
+)
+def collusion(facts: Facts) -> str:
+    """What fails when more clients collude than planned."""
+    trust = facts.trust
+    allowed = (
+        "No client of a sum may collude with its observer, or add no noise; a curious "
+        "client, which knows its own noise, is not covered"
+    )
+    if trust.colluding_clients:
+        allowed = (
+            f"Up to {count_text(trust.colluding_clients, 'client')} of a sum may collude with its "
+            "observer, or add no noise; every client knows its own noise, so a curious client is "
+            "one"
+        )
+    return (
+        f"{allowed}. The guarantee counts the noise of "
+        f"{count_text(trust.honest_clients, 'honest client')} of a sum, and no sum of fewer than "
+        f"{trust.min_clients} clients is opened. Where more clients collude, the guarantee against "
+        "the server holds alone."
+    )
+
+
+@limit(
+    "A server that departs from the protocol",
+    holds=_is_of_sums,
+    values=lambda facts: {"unmet": unmet_conditions(facts.secure_aggregation)},
+)
+def active_server(facts: Facts) -> str:
+    """Whether the guarantee against an observer of sums covers a server that cheats."""
+    unmet = unmet_conditions(facts.secure_aggregation)
+    if not unmet:
+        return (
+            "The guarantee against an observer of sums covers a server that departs from the "
+            "protocol: keys are pinned, every upload is bound to one run, round, model, client "
+            "set and plan of the noise, and enters one sum. Every client must hold the plan "
+            "that its operator reviewed, which no file of the server proves."
+        )
+    return (
+        "The guarantee against an observer of sums is for a server that follows the protocol. "
+        "Against one that departs from it, the guarantee against the server holds alone: "
+        f"{'; '.join(UNMET_CONDITIONS[name] for name in unmet)}."
+    )
+
+
+@limit(
+    "Sizes of clients are not covered",
+    holds=lambda facts: (
+        facts.is_bounded
+        and facts.protects_clients
+        and facts.trust.weighting not in (None, "uniform")
+    ),
+)
+def sizes_excluded(facts: Facts) -> str:
+    """Weights by size make the size of a client a public fact."""
+    return (
+        f"Clients are weighted by {facts.trust.weighting}, which follows from the number "
+        "of a client's examples. These numbers are treated as public facts that were fixed "
+        "before the run: no ε covers them."
+    )
+
+
+@limit(
+    "No amplification is claimed",
+    holds=lambda facts: facts.is_bounded and facts.trust.participation_rate is None,
+)
+def no_amplification(facts: Facts) -> str:
+    """Effects that may lower an ε elsewhere and are not used here."""
+    if facts.trust.trust == "distributed":
+        return (
+            "No amplification by client selection or shuffling is claimed. Secure aggregation "
+            "lowers the ε against an observer of sums alone, by the noise of other clients."
+        )
+    return (
+        "No amplification by client selection, shuffling or secure aggregation is claimed: "
+        "none of them lowers the ε of the guarantee."
+    )
+
+
+@limit(
+    "The noise is simulation grade",
+    holds=lambda facts: facts.noise == "seeded" and facts.has_charges,
+)
+def seeded_noise(facts: Facts) -> str:
+    """Noise from the seed, which anyone who knows the seed can remove."""
+    return (
+        "The noise comes from seeded streams, so that the simulation is reproducible. It gives no "
+        "protection against anyone who knows the seed, which is among the settings of this run."
+    )
+
+
+@limit(
+    "The noise cannot be repeated",
+    holds=lambda facts: facts.noise == "secure" and facts.has_charges,
+)
+def secure_noise(facts: Facts) -> str:
+    """Noise from the operating system, which cannot be repeated."""
+    return (
+        "Lots and noise come from the operating system's random number generator. Neither "
+        "they nor this run can be repeated."
+    )
+
+
+def _slack(facts: Facts) -> Mapping[str, Any]:
+    """Return the slack of the sampler of noise; nothing where none is recorded."""
+    slack = None if facts.mechanism is None else facts.mechanism.slack
+    return {} if slack is None else slack._asdict()
+
+
+@limit("Finite precision", values=_slack)
+def floating_point(facts: Facts) -> str:
+    """Computers round: what of it is in ε, and what is not."""
+    sums, examples = "", ""
+    if facts.trust.trust == "distributed":
+        sums = "Integers of one grid add up exactly, so a sum has the noise of all its clients. "
+    if facts.kind.draws_lots:
+        examples = (
+            "The proof assumes that what an example adds depends on the model and the example "
+            "alone, which a test before the first round checks. "
+        )
+    simulated = ", which seeded noise simulates," if facts.noise == "seeded" else ""
+    return (
+        "Every release is made of integers: sums rounded to a public grid, and noise on it. "
+        "The cost of the grid is in the noise multipliers of the ledger; that of the sampler"
+        f"{simulated} is in ε: {_slack(facts)['epsilon']:.2g} at most (docs/finite_precision.md). "
+        f"{sums}{examples}Timing is not hidden."
+    )
+
+
+@limit("Failures are not covered", holds=lambda facts: facts.is_private and facts.lost_updates > 0)
+def error_messages(facts: Facts) -> str:
+    """Failures and their messages, which are outside the guarantee."""
+    return (
+        "Whether a client fails, and its error message, may depend on its examples. Both "
+        "reached the server and this report; no ε includes them."
+    )
+
+
+@limit(
+    "The run did not finish",
+    holds=lambda facts: (
+        facts.is_private and facts.run is not None and facts.run.status != "completed"
+    ),
+    values=lambda facts: (
+        {} if facts.run is None else {"status": facts.run.status, "rounds": facts.run.rounds}
+    ),
+)
+def unfinished(facts: Facts) -> str:
+    """A run that did not end as planned."""
+    run = facts.run
+    if run is None:
+        return ""
+    planned = "" if run.planned_rounds is None else f" of {run.planned_rounds:,} planned"
+    return (
+        f"The run is {run.status}, with {run.rounds:,}{planned} rounds finished. The statement "
+        "covers the charges until then; continuing it spends more."
+    )
+
+
+@limit(
+    "Personal models are not covered",
+    holds=lambda facts: facts.is_private and facts.personal_models is not None,
+)
+def personal_model(facts: Facts) -> str:
+    """Models that clients make of their own, without noise."""
+    return (
+        f"A client may make a personal model ({facts.personal_models}) from the final "
+        "global model and its own examples, without noise. No ε covers a personal model or a "
+        "score of it: keep both on the client. No upload, selection of clients or end of the "
+        "run depends on them, so they change no ε of the federation."
+    )
+
+
+@limit(
+    "Non-collusion is simulated",
+    holds=lambda facts: (
+        facts.hides_updates
+        and bool((facts.secure_aggregation or {}).get("simulated_non_collusion"))
+    ),
+)
+def parties_on_one_host(facts: Facts) -> str:
+    """A simulation has one operator, who could combine all shares."""
+    return (
+        "All parties of secure aggregation ran in one simulation. Every message of the "
+        "protocol was real; the non-collusion of its parties was simulated."
+    )
+
+
+@limit("Updates are not checked", holds=lambda facts: facts.hides_updates)
+def unseen_updates(facts: Facts) -> str:
+    """Updates that the server cannot see cannot be checked by it."""
+    return (
+        "Secure aggregation gives no protection against clients that send false updates: the "
+        "server cannot inspect a single update."
+    )

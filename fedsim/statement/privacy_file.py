@@ -1,11 +1,27 @@
-"""The content of `privacy.json` as types, for its writer and its readers."""
+"""The content of `privacy.json`: its types, and the facts that are read from it."""
 
-from collections.abc import Mapping
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NotRequired, TypedDict
 
-from fedsim.accountant.accountants import AccountantName
+from fedsim.accountant import PrivacyLedger
+from fedsim.accountant.accountants import AccountantChoice, AccountantName, choose_accountant
 from fedsim.accountant.events import Adjacency
-from fedsim.accountant.trust import Observer
+from fedsim.accountant.sampler_slack import Slack
+from fedsim.accountant.trust import Observer, is_explained_by_shares
+from fedsim.statement.attack import AttackBound, Profile, attack_bound, profile_of
+from fedsim.statement.facts import (
+    ACCOUNTANTS,
+    ADJACENCIES,
+    ClientFacts,
+    Facts,
+    MechanismFacts,
+    RunFacts,
+)
+from fedsim.statement.trust_facts import TrustFacts
 
 
 class LedgerEntry(TypedDict):
@@ -97,3 +113,203 @@ class PrivacyFile(TypedDict):
     profile: dict[str, Any] | None
     attack: dict[str, list[float]] | None
     clients: list[ClientRow]
+
+
+def read_facts(privacy: Mapping[str, Any], *, run: RunFacts | None = None) -> Facts:
+    """Return the facts in the content of `privacy.json`.
+
+    The ε of the federation is taken from the clients, not from `system_epsilon`, and the profile
+    is computed anew from the ledger of the client with the largest ε. `attack` is read; where it is
+    absent, as before the file is written, it is computed from all ledgers.
+
+    Args:
+        privacy: the content of `privacy.json`; the other keys of the statement are ignored.
+        run: facts from the run's other files.
+
+    Raises:
+        KeyError: a key is missing.
+    """
+    mechanism = None
+    if privacy["accountant"] is not None:
+        mechanism = MechanismFacts(
+            adjacency=privacy["adjacency"],
+            accountant=privacy["accountant"],
+            noise=privacy["noise"],
+            slack=_slack(privacy),
+            sampling=privacy["sampling"],
+            clipping=privacy["clipping"],
+            orders=None if (orders := privacy.get("orders")) is None else tuple(orders),
+            noise_correlation=privacy.get("noise_correlation"),
+            off_gradients=privacy.get("mechanism"),
+        )
+    rows: list[ClientRow] = privacy["clients"]
+    trust = _trust(privacy)
+    return Facts(
+        clients=tuple(_client(row) for row in rows),
+        mechanism=mechanism,
+        trust=trust,
+        against_server=_against_server(privacy, run) if trust.trust == "distributed" else None,
+        profile=None if mechanism is None else _profile(privacy, rows, mechanism),
+        attack=None if mechanism is None else _attack(privacy, rows, mechanism),
+        digest=None if mechanism is None else ledger_digest(rows),
+        version=privacy["version"],
+        secure_aggregation=privacy["secure_aggregation"],
+        tuning=privacy.get("tuning"),
+        personal_models=privacy["personal_models"],
+        public_parts=privacy.get("public_parts"),
+        run=run,
+    )
+
+
+def _trust(privacy: Mapping[str, Any]) -> TrustFacts:
+    sums, drawn = privacy.get("sums") or {}, privacy.get("participation") or {}
+    parties = (privacy["secure_aggregation"] or {}).get("parties") or {}
+    trust = TrustFacts(
+        trust=privacy["trust"],
+        unit=privacy["unit"],
+        min_clients=sums.get("min_clients"),
+        colluding_clients=sums.get("colluding_clients"),
+        local_steps=sums.get("local_steps"),
+        optimizer=sums.get("optimizer"),
+        opened_sums=tuple(parties.get("survivors_per_round", ())),
+        participation_rate=drawn.get("rate"),
+        weighting=privacy.get("weighting"),
+        votes=privacy.get("votes"),
+    )
+    if trust.trust != "distributed" or trust.honest_clients < 1:
+        return trust
+    return replace(trust, unexplained=_unexplained(privacy["clients"], trust.honest_clients))
+
+
+def _unexplained(rows: Sequence[Mapping[str, Any]], honest: int) -> int | None:
+    """Return the first client whose claim needs more noise than h equal shares have."""
+    known: dict[str, bool] = {}
+    for row in rows:
+        ledgers = row["ledger"], row.get("ledger_against_server") or []
+        key = json.dumps(ledgers, sort_keys=True)
+        if key not in known:
+            claimed, own = (PrivacyLedger.from_list(ledger) for ledger in ledgers)
+            known[key] = is_explained_by_shares(claimed, own, honest=honest)
+        if not known[key]:
+            return row["client"]
+    return None
+
+
+def _against_server(privacy: Mapping[str, Any], run: RunFacts | None) -> Facts | None:
+    """Return the facts of the same run against a server that sees single uploads.
+
+    Each client's own share of the noise is a mechanism of local trust.
+    """
+    rows = privacy["clients"]
+    if any(row.get("ledger_against_server") is None for row in rows):
+        return None
+    own = [
+        {
+            **row,
+            "epsilon": row.get("epsilon_against_server"),
+            "ledger": row["ledger_against_server"],
+            "target_epsilon": None,
+        }
+        for row in rows
+    ]
+    return read_facts({**privacy, "trust": "local", "clients": own, "attack": None}, run=run)
+
+
+def ledger_digest(rows: Iterable[Mapping[str, Any]]) -> str | None:
+    """Return one SHA-256 over all clients' ledgers; None where a client's head is not recorded.
+
+    The hashed text has one line "<client> <ledger_head>" per client, by client number, each ended
+    by a newline, so that `sha256sum` computes the same digest.
+    """
+    heads = sorted((row["client"], row.get("ledger_head")) for row in rows)
+    if any(head is None for _, head in heads):
+        return None
+    lines = "".join(f"{client} {head}\n" for client, head in heads)
+    return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def _client(row: ClientRow) -> ClientFacts:
+    return ClientFacts(
+        client=row["client"],
+        examples=row["examples"] or 0,
+        delta=row.get("delta", 1.0),
+        epsilon=math.inf if row["epsilon"] is None else row["epsilon"],
+        noise_multiplier=row.get("noise_multiplier", 0.0),
+        sampling_rate=row.get("sampling_rate", 1.0),
+        rounds=row.get("rounds", 0),
+        steps=row.get("steps", 0),
+        max_grad_norm=row.get("max_update_norm") or row.get("max_grad_norm"),
+        target_epsilon=row.get("target_epsilon"),
+        events=frozenset(_lot_event(entry["event"])["type"] for entry in row["ledger"]),
+        is_one_event=_is_one_event(row),
+        is_joint=all(_is_joint(entry["event"]) for entry in row["ledger"]),
+        head=row.get("ledger_head"),
+        withdrawn_round=row.get("withdrawn_round"),
+    )
+
+
+def _lot_event(event: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the event of one lot, or one epoch; of a whole run's event, the one inside."""
+    return event["event"] if event["type"] == "SelfComposed" else event
+
+
+def _is_one_event(row: ClientRow) -> bool:
+    """Whether one event, once, is all that a client was charged: its whole run."""
+    return [(e["event"]["type"], e["count"]) for e in row["ledger"]] == [("SelfComposed", 1)]
+
+
+def _is_joint(event: Mapping[str, Any]) -> bool:
+    """Whether a release on one lot has several parts, accounted for together."""
+    lots = _lot_event(event)
+    inner = lots.get("event", lots)
+    return inner["type"] == "JointGaussian" and len(inner["noise_multipliers"]) > 1
+
+
+def _slack(privacy: Mapping[str, Any]) -> Slack | None:
+    """Return the slack of the sampler; None where nothing is proven."""
+    slack = privacy["slack"]
+    return None if slack is None else Slack(slack["epsilon"], slack["delta"])
+
+
+def _method(
+    rows: Sequence[Mapping[str, Any]], mechanism: MechanismFacts
+) -> tuple[AccountantChoice, Adjacency] | None:
+    """Return how to compute δ(ε) of the ledgers; None where an ε is infinite or not known."""
+    accountant, adjacency = mechanism.accountant, mechanism.adjacency
+    if any(row["epsilon"] is None for row in rows) or not rows:
+        return None
+    if accountant not in ACCOUNTANTS or adjacency not in ADJACENCIES:
+        return None
+    if mechanism.orders is not None and accountant != "rdp":
+        return None
+    return choose_accountant(accountant, mechanism.orders), adjacency
+
+
+def _attack(
+    privacy: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], mechanism: MechanismFacts
+) -> AttackBound | None:
+    if (method := _method(rows, mechanism)) is None:
+        return None
+    if "attack" in privacy:
+        return AttackBound.from_json(privacy["attack"])
+    return attack_bound(rows, accountant=method[0], adjacency=method[1])
+
+
+def _profile(
+    privacy: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], mechanism: MechanismFacts
+) -> Profile | None:
+    if (method := _method(rows, mechanism)) is None:
+        return None
+    worst = max(rows, key=lambda row: row["epsilon"])
+    if not worst["ledger"]:
+        return None
+    try:
+        return profile_of(
+            worst["client"],
+            worst["ledger"],
+            delta=worst["delta"],
+            accountant=method[0],
+            adjacency=method[1],
+        )
+    except ValueError:  # this accountant cannot read the ledger: it proves nothing
+        return None

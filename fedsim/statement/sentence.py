@@ -1,10 +1,8 @@
-"""The base class of all sentences: built from facts, refused where the facts do not support it."""
+"""Tables of sentences: a row says when its sentence holds, under which heading, and its words."""
 
-import re
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from fedsim.core.errors import FedsimError
 from fedsim.statement.facts import Facts
@@ -12,65 +10,142 @@ from fedsim.statement.facts import Facts
 Kind = Literal["claim", "fact", "limit", "warning"]
 """claim: what is proved; fact: what ran; limit: where the claim ends; warning: read this first."""
 
+Holds = Callable[[Facts], bool]
+Words = Callable[[Facts], str]
+Values = Callable[[Facts], Mapping[str, Any]]
+
 
 class UnsupportedClaimError(FedsimError, ValueError):
     """A sentence that the facts do not support."""
 
 
 @dataclass(frozen=True)
-class Sentence(ABC):
-    """One sentence of the privacy statement.
-
-    Guarantee: an object exists only if `holds(facts)`, and only an object has a text.
+class Row:
+    """One row of a table of sentences; called with facts, it returns the sentence.
 
     Attributes:
-        point: the point of the statement under which the sentence is listed.
+        identifier: the sentence's id in files.
+        point: the point of the statement under which it is listed.
+        kind: claim, fact, limit or warning.
         title: its heading on a page.
+        holds: whether facts support it.
+        words: its text.
+        values: every number of the text, unrounded, for programs.
+    """
+
+    identifier: str
+    point: str
+    kind: Kind
+    title: str
+    holds: Holds
+    words: Words
+    values: Values
+
+    def __call__(self, facts: Facts) -> "Sentence":
+        """Return the sentence of facts.
+
+        Raises:
+            UnsupportedClaimError: the facts do not support it.
+        """
+        return Sentence(self, facts)
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """One sentence of the privacy statement.
+
+    Guarantee: an object exists only if the facts support its row, and only an object has a text.
 
     Raises:
         UnsupportedClaimError: the facts do not support the sentence.
     """
 
+    row: Row
     facts: Facts
 
-    point: ClassVar[str]
-    kind: ClassVar[Kind]
-    title: ClassVar[str]
-
     def __post_init__(self) -> None:
-        if not self.holds(self.facts):
+        if not self.row.holds(self.facts):
             raise UnsupportedClaimError(
-                f"the facts do not support the sentence {self.identifier()!r}"
+                f"the facts do not support the sentence {self.row.identifier!r}"
             )
 
-    @classmethod
-    @abstractmethod
-    def holds(cls, facts: Facts) -> bool:
-        """Whether the facts support the sentence."""
+    @property
+    def point(self) -> str:
+        """The point of the statement under which the sentence is listed."""
+        return self.row.point
 
     @property
-    @abstractmethod
+    def kind(self) -> Kind:
+        """Whether it is a claim, a fact, a limit or a warning."""
+        return self.row.kind
+
+    @property
+    def title(self) -> str:
+        """Its heading on a page."""
+        return self.row.title
+
+    @property
     def text(self) -> str:
         """The sentence in words."""
+        return self.row.words(self.facts)
 
     @property
     def values(self) -> Mapping[str, Any]:
         """Every number of the text, unrounded, for programs."""
-        return {}
-
-    @classmethod
-    def identifier(cls) -> str:
-        """Return the sentence's id in files: `attack_bound` for `AttackBoundSentence`."""
-        name = cls.__name__.removesuffix("Sentence")
-        return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+        return self.row.values(self.facts)
 
     def to_json(self) -> dict[str, Any]:
         """Return the sentence's entry in `privacy.json`."""
         return {
-            "id": self.identifier(),
+            "id": self.row.identifier,
             "point": self.point,
             "kind": self.kind,
             "title": self.title,
             "text": self.text,
             "values": dict(self.values),
         }
+
+
+def is_bounded(facts: Facts) -> bool:
+    """Whether a finite ε of at least one release may be stated: rows hold then, without more."""
+    return facts.is_bounded
+
+
+def is_private(facts: Facts) -> bool:
+    """Whether the experiment has differential privacy; ε may still be infinite."""
+    return facts.is_private
+
+
+def _no_values(facts: Facts) -> Mapping[str, Any]:
+    return {}
+
+
+class Table(list[Row]):
+    """Rows in the order of the statement."""
+
+    def sentence(
+        self,
+        point: str,
+        kind: Kind,
+        title: str,
+        *,
+        holds: Holds = is_bounded,
+        values: Values = _no_values,
+    ) -> Callable[[Words], Row]:
+        """Return a decorator that makes a row of a function from facts to words.
+
+        The name of the function is the id of the sentence in files.
+
+        Args:
+            point: the point of the statement under which it is listed.
+            kind: claim, fact, limit or warning.
+            title: its heading on a page.
+            holds: whether facts support it; by default, where there is a guarantee.
+            values: every number of the text, unrounded.
+        """
+
+        def add(words: Words) -> Row:
+            self.append(Row(words.__name__, point, kind, title, holds, words, values))
+            return self[-1]
+
+        return add

@@ -4,43 +4,26 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from fedsim.statement import (
-    certificates,
-    claims,
-    conduct,
-    guarantee,
-    limits,
-    mechanism,
-    public_parts,
-    secure,
-)
+from fedsim.statement import guarantee, limits, mechanism, result
 from fedsim.statement.facts import Facts
-from fedsim.statement.sentence import Sentence
+from fedsim.statement.sentence import Row, Sentence
 
-SENTENCES: tuple[type[Sentence], ...] = (
-    *guarantee.SENTENCES,
-    *certificates.CLAIMS,
-    *claims.SETTING,
-    *mechanism.SENTENCES,
-    *public_parts.SENTENCES,
-    *claims.RESULT,
-    *secure.FACTS,
-    *conduct.SENTENCES,
-    *certificates.LIMITS,
-    *limits.SENTENCES,
-    *secure.LIMITS,
+SENTENCES: tuple[Row, ...] = (
+    *guarantee.TABLE,
+    *mechanism.TABLE,
+    *result.TABLE,
+    *limits.TABLE,
 )
 
 # The points that must accompany a quoted ε.
 _CORE_POINTS = ("guarantee", "adjacency", "sampling", "accounting", "limit")
-
 
 _MAX_JSON_POINTS = 40
 
 
 def statement_of(facts: Facts) -> tuple[Sentence, ...]:
     """Return all sentences that the facts support."""
-    return tuple(sentence(facts) for sentence in SENTENCES if sentence.holds(facts))
+    return tuple(row(facts) for row in SENTENCES if row.holds(facts))
 
 
 def in_words(sentences: Sequence[Sentence]) -> str:
@@ -61,7 +44,7 @@ def to_json(facts: Facts) -> dict[str, Any]:
     return {
         "statement": in_words(sentences),
         "statement_points": [sentence.to_json() for sentence in sentences],
-        "certificates": certificates.certificates_of(facts),
+        "certificates": guarantee.certificates_of(facts),
         "profile": _profile_json(facts),
         "attack": facts.attack.to_json() if facts.is_bounded and facts.attack else None,
     }

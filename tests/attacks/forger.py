@@ -13,7 +13,7 @@ from fedsim.runs.manifest import write_manifest
 from fedsim.runs.round_files import RoundsFile, RunCheckpoint
 from fedsim.runs.verification import verify_run
 from fedsim.statement import read_facts, to_json
-from fedsim.statement.recorded_facts import ledger_digest
+from fedsim.statement.privacy_file import ledger_digest
 
 
 def refusal(run: Path, **options: Any) -> str:

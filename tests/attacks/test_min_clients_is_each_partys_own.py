@@ -15,7 +15,7 @@ from fedsim.secagg.identity import IdentityKey
 from fedsim.secagg.masks import SeedExpander, new_seed
 from fedsim.secagg.messages import CombineReply, UnmaskRequest
 from fedsim.statement.facts import Facts
-from fedsim.statement.secure import SecureAggregationSentence
+from fedsim.statement.result import secure_aggregation
 
 ROOT = Path(__file__).parents[2]
 
@@ -143,7 +143,7 @@ def test_a_client_without_its_pinned_key_is_left_out(secure_parties: Any) -> Non
 def test_the_statement_of_a_run_says_so(secure_parties: Any) -> None:
     scene = secure_parties()
     facts = SecureAggregationReport(scene.settings, scene.codec.encoder, 6).to_dict()
-    text = SecureAggregationSentence(_facts(facts)).text
+    text = secure_aggregation(_facts(facts)).text
     assert "a server that makes clients up can open a sum with a single real client" in text
 
 

@@ -20,7 +20,7 @@ from fedsim.report.contents import RunContents
 from fedsim.report.html import render_report
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.verification import verify_run
-from fedsim.statement import AttackBoundSentence, Facts, Profile, profile_of, read_facts, to_json
+from fedsim.statement import Facts, Profile, profile_of, read_facts, result, to_json
 from fedsim.statement.attack import FALSE_POSITIVE_RATES, attack_bound
 
 # Sizes of the clients of experiments/digits_dp.yaml, and some that `delta: auto` splits.
@@ -102,7 +102,7 @@ def test_no_client_can_be_attacked_better_than_the_table_says(file: dict[str, An
 def test_sentence_page_and_plot_say_the_maximum_and_name_the_tie(file: dict[str, Any]) -> None:
     facts = read_facts(file)
     bounds = dict(zip(file["attack"]["false_alarms"], file["attack"]["detection"], strict=True))
-    sentence = AttackBoundSentence(facts)
+    sentence = result.attack_bound(facts)
     printed = [float(text) for text in re.findall(r"at most ([\d.]+)%", sentence.text)]
     assert len(printed) == len(FALSE_POSITIVE_RATES)
     page = render_report(contents(file))
@@ -156,7 +156,7 @@ FORGERIES: dict[str, Callable[[Mapping[str, Any]], object]] = {
 def test_a_forged_bound_is_no_claim(forgery: str, file: dict[str, Any]) -> None:
     forged = {**file, "attack": FORGERIES[forgery](file["attack"])}
     facts = read_facts(forged)
-    assert not AttackBoundSentence.holds(facts)
+    assert not result.attack_bound.holds(facts)
     assert "What an attacker can gain" not in render_report(contents(forged))
 
 

@@ -21,7 +21,7 @@ from fedsim.runs.files import SCHEMAS
 from fedsim.runs.round_files import RoundsFile
 from fedsim.server.round_report import RoundRow
 from fedsim.statement import read_facts, to_json
-from fedsim.statement.recorded_facts import ledger_digest
+from fedsim.statement.privacy_file import ledger_digest
 
 DELTA = 1e-3
 

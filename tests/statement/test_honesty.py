@@ -26,7 +26,7 @@ LEDGER = {
     "shuffle": "EpochShuffled",
     "balls_and_bins": "RandomAllocation",
 }
-CLAIMS = [sentence for sentence in SENTENCES if sentence.kind == "claim"]
+CLAIMS = [row for row in SENTENCES if row.kind == "claim"]
 
 
 def supported(facts: Facts) -> bool:
@@ -152,9 +152,11 @@ def caught(honest: Facts) -> bool:
         return True  # without its facts a sentence cannot even be put into words
 
 
-@pytest.mark.parametrize("sentence", CLAIMS, ids=lambda sentence: sentence.identifier())
-def test_a_claim_without_its_precondition_is_caught(honest, monkeypatch, sentence):
-    monkeypatch.setattr(sentence, "holds", classmethod(lambda cls, facts: bool(facts.clients)))
+@pytest.mark.parametrize("row", CLAIMS, ids=lambda row: row.identifier)
+def test_a_claim_without_its_precondition_is_caught(honest, monkeypatch, row):
+    loose = dataclasses.replace(row, holds=lambda facts: bool(facts.clients))
+    rows = tuple(loose if one is row else one for one in SENTENCES)
+    monkeypatch.setattr("fedsim.statement.statement.SENTENCES", rows)
     assert caught(honest)
 
 
@@ -200,10 +202,9 @@ def test_rounding_down_is_caught(honest, monkeypatch):
     assert "not the largest ε" in flaws(facts)
 
 
-@pytest.mark.parametrize(
-    "dropped", ["TuningNotChargedSentence", "UnfinishedSentence", "DeltaTooLargeSentence"]
-)
+@pytest.mark.parametrize("dropped", ["tuning_not_charged", "unfinished", "delta_too_large"])
 def test_a_limit_that_is_left_out_is_caught(honest, monkeypatch, dropped):
-    left = tuple(sentence for sentence in SENTENCES if sentence.__name__ != dropped)
+    left = tuple(row for row in SENTENCES if row.identifier != dropped)
+    assert len(left) < len(SENTENCES)
     monkeypatch.setattr("fedsim.statement.statement.SENTENCES", left)
     assert caught(honest)

@@ -11,7 +11,7 @@ from scipy.stats import norm
 from fedsim.accountant import make_accountant
 from fedsim.accountant.accountants import AccountantName
 from fedsim.accountant.events import Adjacency, Gaussian, PoissonSampled
-from fedsim.statement.profile import Profile, gaussian_true_positive_rate, profile_of, smallest_mu
+from fedsim.statement.attack import Profile, gaussian_true_positive_rate, profile_of, smallest_mu
 
 DELTA = 1e-5
 

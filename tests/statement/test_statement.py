@@ -10,8 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedsim.statement import Facts, UnsupportedClaimError, in_words, statement_of, to_json
-from fedsim.statement.guarantee import SENTENCES as GUARANTEE
-from fedsim.statement.guarantee import GuaranteeSentence, SimulatedGuaranteeSentence
+from fedsim.statement.guarantee import TABLE, guarantee, simulated_guarantee
 from fedsim.statement.statement import SENTENCES
 
 # How an ε, a δ or the word itself could be claimed.
@@ -44,13 +43,13 @@ def with_client(facts: Facts, number: int, **values: object) -> Facts:
 @given(data=st.data())
 def test_no_sentence_can_be_built_where_its_facts_do_not_hold(facts_strategy, data):
     facts = data.draw(facts_strategy)
-    built = {type(sentence) for sentence in statement_of(facts)}
-    for sentence in SENTENCES:
-        if sentence in built:
-            assert sentence(facts).text.endswith(".")
+    built = {sentence.row.identifier for sentence in statement_of(facts)}
+    for row in SENTENCES:
+        if row.identifier in built:
+            assert row(facts).text.endswith(".")
         else:
             with pytest.raises(UnsupportedClaimError, match="the facts do not support"):
-                sentence(facts)
+                row(facts)
 
 
 @many
@@ -78,8 +77,7 @@ def test_finite_figures_are_claimed_of_bounded_runs_only(facts_strategy, data):
 @given(data=st.data())
 def test_exactly_one_sentence_says_what_is_guaranteed(facts_strategy, data):
     facts = data.draw(facts_strategy)
-    assert sum(sentence.holds(facts) for sentence in GUARANTEE) == 1
-    assert len(statement_of(facts)) == len({s.identifier() for s in statement_of(facts)})
+    assert sum(row.holds(facts) for row in TABLE[: TABLE.index(guarantee) + 1]) == 1
 
 
 @many
@@ -165,8 +163,8 @@ def test_median_and_minimum_are_rounded_up_like_every_epsilon(honest):
 def test_a_guarantee_of_what_ran_cannot_be_had_for_a_simulation(honest):
     simulated = changed(honest, noise="seeded")
     with pytest.raises(UnsupportedClaimError, match="'guarantee'"):
-        GuaranteeSentence(simulated)
-    assert "simulates" in SimulatedGuaranteeSentence(simulated).text
+        guarantee(simulated)
+    assert "simulates" in simulated_guarantee(simulated).text
 
 
 def test_a_run_without_anything_released_spends_nothing(honest):
@@ -194,7 +192,7 @@ def test_every_statement_is_json_without_nan_or_infinity(facts_strategy, data):
     assert json.loads(json.dumps(content, allow_nan=False)) == content
 
 
-def test_the_ids_of_sentences_in_files_do_not_follow_renamed_classes():
+def test_the_ids_of_sentences_in_files_do_not_follow_renamed_functions():
     ids = """
         accounting active_server adjacency against_server attack_bound client_unit client_update
         collusion correlation data_access drawn_clients every_round
@@ -208,4 +206,4 @@ def test_the_ids_of_sentences_in_files_do_not_follow_renamed_classes():
         targets_kept threat_model tuning_declared tuning_not_charged unfinished unit
         unseen_updates votes withdrawals withheld
     """
-    assert sorted(sentence.identifier() for sentence in SENTENCES) == sorted(ids.split())
+    assert sorted(row.identifier for row in SENTENCES) == sorted(ids.split())

@@ -12,7 +12,8 @@ from fedsim.report.contents import RunContents
 from fedsim.report.overview import metric_name
 from fedsim.report.plots import Axis, Curve, Spend, common_target, draw_curve, round_axis
 from fedsim.statement import Facts
-from fedsim.statement.certificates import OBSERVER_NAMES, is_plain
+from fedsim.statement.guarantee import is_plain
+from fedsim.statement.observers import OBSERVER_NAMES
 
 _UNITS = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
 _TIME_UNITS = (("hours", 3600.0), ("minutes", 60.0))

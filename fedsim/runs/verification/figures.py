@@ -24,7 +24,7 @@ from fedsim.runs.saved_model import read_model_card
 from fedsim.runs.verification.spend import RunFiles, number, same_number
 from fedsim.server.round_report import numbers_of
 from fedsim.statement import read_facts, to_json
-from fedsim.statement.recorded_facts import ledger_digest
+from fedsim.statement.privacy_file import ledger_digest
 
 _METRICS = ("test_", "clients_")
 _SAME = 1e-6  # relative: a figure of the statement, computed on another machine

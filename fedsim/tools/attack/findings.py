@@ -11,6 +11,7 @@ from scipy.special import ndtri
 from fedsim.accountant.accountants import AccountantChoice
 from fedsim.accountant.arrays import Floats
 from fedsim.accountant.events import Adjacency
+from fedsim.accountant.trust import Observer as Against
 from fedsim.clients.clipping.clipping import FlatClipping
 from fedsim.clients.mechanisms.budget import epsilon_of_steps
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
@@ -28,7 +29,6 @@ from fedsim.tools.attack.evidence import (
     shift_lower_bound,
 )
 from fedsim.tools.attack.observation import Observations
-from fedsim.tools.attack.observers import Against
 from fedsim.tools.attack.views import UploadLaw, Views
 
 NUM_INTERVAL_ENDS = 11  # per client; each one may be wrong, so they share the false alarms
@@ -333,7 +333,7 @@ class Audit:
     def violations(self) -> tuple[str, ...]:
         """A message for each finding that contradicts a claim."""
         own = [
-            f"client {one.client}{_AGAINST[one.against]}: {text}"
+            f"client {one.client}{'' if one.against == 'server' else f', in {one.against}'}: {text}"
             for one in self.clients
             for text in one.violations
         ]
@@ -354,9 +354,6 @@ class Audit:
             "clients": [client.to_json() for client in self.clients],
             "violations": list(self.violations),
         }
-
-
-_AGAINST: dict[Against, str] = {"server": "", "sums": ", in sums", "models": ", in models"}
 
 
 def _interval_json(interval: Interval) -> dict[str, float | None]:

@@ -9,13 +9,13 @@
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from fedsim.accountant import make_accountant
 from fedsim.accountant.sampler_slack import epsilon_with_slack
+from fedsim.accountant.trust import Observer as Against
 from fedsim.clients.gradients.interface import PerExampleGradients, PerExampleLoss
 from fedsim.clients.mechanisms.contract import SummedMechanism, SumPart
 from fedsim.clients.mechanisms.plan import PrivacyPlan
@@ -24,8 +24,6 @@ from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.training.streams import StreamKey
 from fedsim.federation.charged_noise import honest_draws, server_draw, step_length_of
 from fedsim.federation.federation import Federation
-
-Against = Literal["server", "sums", "models"]
 
 
 @dataclass(frozen=True)

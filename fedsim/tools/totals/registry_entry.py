@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from fedsim.accountant.trust import CLAIMED_AGAINST
 from fedsim.core.formatting import epsilon_text
 from fedsim.runs.directory import RunDirectory
 from fedsim.tools.totals.sources import Source, SourceError
@@ -90,7 +91,7 @@ def _points(points: Sequence[Mapping[str, Any]], *, of_one_run: bool) -> dict[st
 
 
 _UNITS = {"example": "Example-level", "client": "Client-level"}
-_MODELS = {"server": "Local", "sums": "Distributed", "models": "Central"}
+_MODELS = {observer: trust.title() for trust, observer in CLAIMED_AGAINST.items()}
 
 
 def registry_entry(facts: RunFacts) -> str:

@@ -30,7 +30,7 @@ from fedsim.accountant import (
 from fedsim.accountant.accountants import AccountantChoice
 from fedsim.accountant.events import Adjacency
 from fedsim.accountant.ledger.journal import FileJournal, total_against_server, total_of
-from fedsim.accountant.trust import OBSERVERS, Observer
+from fedsim.accountant.trust import CLAIMED_AGAINST, Observer
 from fedsim.core.errors import InputError
 from fedsim.core.text_formats import parse_json, parse_plain_yaml
 from fedsim.experiment import Experiment, read_settings
@@ -276,7 +276,7 @@ def _read_run(name: str, directory: RunDirectory) -> Source:
         name=experiment.name,
         unit=privacy.unit,
         adjacency=privacy.adjacency.name,
-        observer=OBSERVERS[trust][0],
+        observer=CLAIMED_AGAINST[trust],
         accountant=privacy.accounting,
         deltas={c: delta if d is None else d for c, d in deltas.items()},
         seed=experiment.seed if is_seeded else None,

@@ -34,7 +34,7 @@ from fedsim.runs.directory import RunDirectory
 from fedsim.runs.runner import run_experiment
 from fedsim.runs.verification import verify_run
 from fedsim.statement import statement
-from fedsim.statement.mechanism import sentence_of
+from fedsim.statement.mechanism import row_of
 from fedsim.tools.replay import replay_run
 
 ROUNDS, TARGET, DELTA = 2, 10.0, 1e-3
@@ -187,7 +187,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("fedsim.clients.mechanisms.laplace_update")
     vars(module)["draft"] = draft
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    sentences = (*statement.SENTENCES, sentence_of(LAPLACE))
+    sentences = (*statement.SENTENCES, row_of(LAPLACE))
     monkeypatch.setattr(statement, "SENTENCES", sentences)
 
 

@@ -1,66 +1,86 @@
-"""Words for the observer, the releases and the unit of each of the six cells."""
+"""Who sees what under each trust model, in words: the statement, pages and tools read them here.
 
+`fedsim.accountant.trust.OBSERVERS` says which observers a trust model has a certificate against.
+"""
+
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from fedsim.accountant.trust import Observer
 from fedsim.statement.facts import Facts
+
+OBSERVER_NAMES: Mapping[Observer, str] = {
+    "server": "a server that sees every update",
+    "sums": "an observer of sums",
+    "models": "an observer of global models",
+}
+"""Observers after "against", those who see more first: a claim against one covers all after it."""
 
 
 @dataclass(frozen=True)
 class View:
-    """What one observer sees.
+    """What the observer of a run's claim sees.
 
     Attributes:
         observer: the observer, after "against".
         sees: what an attacker sees, after "An attacker sees".
         releases: the releases that one ε covers, with their verb.
+        adversary: the adversary with all that it sees, as the begin of a sentence.
     """
 
     observer: str
     sees: str
     releases: str
+    adversary: str
 
 
-_VIEWS = {
+_UPDATES = {
     "local": View(
-        "a server that sees every update",
+        OBSERVER_NAMES["server"],
         "all updates of one client",
         "the updates of each client k over all of its rounds are together",
+        "The adversary is the server, or any other party that sees every update of a client",
     ),
     "distributed": View(
-        "an observer of sums, who sees no single update",
+        f"{OBSERVER_NAMES['sums']}, who sees no single update",
         "every sum of updates and every global model",
         "all sums and all global models of the run are together",
+        "The adversary sees every sum that is opened and every global model, the final one "
+        "included",
     ),
     "central": View(
-        "an observer of global models, who sees neither updates nor sums without noise",
+        f"{OBSERVER_NAMES['models']}, who sees neither updates nor sums without noise",
         "every global model",
         "all global models of the run are together",
+        "The adversary sees every global model, the final one included",
     ),
 }
-
-
-_VOTE_VIEWS = {
+_SUMS_OF_VOTES = "every noisy sum of votes, every answer and the student"
+_VOTES = {
     "local": View(
         "a server that sees the noisy votes of every client",
         "all noisy votes of one client",
         "the noisy votes of each client k over all ballots are together",
+        "The adversary is the server, or any other party that sees every noisy vote of a client",
     ),
     "distributed": View(
-        "an observer of sums, who sees the noisy sums of votes and no single client's votes",
-        "every noisy sum of votes, every answer and the student",
+        f"{OBSERVER_NAMES['sums']}, who sees the noisy sums of votes and no single client's votes",
+        _SUMS_OF_VOTES,
         "all noisy sums of votes, all answers and the student are together",
+        f"The adversary sees {_SUMS_OF_VOTES}",
     ),
     "central": View(
         "an observer of the answers, who sees neither votes nor sums without noise",
-        "every noisy sum of votes, every answer and the student",
+        _SUMS_OF_VOTES,
         "all noisy sums of votes, all answers and the student are together",
+        f"The adversary sees {_SUMS_OF_VOTES}",
     ),
 }
 
 
 def view_of(facts: Facts) -> View:
     """Return the words of the view that the run's ε is claimed for."""
-    return (_VOTE_VIEWS if facts.counts_votes else _VIEWS)[facts.trust.trust]
+    return (_VOTES if facts.counts_votes else _UPDATES)[facts.trust.trust]
 
 
 def core_text(facts: Facts) -> str:

@@ -1,0 +1,396 @@
+"""What was spent and what an attacker can gain, secure aggregation, budgets, and how to check."""
+
+import math
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from fedsim.core.formatting import (
+    clients_text,
+    count_text,
+    delta_text,
+    epsilon_text,
+    percent_text,
+    range_text,
+)
+from fedsim.statement.facts import Facts
+from fedsim.statement.observers import question_of, view_of
+from fedsim.statement.sentence import Table, is_private
+
+TABLE = Table()
+budget = partial(TABLE.sentence, "budget", "fact")
+
+
+def _largest_share(facts: Facts) -> float:
+    """Return the largest δ times units: a client's examples, or all clients."""
+    if facts.protects_clients:
+        return max(client.delta for client in facts.clients) * len(facts.clients)
+    return max(client.delta * client.examples for client in facts.clients)
+
+
+@TABLE.sentence(
+    "delta",
+    "fact",
+    "Why this δ",
+    holds=lambda facts: facts.is_bounded and not facts.clients_with_large_delta,
+    values=lambda facts: {"largest_delta_times_examples": _largest_share(facts)},
+)
+def delta_below_one_in_n(facts: Facts) -> str:
+    """δ is so small that the definition does not allow publishing an example."""
+    share = percent_text(_largest_share(facts))
+    if facts.protects_clients:
+        return (
+            f"δ is below 1 / the number of clients: δ · clients is at most {share}. With this "
+            "probability, δ alone would allow to publish everything of one client. Keep it far "
+            "below 100%."
+        )
+    if facts.sizes_are_declared:
+        return (
+            "Every client's δ is below 1 / its declared examples: δ · declared examples is at "
+            f"most {share}. The real number is private, and this says nothing about a client "
+            "that holds more than declared: let privacy.adjacency.declared_examples be no less "
+            "than any client's examples. δ · examples is the probability with which δ alone "
+            "would allow a client to publish one of them. Keep it far below 100%."
+        )
+    return (
+        f"Every client's δ is below 1 / its examples: δ · examples is at most {share}. With "
+        "this probability, δ alone would allow a client to publish one of its examples. Keep "
+        "it far below 100%."
+    )
+
+
+@TABLE.sentence(
+    "delta",
+    "warning",
+    "δ is too large",
+    holds=lambda facts: facts.is_bounded and bool(facts.clients_with_large_delta),
+    values=lambda facts: {"clients": list(facts.clients_with_large_delta)},
+)
+def delta_too_large(facts: Facts) -> str:
+    """Some δ is so large that the definition allows publishing an example."""
+    if facts.protects_clients:
+        return (
+            "δ is not below 1 / the number of clients. With a δ this large, a federation that "
+            "publishes everything of one client, chosen at random, would satisfy the "
+            "definition. Choose a smaller privacy.delta."
+        )
+    return (
+        f"δ is not below 1 / examples for {clients_text(facts.clients_with_large_delta)}. With a "
+        "δ this large, a client that publishes one of its examples, chosen at random, would "
+        "satisfy the definition. Choose a smaller privacy.delta."
+    )
+
+
+def _spread(facts: Facts) -> Mapping[str, float]:
+    smallest = min(client.epsilon for client in facts.clients)
+    return {"max": facts.epsilon, "median": facts.median, "min": smallest}
+
+
+@TABLE.sentence("result", "fact", "Every client, and the federation", values=_spread)
+def spread(facts: Facts) -> str:
+    """The maximum ε, which is the guarantee, beside median and minimum, which are not."""
+    largest, median, smallest = map(epsilon_text, _spread(facts).values())
+    return (
+        f"The guarantee for all clients is the maximum over "
+        f"{count_text(len(facts.clients), 'client')}: ε = {largest} of client "
+        f"{facts.worst.client}. The median ({median}) and the minimum ({smallest}) are "
+        "statistics, not guarantees."
+    )
+
+
+def _bounds(facts: Facts) -> tuple[tuple[float, float], ...]:
+    """Return (false-positive rate, bound on the true-positive rate)."""
+    return facts.attack.table if facts.attack else ()
+
+
+@TABLE.sentence(
+    "attack",
+    "claim",
+    "What an attacker can gain",
+    holds=lambda facts: (
+        facts.is_bounded
+        and bool(facts.profile and facts.attack and facts.attack.covers(facts.profile))
+    ),
+    values=lambda facts: {
+        "true_positive_bounds": [
+            {"false_positive_rate": rate, "bound": bound} for rate, bound in _bounds(facts)
+        ],
+        "clients_with_largest_epsilon": list(facts.worst_clients),
+    },
+)
+def attack_bound(facts: Facts) -> str:
+    """Bounds on the true-positive rate of membership inference, on any client."""
+    (rate, top), *rest = (
+        (f"{100 * rate:.4g}%", f"at most {percent_text(bound)}") for rate, bound in _bounds(facts)
+    )
+    others = "; ".join(f"at {rate}, {top}" for rate, top in rest)
+    reach = "Each is the largest bound of any client, from the client's whole curve δ(ε)."
+    if len(facts.clients) == 1:
+        reach = "This follows from the client's whole curve δ(ε)."
+    elif len(tied := facts.worst_clients) > 1:
+        reach += f" ε ties for {clients_text(tied)}, and their curves may cross."
+    return (
+        f"An attacker sees {view_of(facts).sees}, and guesses {question_of(facts)}. "
+        f"At a false-positive rate of {rate}, the true-positive rate is {top}; {others}. {reach}"
+    )
+
+
+def _gaussian(facts: Facts) -> Mapping[str, Any]:
+    profile = facts.profile
+    return {"mu": profile.mu, "slack": profile.slack} if profile else {}
+
+
+@TABLE.sentence(
+    "attack",
+    "claim",
+    "As one Gaussian",
+    holds=lambda facts: (
+        facts.is_bounded and facts.profile is not None and facts.profile.mu is not None
+    ),
+    values=_gaussian,
+)
+def gaussian_bound(facts: Facts) -> str:
+    """The whole trade-off curve, bounded by one number, μ."""
+    values = _gaussian(facts)
+    others = "" if len(facts.clients) == 1 else " The μ of another client may be larger."
+    return (
+        f"With μ = {epsilon_text(values['mu'])}, no attack on client {facts.worst.client} has a "
+        f"true-positive rate more than {delta_text(values['slack'])} above that of the best test "
+        "between two normal distributions that lie μ standard deviations apart. This is proved "
+        f"from δ(ε), without a fit or a central limit theorem.{others}"
+    )
+
+
+_NOT_DP = "Secure aggregation is not differential privacy: "
+_ON_ITS_OWN = f"{_NOT_DP}the ε of each client comes from its own noise and is not lowered by it."
+_ROLES = {
+    "local": _ON_ITS_OWN,
+    "distributed": f"{_NOT_DP}it hides each client's part, so that the noise of the other clients "
+    "of a sum protects it as well. The guarantee against an observer of sums needs it; the one "
+    "against the server does not.",
+    "central": f"{_NOT_DP}the noise comes from the server, and no ε is lowered by the protocol.",
+}
+
+
+def _recorded(facts: Facts) -> Mapping[str, Any]:
+    """Return what is recorded of secure aggregation."""
+    return dict(facts.secure_aggregation or {})
+
+
+@TABLE.sentence(
+    "threat model",
+    "fact",
+    "Secure aggregation",
+    holds=lambda facts: facts.hides_updates,
+    values=_recorded,
+)
+def secure_aggregation(facts: Facts) -> str:
+    """The server's view, and the trust assumption behind it."""
+    trust, recorded = facts.trust.trust, _recorded(facts)
+    sums = [f"the {one}" for one in recorded.get("server_view", ()) if one.startswith("sum of ")]
+    return " ".join(
+        [
+            f"Updates were summed by the protocol {recorded.get('protocol')}: the server saw "
+            f"{', '.join(sums) or 'sums only'}, the participants and their timing, but no single "
+            "update.",
+            *_assumption(recorded),
+            *_opened_sums(recorded),
+            *(_exactness(recorded) if trust == "local" else ()),
+            _ROLES.get(trust, _ON_ITS_OWN),
+        ]
+    )
+
+
+def _assumption(recorded: Mapping[str, Any]) -> list[str]:
+    trust = recorded.get("trust")
+    if not isinstance(trust, dict):
+        return []
+    texts = [f"This requires: {trust['privacy_requires']}."]
+    if trust.get("forged_clients") == "undetected":
+        texts.append(
+            "The minimum number of clients in a sum is a count: a server that makes clients up can "
+            "open a sum with a single real client."
+        )
+    return texts
+
+
+def _opened_sums(recorded: Mapping[str, Any]) -> list[str]:
+    parties, rounds = recorded.get("parties"), recorded.get("rounds")
+    if not isinstance(parties, dict) or not isinstance(rounds, dict):
+        return []
+    survivors, texts = parties["survivors_per_round"], list[str]()
+    if survivors:
+        sums = count_text(len(survivors), "sum")
+        texts.append(f"{sums} of {range_text(survivors)} clients were opened.")
+    if rounds["aborted"]:
+        aborted = count_text(rounds["aborted"], "round")
+        texts.append(f"{aborted} could not be opened and remain charged.")
+    return texts
+
+
+def _exactness(recorded: Mapping[str, Any]) -> list[str]:
+    encoding = recorded.get("encoding")
+    if not isinstance(encoding, dict):
+        return []
+    return [
+        "Every mean equals the mean of the quantised updates bit for bit. It differs from the mean "
+        f"in real numbers by at most {delta_text(encoding['max_abs_error'])} in each coordinate."
+    ]
+
+
+@TABLE.sentence(
+    "threat model",
+    "fact",
+    "Secure aggregation without cryptography",
+    holds=lambda facts: facts.secure_aggregation is not None and not facts.hides_updates,
+    values=_recorded,
+)
+def nothing_hidden(facts: Facts) -> str:
+    """The control arm: the arithmetic of secure aggregation without its cryptography."""
+    return (
+        f"Updates were quantised and summed in plaintext (protocol "
+        f"{_recorded(facts).get('protocol')}, a control arm): the server saw each of them. "
+        f"{_ON_ITS_OWN}"
+    )
+
+
+def _targets(facts: Facts) -> list[float]:
+    """Return the finite targets of clients."""
+    targets = [client.target_epsilon for client in facts.clients]
+    return [target for target in targets if target is not None and math.isfinite(target)]
+
+
+@TABLE.sentence(
+    "budget",
+    "warning",
+    "A budget was exceeded",
+    holds=lambda facts: facts.is_private and bool(facts.clients_over_target),
+    values=lambda facts: {"clients": list(facts.clients_over_target)},
+)
+def targets_exceeded(facts: Facts) -> str:
+    """Some client spent more than its budget."""
+    return f"The target ε was exceeded by {clients_text(facts.clients_over_target)}."
+
+
+def _target_values(facts: Facts) -> Mapping[str, float]:
+    targets = _targets(facts)
+    return {"clients": len(targets), "smallest": min(targets), "largest": max(targets)}
+
+
+@budget(
+    "Budgets",
+    holds=lambda facts: (
+        facts.is_bounded and bool(_targets(facts)) and not facts.clients_over_target
+    ),
+    values=_target_values,
+)
+def targets_kept(facts: Facts) -> str:
+    """No client spent more than its budget."""
+    targets = _targets(facts)
+    who = "Every client" if len(targets) == len(facts.clients) else "Each of them"
+    return (
+        f"{count_text(len(targets), 'client')} had a target ε of {range_text(targets)}. "
+        f"{who} stayed within its target."
+    )
+
+
+@budget("Budgets", holds=lambda facts: facts.is_private and not _targets(facts))
+def no_targets(facts: Facts) -> str:
+    """The experiment gave the noise multiplier instead of a target ε."""
+    return "The noise multiplier was given without a target ε: no budget limited the spend."
+
+
+def _withdrawn_rounds(facts: Facts) -> dict[str, int | None]:
+    clients = {str(client.client): client.withdrawn_round for client in facts.clients}
+    return {name: at for name, at in clients.items() if at is not None}
+
+
+@budget(
+    "Withdrawals",
+    holds=lambda facts: facts.is_private and bool(facts.withdrawn_clients),
+    values=lambda facts: {"rounds": _withdrawn_rounds(facts)},
+)
+def withdrawals(facts: Facts) -> str:
+    """Clients that withdrew because their budget was spent."""
+    withdrawn = facts.withdrawn_clients
+    return (
+        f"{count_text(len(withdrawn), 'client')} withdrew before the end because the budget "
+        f"was spent: {clients_text(withdrawn)}. Budgets depend on settings alone, so a "
+        "withdrawal reveals nothing about examples."
+    )
+
+
+@budget(
+    "Lost updates stay charged",
+    holds=lambda facts: facts.is_private and facts.lost_updates > 0,
+    values=lambda facts: {"updates": facts.lost_updates},
+)
+def lost_updates(facts: Facts) -> str:
+    """Failed clients, which keep their charges."""
+    return (
+        f"{count_text(facts.lost_updates, 'update')} never reached the average. A charge is "
+        "written before training starts and is never taken back. Every ε therefore includes each "
+        "lost update that was charged."
+    )
+
+
+@TABLE.sentence("data access", "fact", "Access to private data in this run", holds=is_private)
+def data_access(facts: Facts) -> str:
+    """The steps of this run that read clients' examples."""
+    kind = facts.kind
+    return (
+        f"Clients' examples were read for {kind.reads} only, and {kind.charged} is in the ledger. "
+        "The metrics are those of the global model on the server's test set, which counts as "
+        "public. If it is not public, the metrics reveal information about it."
+    )
+
+
+@TABLE.sentence(
+    "data access",
+    "fact",
+    "Tuning, as declared",
+    holds=lambda facts: facts.is_private and facts.tuning is not None,
+    values=lambda facts: dict(facts.tuning or {}),
+)
+def tuning_declared(facts: Facts) -> str:
+    """What the user declared about other runs on the same data."""
+    declared = ", ".join(f"{name} {value}" for name, value in (facts.tuning or {}).items())
+    return (
+        f"Declared about other runs on the same data: {declared or 'no details'}. The "
+        "declaration is not checked, and no ε here includes it."
+    )
+
+
+@TABLE.sentence(
+    "recomputation",
+    "fact",
+    "Ledger",
+    holds=lambda facts: facts.is_private and facts.digest is not None,
+    values=lambda facts: {"digest": facts.digest, "command": "fedsim verify ."},
+)
+def ledger(facts: Facts) -> str:
+    """Where charges are recorded, and the digest of all ledgers."""
+    who = "Each client writes its charge for a round to ledger.jsonl before it trains."
+    if facts.trust.participation_rate is not None:
+        who = "The server writes every client's charge to ledger.jsonl before it adds noise."
+    if facts.trust.trust == "distributed":
+        who += " A record has a ledger for each of the two observers."
+    return (
+        f"{who} Records are chained by SHA-256. The last hash of a client is its ledger_head; "
+        f"the digest of all heads is {facts.digest}. In the run directory, "
+        "`fedsim verify .` recomputes every ε and every hash."
+    )
+
+
+@TABLE.sentence(
+    "limit",
+    "limit",
+    "Tuning runs are not charged",
+    holds=lambda facts: facts.is_bounded and facts.tuning is None,
+)
+def tuning_not_charged(facts: Facts) -> str:
+    """Earlier runs on the same data, which are not part of this ε."""
+    return (
+        "Tuning runs on the same data are not charged: every run spends privacy, and this "
+        "account covers one run only."
+    )
