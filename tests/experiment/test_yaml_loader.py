@@ -177,4 +177,12 @@ def test_problems_found_before_the_fatal_one_are_kept() -> None:
     problems: list[Problem] = []
     with pytest.raises(ExperimentError) as caught:
         parse_yaml("a: 1\na: 2\nb: [\n", "f.yaml", problems)
-    assert len(caught.value.problems) == 2
+    assert [problem.line for problem in caught.value.problems] == [2, 4]
+
+
+def test_a_name_of_an_anchor_may_be_given_again() -> None:
+    assert parse("a: &x 1\nb: *x\nc: &x 2\nd: *x\n")[0] == {"a": 1, "b": 1, "c": 2, "d": 2}
+
+
+def test_the_tag_that_forces_a_string_is_refused() -> None:
+    assert parse("a: ! 12\n")[1] == ["f.yaml:1:4: a: tag ! is not allowed; write the value"]
