@@ -2,11 +2,11 @@
 
 from fedsim.algorithms.catalog import algorithms
 from fedsim.clients.sampling.schemes import SAMPLING_SCHEMES
+from fedsim.core.metrics import METRICS
 from fedsim.data.catalog import DATASETS, PARTITIONS
 from fedsim.data.partitions.settings import FLWR_SCHEMES
 from fedsim.models.catalog import LOSSES, MODELS
 from fedsim.models.features.settings import FEATURES
-from fedsim.models.scores.catalog import METRICS
 from fedsim.server.participation.settings import PARTICIPATIONS
 from fedsim.simulation.settings import ENGINES, TRACKERS
 

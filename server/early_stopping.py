@@ -10,11 +10,8 @@ from typing import Literal
 from pydantic import Field
 
 from fedsim.core.limits import MAX_ROUNDS
+from fedsim.core.metrics import metric_entry
 from fedsim.core.settings import Settings
-
-_SMALLER_IS_BETTER = frozenset(
-    ("loss", "log_loss", "mse", "rmse", "mae", "median_absolute_error", "max_error")
-)
 
 Best = tuple[float, int]
 """The best value of the metric so far, and its round."""
@@ -73,4 +70,5 @@ class EarlyStoppingSettings(Settings):
 
     @property
     def _smaller_is_better(self) -> bool:
-        return self.goal == "min" or (self.goal is None and self.metric in _SMALLER_IS_BETTER)
+        smaller = metric_entry(self.metric).smaller_is_better
+        return smaller if self.goal is None else self.goal == "min"

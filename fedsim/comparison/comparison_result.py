@@ -25,6 +25,7 @@ from fedsim.comparison.text import (
 )
 from fedsim.comparison.tuning import Tuning
 from fedsim.core.formatting import delta_text, epsilon_text
+from fedsim.core.metrics import metric_entry
 from fedsim.core.text_formats import csv_text
 from fedsim.runs.directory import RunDirectory
 
@@ -112,7 +113,7 @@ def latex_tables(results: Results) -> str:
 def _table(results: Results) -> str:
     metric = results.metric
     deltas = {one.delta for one in results.variants if one.delta is not None}
-    percent = metric.endswith("accuracy")
+    percent = metric_entry(metric).in_percent
     with_tests = any(one.difference is not None for one in results.variants)
     heads = [
         "variant",
@@ -167,7 +168,7 @@ def _row(variant: VariantResult, metric: str, *, deltas: bool, tests: bool) -> s
 def _estimate(estimate: Estimate | None, metric: str, *, sign: bool) -> str:
     if estimate is None:
         return _NOTHING
-    scale, digits = (100, ".1f") if metric.endswith("accuracy") else (1, ".3g")
+    scale, digits = (100, ".1f") if metric_entry(metric).in_percent else (1, ".3g")
     text = _mantissa(f"{scale * estimate.mean:{'+' if sign else ''}{digits}}")
     if estimate.high is None:
         return f"${text}$"

@@ -17,13 +17,13 @@ from fedsim.comparison.settings import (
 )
 from fedsim.comparison.variants import Variant, expand_variants
 from fedsim.core.limits import MAX_COMPARED_RUNS
+from fedsim.core.metrics import computed_metrics
 from fedsim.experiment import ExperimentError, LoadedExperiment, Problem, load_experiment
 from fedsim.experiment.errors import any_of, did_you_mean
 from fedsim.experiment.load import read_yaml
 from fedsim.experiment.messages import PathMessage, validation_messages
 from fedsim.experiment.overrides import COMMAND_LINE, Override, apply_overrides, parse_overrides
 from fedsim.experiment.tree import Entry, Location, Node, from_python, is_broken, locate, to_python
-from fedsim.models.scores.catalog import computed_metrics
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from typing import Any
 from fedsim.accountant.trust import CLAIMED_AGAINST
 from fedsim.comparison.jobs import FINISHED, Job
 from fedsim.comparison.worker import CLIENT_METRICS, RECORD
+from fedsim.core.metrics import computed_metrics
 from fedsim.experiment import Experiment
-from fedsim.models.scores.catalog import computed_metrics
 from fedsim.report.scores import Scores, read_scores
 from fedsim.runs.directory import RunDirectory, RunDirectoryError
 from fedsim.runs.recorded_figures import personal_metrics

@@ -8,12 +8,12 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from fedsim.core.metrics import LOSS, METRICS
 from fedsim.core.settings import Settings
 from fedsim.experiment import Experiment
 from fedsim.experiment.errors import any_of, did_you_mean, value_text
 from fedsim.experiment.messages import PathMessage
 from fedsim.experiment.schema import NAME_PATTERN
-from fedsim.models.scores.catalog import LOSS, METRICS
 
 MAX_SEEDS = 1000
 
@@ -23,7 +23,6 @@ _NUMBERS = [name for name, entry in METRICS.items() if not entry.per_class]
 TEST_METRICS = tuple(f"test_{name}" for name in (LOSS, *_NUMBERS))
 PERSONAL_METRICS = ("personal_accuracy", "personal_loss", "personal_mse")
 CLIENT_METRICS = ("client_accuracy", "client_loss", "client_mse", "client_r2")
-SMALLER_IS_BETTER = ("loss", "mse", "mae", "error")
 MOST_EXPECTED_RUNS = 100
 
 LawName = Literal["geometric", "logarithmic", "negative_binomial", "poisson"]

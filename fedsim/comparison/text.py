@@ -16,7 +16,7 @@ from fedsim.comparison.outcomes import RunOutcome
 from fedsim.comparison.results import Results, VariantResult, finite_values
 from fedsim.comparison.statistics import Estimate
 from fedsim.core.formatting import delta_text, duration_text, epsilon_text, metric_text
-from fedsim.report.overview import metric_name
+from fedsim.core.metrics import metric_entry, metric_name
 from fedsim.report.scores import Scores, quoted, recall_text
 from fedsim.report.terminal_text import figure_table
 
@@ -56,10 +56,10 @@ def interval_text(metric: str, estimate: Estimate) -> str:
 
 def difference_text(metric: str, estimate: Estimate) -> str:
     """Return a difference with half of its interval; of accuracies in percentage points."""
-    accuracy = metric.endswith("accuracy")
-    value = 100 * estimate.mean if accuracy else estimate.mean
-    text = f"{value:+.1f}" if accuracy else f"{value:+.3g}"
-    return text.replace("-", "−") + _half(metric, estimate) + (" pp" if accuracy else "")
+    percent = metric_entry(metric).in_percent
+    value = 100 * estimate.mean if percent else estimate.mean
+    text = f"{value:+.1f}" if percent else f"{value:+.3g}"
+    return text.replace("-", "−") + _half(metric, estimate) + (" pp" if percent else "")
 
 
 def p_text(p: float | None) -> str:
@@ -92,7 +92,7 @@ def _half(metric: str, estimate: Estimate) -> str:
     if estimate.high is None:
         return ""
     half = estimate.high - estimate.mean
-    return f" ± {100 * half:.1f}" if metric.endswith("accuracy") else f" ± {half:.2g}"
+    return f" ± {100 * half:.1f}" if metric_entry(metric).in_percent else f" ± {half:.2g}"
 
 
 def notes_of(results: Results) -> list[str]:

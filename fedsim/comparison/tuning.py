@@ -23,8 +23,9 @@ from fedsim.accountant.rdp.poisson import DEFAULT_ORDERS
 from fedsim.accountant.rdp.selection import rdp_repeat_and_select
 from fedsim.accountant.trust import CLAIMED_AGAINST, Observer
 from fedsim.comparison.results import Results, VariantResult
-from fedsim.comparison.settings import SMALLER_IS_BETTER, SelectSettings
+from fedsim.comparison.settings import SelectSettings
 from fedsim.core.formatting import epsilon_text
+from fedsim.core.metrics import metric_entry
 from fedsim.core.settings import written_name
 from fedsim.runs.files import read_yaml_object
 from fedsim.statement.observers import OBSERVER_NAMES
@@ -202,7 +203,7 @@ def _best(candidates: Sequence[VariantResult], metric: str) -> VariantResult | N
     scored = [(score, one) for one in candidates if (score := _score(one, metric)) is not None]
     if not scored:
         return None
-    smaller = metric.endswith(SMALLER_IS_BETTER)
+    smaller = metric_entry(metric).smaller_is_better
     return (min if smaller else max)(scored, key=lambda pair: pair[0])[1]
 
 

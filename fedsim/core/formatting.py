@@ -4,6 +4,8 @@ import math
 from collections.abc import Sequence
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 
+from fedsim.core.metrics import metric_entry
+
 _MAX_NAMED_CLIENTS = 10
 
 
@@ -45,7 +47,7 @@ def percent_text(share: float) -> str:
 
 
 def metric_text(name: str, value: float | None) -> str:
-    """Return a metric: accuracies in percent, other metrics with 4 significant digits.
+    """Return a metric: with one decimal where its unit is percent, or else 4 significant digits.
 
     Args:
         name: name of the metric.
@@ -53,7 +55,7 @@ def metric_text(name: str, value: float | None) -> str:
     """
     if value is None:
         return "not finite"
-    return f"{value:.1%}" if name.endswith("accuracy") else f"{value:.4g}"
+    return f"{value:.1%}" if metric_entry(name).in_percent else f"{value:.4g}"
 
 
 def duration_text(seconds: float) -> str:

@@ -8,10 +8,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedsim.core.metrics import TaskName
 from fedsim.models.catalog import LOSSES
 from fedsim.models.errors import ModelError
 from fedsim.models.losses import to_columns
-from fedsim.models.scores.catalog import TaskName
 
 Targets = NDArray[np.int64] | NDArray[np.float32]
 

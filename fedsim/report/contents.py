@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from fedsim.core.metrics import metric_key
 from fedsim.core.text_formats import FormatError, parse_plain_yaml
-from fedsim.models.scores.catalog import metric_key
 from fedsim.report.scores import Scores, read_scores
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.recorded_figures import ANSWERS, CLIENT_DATA, PERSONALIZATION

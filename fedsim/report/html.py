@@ -17,6 +17,7 @@ import jinja2
 from markupsafe import Markup, escape
 
 from fedsim.core.formatting import delta_text, epsilon_text, least_epsilon_text, percent_text
+from fedsim.core.metrics import metric_name
 from fedsim.report import overview
 from fedsim.report.client_table import MAX_BARS, ClientTable, client_table, plain_table
 from fedsim.report.contents import RunContents, read_contents
@@ -129,7 +130,7 @@ def _context(contents: RunContents) -> dict[str, Any]:
         "experiment": experiment_rows(contents),
         "curves": round_drawings(contents),
         "costs": cost_drawings(contents),
-        "main_metric": f"Test {overview.metric_name(next(iter(contents.metrics), 'metric'))}",
+        "main_metric": f"Test {metric_name(next(iter(contents.metrics), 'metric'))}",
         "noise_is_drawn": any(row.get("noise_norm") for row in contents.rounds),
         "phases": overview.phases(contents),
         "scores": scores_context(contents.scores),

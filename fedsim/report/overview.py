@@ -1,12 +1,12 @@
 """Headline figures, incidents and environment of the report."""
 
 import math
-import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fedsim.core.formatting import count_text, delta_text, duration_text, epsilon_text, metric_text
+from fedsim.core.metrics import metric_name
 from fedsim.report.contents import RunContents
 from fedsim.report.scores import baseline_text, quoted, recall_text, warnings_of
 from fedsim.report.sections.experiment import sizes_text
@@ -18,8 +18,6 @@ MAX_INCIDENTS = 100
 MAX_PERSONAL = 100
 _MAX_REASON_CHARACTERS = 300
 _MIN_REST_SHARE = 0.005  # of the time; a smaller rest is not listed
-
-_METRIC_NAMES = {"mse": "mean squared error", "r2": "R²"}
 
 
 @dataclass(frozen=True)
@@ -48,12 +46,6 @@ class Phase:
     name: str
     time: str
     share: float
-
-
-def metric_name(name: str) -> str:
-    """Return a metric's name for people: `test_r2` is R²."""
-    short = re.sub("^(test|train|clients|personal)_", "", name)
-    return _METRIC_NAMES.get(short, short.replace("_", " "))
 
 
 def cards(contents: RunContents) -> list[Card]:

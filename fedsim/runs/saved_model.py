@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
+from fedsim.core.metrics import TASK_OF_LOSS
 from fedsim.core.plugin_errors import plugin_calls
 from fedsim.data.examples import DataError
 from fedsim.data.inputs import Inputs, read_inputs
@@ -22,7 +23,6 @@ from fedsim.models.errors import ModelError
 from fedsim.models.features.pipeline import FeatureModel, FeaturePipeline
 from fedsim.models.local_base import OtherBaseError
 from fedsim.models.metrics import eval_mode
-from fedsim.models.scores.catalog import TASK_OF_LOSS
 from fedsim.models.scores.metrics import class_names, summarise_scores
 from fedsim.models.scores.predictions import ClassPredictions, LabelPredictions, predictions_of
 from fedsim.models.settings import ModelSettings

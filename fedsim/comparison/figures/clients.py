@@ -11,7 +11,6 @@ from fedsim.comparison.figures.picture import (
     Picture,
     Series,
     Tips,
-    client_words,
     epsilon_axis,
     figure_name,
     metric_axis,
@@ -20,6 +19,7 @@ from fedsim.comparison.figures.picture import (
 from fedsim.comparison.results import Results, VariantResult
 from fedsim.comparison.text import common_words
 from fedsim.core.formatting import epsilon_text, metric_text, percent_text
+from fedsim.core.metrics import metric_name
 
 _MAX_TIPS = 600  # single points with a text of their own
 _MAX_CLIENT_POINTS = 4000
@@ -65,9 +65,9 @@ def fairness(results: Results, metric: str) -> Picture | None:
         epsilon_axis(axes, epsilons or [1.0], beyond if without else None)
         axes.set_xlabel("ε of the client")
         metric_axis(axes, metric)
-        axes.set_ylabel(f"{client_words(metric)} on its own data")
+        axes.set_ylabel(f"{metric_name(metric)} on its own data")
 
-    what = f"{client_words(metric)} of every client against its ε"
+    what = f"{metric_name(metric)} of every client against its ε"
     return Picture(
         name=figure_name(results, "private-clients"),
         warning=_PRIVATE,
@@ -96,7 +96,7 @@ def metric_boxes(results: Results, metric: str) -> Picture | None:
         variant.name: [point.value for point in _client_points(variant, metric)]
         for variant in results.variants
     }
-    what = f"{client_words(metric)} of clients on their own data"
+    what = f"{metric_name(metric)} of clients on their own data"
     return _boxes(results, "private-client-boxes", what, values, metric)
 
 

@@ -20,7 +20,6 @@ from fedsim.comparison.figures.picture import (
     epsilon_axis,
     figure_name,
     metric_axis,
-    metric_bounds,
     series_of,
     thin,
 )
@@ -28,6 +27,7 @@ from fedsim.comparison.results import Results, VariantResult
 from fedsim.comparison.statistics import CONFIDENCE, Estimate
 from fedsim.comparison.text import interval_text, metric_words
 from fedsim.core.formatting import epsilon_text, metric_text
+from fedsim.core.metrics import metric_entry
 from fedsim.report.svg import Ink
 
 Floats = NDArray[np.float64]
@@ -138,7 +138,7 @@ def _curve(variant: VariantResult, metric: str, x: Floats | None) -> _Curve:
     if n > 1:
         quantile = float(stdtrit(n - 1, (1 + CONFIDENCE) / 2))
         half = quantile * table.std(axis=0, ddof=1) / np.sqrt(n)
-    least, most = metric_bounds(metric)
+    least, most = metric_entry(metric).bounds
     places = np.arange(1.0, length + 1) if x is None else x[:, :length].mean(axis=0)
     low, high = np.clip(mean - half, least, most), np.clip(mean + half, least, most)
     return _Curve(variant.name, n, places, mean, low, high)
@@ -267,5 +267,5 @@ def _clipped(estimate: Estimate, metric: str) -> tuple[float, float] | None:
     """Return the ends of an interval, clipped to what the metric can be; None without one."""
     if estimate.low is None or estimate.high is None:
         return None
-    least, most = metric_bounds(metric)
+    least, most = metric_entry(metric).bounds
     return max(estimate.low, least), min(estimate.high, most)

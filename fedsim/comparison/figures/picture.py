@@ -19,6 +19,7 @@ from matplotlib.ticker import (
 
 from fedsim.comparison.results import Results
 from fedsim.core.formatting import epsilon_text
+from fedsim.core.metrics import metric_entry
 from fedsim.core.text_formats import csv_text
 from fedsim.report.svg import Ink, inline_svg, standalone_svg, style
 
@@ -141,17 +142,7 @@ def figure_name(results: Results, name: str) -> str:
     return f"{name}-{results.groups[0].unit}" if results.has_sibling else name
 
 
-_SHARES = ("accuracy", "f1", "auc", "recall", "precision")
 _MAX_CURVE_POINTS = 300
-
-
-def metric_bounds(metric: str) -> tuple[float, float]:
-    """Return the smallest and the largest possible value of a metric; infinite without a bound."""
-    if any(name in metric for name in _SHARES):
-        return 0.0, 1.0
-    if metric.endswith(("loss", "mse")):
-        return 0.0, math.inf
-    return (-math.inf, 1.0) if metric.endswith("r2") else (-math.inf, math.inf)
 
 
 def metric_axis(axes: Axes, metric: str, *, horizontal: bool = False) -> None:
@@ -164,12 +155,13 @@ def metric_axis(axes: Axes, metric: str, *, horizontal: bool = False) -> None:
     """
     axis = axes.xaxis if horizontal else axes.yaxis
     low, high = axes.get_xlim() if horizontal else axes.get_ylim()
-    least, most = metric_bounds(metric)
+    entry = metric_entry(metric)
+    least, most = entry.bounds
     margin = 0.02 * (high - low)  # a line on the bound stays whole
     limits = max(low, least - margin), min(high, most + margin)
     (axes.set_xlim if horizontal else axes.set_ylim)(*limits)
     axis.set_major_locator(MaxNLocator(5 if horizontal else 6))
-    if metric.endswith("accuracy"):
+    if entry.in_percent:
         decimals = 1 if limits[1] - limits[0] < 0.04 else 0
         axis.set_major_formatter(PercentFormatter(1.0, decimals=decimals))
 
@@ -200,11 +192,6 @@ def epsilon_axis(axes: Axes, epsilons: Sequence[float], beyond: float | None = N
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda tick, _: names.get(tick, "")))
     axes.set_xlabel("ε of a run (its largest of any client)")
-
-
-def client_words(metric: str) -> str:
-    """Return the words for a client's metric: `client_r2` is R²."""
-    return metric.removeprefix("client_").replace("r2", "R²").replace("mse", "squared error")
 
 
 def thin(length: int) -> np.ndarray:

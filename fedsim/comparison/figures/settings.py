@@ -15,19 +15,13 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from fedsim.comparison.differences import SettingsTable, setting_text
-from fedsim.comparison.figures.picture import (
-    WIDE_INCHES,
-    Picture,
-    Tips,
-    figure_name,
-    metric_axis,
-    metric_bounds,
-)
+from fedsim.comparison.figures.picture import WIDE_INCHES, Picture, Tips, figure_name, metric_axis
 from fedsim.comparison.results import Results, VariantResult
 from fedsim.comparison.statistics import CONFIDENCE
 from fedsim.comparison.text import guarantee_text, interval_text, metric_words
 from fedsim.comparison.variants import axis_labels
 from fedsim.core.formatting import epsilon_text, metric_text
+from fedsim.core.metrics import metric_entry
 from fedsim.report.line_plot import name_lines
 from fedsim.report.svg import Ink
 
@@ -212,7 +206,7 @@ def _limits(results: Results, sweeps: Sequence[Sweep]) -> tuple[float, float]:
         for end in (one.metrics[results.metric].low, one.metrics[results.metric].high)
         if end is not None
     ]
-    least, most = metric_bounds(results.metric)
+    least, most = metric_entry(results.metric).bounds
     known = [min(max(end, least), most) for end in (*means, *ends)] or [0.0, 1.0]
     margin = _SHARE_BEYOND * (max(known) - min(known))
     return min(known) - margin, max(known) + margin
@@ -314,7 +308,7 @@ def _draw_line(
     baseline: object,
 ) -> None:
     """Draw a line with its intervals, the baseline in a ring."""
-    least, most = metric_bounds(metric)
+    least, most = metric_entry(metric).bounds
     is_path = sweep.numbers is not None
     xs, means = [point[0] for point in points], [point[1] for point in points]
     axes.plot(xs, means, color=colour, ls="-" if is_path else "none")

@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from fedsim.core.metrics import LOSS, METRICS, TASK_OF_LOSS, metric_key, wrong_task
 from fedsim.experiment.errors import KeyPath, value_text
 from fedsim.experiment.messages import PathMessage
 from fedsim.experiment.references import check_name
 from fedsim.experiment.rules.sections import Sections, messages_at
 from fedsim.models.catalog import LOSSES
-from fedsim.models.scores.catalog import LOSS, METRICS, TASK_OF_LOSS, metric_key, wrong_task
 from fedsim.personalization.settings import LabelPriorSettings
 
 

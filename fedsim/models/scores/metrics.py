@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedsim.core.metrics import METRICS, metric_key, wrong_task
 from fedsim.core.plugins import plugin_calls, resolve
 from fedsim.core.text_formats import finite_or_none
 from fedsim.models.errors import MetricError
 from fedsim.models.scores import classes
-from fedsim.models.scores.catalog import METRICS, metric_key, wrong_task
 from fedsim.models.scores.classes import precision_per_class, recall_per_class
 from fedsim.models.scores.predictions import (
     Array,

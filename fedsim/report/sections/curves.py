@@ -7,9 +7,9 @@ from itertools import accumulate
 from markupsafe import Markup
 
 from fedsim.core.formatting import duration_text, epsilon_text, metric_text
+from fedsim.core.metrics import metric_entry, metric_name
 from fedsim.models.catalog import TRAIN_METRICS
 from fedsim.report.contents import RunContents
-from fedsim.report.overview import metric_name
 from fedsim.report.plots import Axis, Curve, Spend, common_target, draw_curve, round_axis
 from fedsim.statement import Facts
 from fedsim.statement.guarantee import is_plain
@@ -115,7 +115,7 @@ def _metric_curve(contents: RunContents, name: str, over: Axis) -> Curve:
         over=over,
         values=[row.get(name) for row in contents.rounds],
         text=lambda value: metric_text(name, value),
-        percent=name.endswith("accuracy"),
+        percent=metric_entry(name).in_percent,
     )
 
 

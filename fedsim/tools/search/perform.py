@@ -24,8 +24,9 @@ from fedsim.accountant.ledger.journal import FileJournal, total_of
 from fedsim.accountant.rdp.selection import RunLaw
 from fedsim.comparison.jobs import FINISHED, default_workers, execute, lock_directory
 from fedsim.comparison.load import LoadedComparison, load_comparison
-from fedsim.comparison.settings import SMALLER_IS_BETTER, SearchSettings, SelectSettings
+from fedsim.comparison.settings import SearchSettings, SelectSettings
 from fedsim.core.errors import ExitCode, FedsimError
+from fedsim.core.metrics import metric_entry
 from fedsim.runs.directory import RunDirectory, RunDirectoryError
 from fedsim.runs.manifest import changed_files, read_manifest
 from fedsim.tools.search.ledger import (
@@ -281,7 +282,7 @@ class _SearchRun:
             if not _is_unchanged(folder, current.done[run]):
                 self._withdraw("a run that had ended was changed or removed")
         scores = [_score(folder, drawn.metric) for folder in folders]
-        best = _best(scores, smaller=drawn.metric.endswith(SMALLER_IS_BETTER))
+        best = _best(scores, smaller=metric_entry(drawn.metric).smaller_is_better)
         variant = None if best is None else drawn.candidates[drawn.configurations[best]]
         end = Selected(search=number, variant=variant, files={})
         searches = (*self._ledger.searches[:-1], replace(current, end=end))

@@ -11,8 +11,8 @@ import pytest
 import sklearn.metrics
 import torch
 
+from fedsim.core.metrics import METRICS, metric_entry, metric_key, metric_name
 from fedsim.models.errors import MetricError
-from fedsim.models.scores.catalog import METRICS, metric_key
 from fedsim.models.scores.metrics import choose_metrics
 from fedsim.models.tasks import Task, task_for
 
@@ -236,3 +236,32 @@ def test_a_metric_of_another_task_is_refused() -> None:
     task = task_for("./my.py:loss", np.array([0, 1, 2]))
     with pytest.raises(MetricError, match="r2 scores numbers, and this model predicts classes"):
         choose_metrics(["r2"], task, base=Path())
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_a_perfect_model_has_the_best_value_and_a_poor_one_is_on_the_other_side(name: str) -> None:
+    entry = METRICS[name]
+    if name in CLASSES:
+        targets = np.arange(N) % 6
+        best = np.full((N, 6), -40.0, dtype=np.float32)
+        best[np.arange(N), targets] = 40.0
+        task = task_for("cross_entropy", targets, num_classes=6)
+        poor = np.roll(best, 7, axis=0)  # no target is first
+    else:
+        targets = best = RNG.normal(size=(N, 1)).astype(np.float32)
+        task, poor = task_for("mse", targets), best[::-1].copy()
+    least, most = entry.bounds
+    perfect = least if entry.smaller_is_better else most
+    found, worse = (np.mean(score(name, task, one, targets)) for one in (best, poor))
+    assert found == pytest.approx(perfect, abs=1e-12)
+    assert (worse > found) if entry.smaller_is_better else (worse < found)
+    assert least <= worse <= most
+
+
+def test_a_metric_is_read_by_its_entry_whatever_it_was_measured_on() -> None:
+    assert metric_entry("client_r2") == METRICS["r2"]
+    assert metric_entry("test_loss").smaller_is_better
+    assert metric_entry("test_my_accuracy").in_percent
+    assert metric_entry("test_mine").bounds == (-np.inf, np.inf)
+    assert metric_name("personal_mse") == "mean squared error"
+    assert metric_name("clients_balanced_accuracy") == "balanced accuracy"

@@ -1,5 +1,10 @@
-"""The built-in metrics by name, without importing torch or numpy."""
+"""The built-in metrics by name, and how to read a value, without importing torch or numpy.
 
+A metric is added here and in `fedsim/models/scores/metrics.py`; whatever reads one, asks its entry.
+"""
+
+import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -27,28 +32,55 @@ class MetricEntry:
         tasks: the tasks that it scores.
         several_labels: whether it scores several labels of one example.
         per_class: whether it is a list, with one number for each class or label.
+        in_percent: whether its unit is percent; other metrics have the unit of the targets, or
+            none.
+        smaller_is_better: its direction.
+        bounds: the smallest and the largest possible value.
+        words: its name for people; "": the name itself, with spaces.
     """
 
     description: str
     tasks: tuple[TaskName, ...]
     several_labels: bool = False
     per_class: bool = False
+    in_percent: bool = False
+    smaller_is_better: bool = False
+    bounds: tuple[float, float] = (-math.inf, math.inf)
+    words: str = ""
 
 
-def _classes(description: str, *, several: bool = False, each: bool = False) -> MetricEntry:
-    return MetricEntry(description, ("classification", "labels"), several, each)
+def _classes(
+    description: str,
+    *,
+    several: bool = False,
+    each: bool = False,
+    in_percent: bool = False,
+    least: float = 0.0,
+) -> MetricEntry:
+    tasks: tuple[TaskName, ...] = ("classification", "labels")
+    return MetricEntry(
+        description, tasks, several, each, in_percent=in_percent, bounds=(least, 1.0)
+    )
 
 
-def _numbers(description: str) -> MetricEntry:
-    return MetricEntry(description, ("regression",))
+def _error(description: str, *tasks: TaskName, words: str = "") -> MetricEntry:
+    return MetricEntry(
+        description, tasks, smaller_is_better=True, bounds=(0.0, math.inf), words=words
+    )
+
+
+def _fit(description: str, words: str = "") -> MetricEntry:
+    return MetricEntry(description, ("regression",), bounds=(-math.inf, 1.0), words=words)
 
 
 METRICS: dict[str, MetricEntry] = {
     "accuracy": _classes(
-        "share of correct predictions, over all labels (accuracy_score)", several=True
+        "share of correct predictions, over all labels (accuracy_score)",
+        several=True,
+        in_percent=True,
     ),
     "balanced_accuracy": _classes(
-        "mean recall of the classes in the test set (balanced_accuracy_score)"
+        "mean recall of the classes in the test set (balanced_accuracy_score)", in_percent=True
     ),
     "f1": _classes(
         "F1 of class 1; of three classes or more, or several labels, their mean (f1_score)",
@@ -70,11 +102,17 @@ METRICS: dict[str, MetricEntry] = {
         "(average_precision_score)",
         several=True,
     ),
-    "log_loss": _classes("mean -ln of the true class's probability (log_loss)"),
-    "mcc": _classes("Matthews correlation coefficient (matthews_corrcoef)"),
-    "kappa": _classes("Cohen's kappa of predictions and targets (cohen_kappa_score)"),
-    "top_3_accuracy": _classes("share of targets among the 3 best (top_k_accuracy_score)"),
-    "top_5_accuracy": _classes("share of targets among the 5 best (top_k_accuracy_score)"),
+    "log_loss": _error(
+        "mean -ln of the true class's probability (log_loss)", "classification", "labels"
+    ),
+    "mcc": _classes("Matthews correlation coefficient (matthews_corrcoef)", least=-1.0),
+    "kappa": _classes("Cohen's kappa of predictions and targets (cohen_kappa_score)", least=-1.0),
+    "top_3_accuracy": _classes(
+        "share of targets among the 3 best (top_k_accuracy_score)", in_percent=True
+    ),
+    "top_5_accuracy": _classes(
+        "share of targets among the 5 best (top_k_accuracy_score)", in_percent=True
+    ),
     "recall_per_class": _classes(
         "recall of each class or label (recall_score)", several=True, each=True
     ),
@@ -82,21 +120,47 @@ METRICS: dict[str, MetricEntry] = {
         "precision of each class or label (precision_score)", several=True, each=True
     ),
     "f1_per_class": _classes("F1 of each class or label (f1_score)", several=True, each=True),
-    "mse": _numbers("mean squared error (mean_squared_error)"),
-    "rmse": _numbers("root of the mean squared error (root_mean_squared_error)"),
-    "mae": _numbers("mean absolute error (mean_absolute_error)"),
-    "median_absolute_error": _numbers("median absolute error (median_absolute_error)"),
-    "max_error": _numbers("largest absolute error of any target"),
-    "r2": _numbers("coefficient of determination R² (r2_score)"),
-    "explained_variance": _numbers("share of the explained variance (explained_variance_score)"),
+    "mse": _error(
+        "mean squared error (mean_squared_error)", "regression", words="mean squared error"
+    ),
+    "rmse": _error("root of the mean squared error (root_mean_squared_error)", "regression"),
+    "mae": _error("mean absolute error (mean_absolute_error)", "regression"),
+    "median_absolute_error": _error("median absolute error (median_absolute_error)", "regression"),
+    "max_error": _error("largest absolute error of any target", "regression"),
+    "r2": _fit("coefficient of determination R² (r2_score)", words="R²"),
+    "explained_variance": _fit("share of the explained variance (explained_variance_score)"),
 }
 
 LOSS = "loss"  # always computed, first in every row
+_LOSS = _error("mean of `model.loss`", *TASK_WORDS)
+_PREFIX = re.compile("^(test|train|clients?|personal)_")
 
 
 def metric_key(name: str) -> str:
     """Return the name of a metric in files: of a function of your own, that of the function."""
     return name.rpartition(":")[2].replace(".", "_")
+
+
+def metric_entry(name: str) -> MetricEntry:
+    """Return how to read a metric.
+
+    Of a function of your own nothing is known but its name: an accuracy is read as the built-in
+    one, and any other is a number without bounds, of which larger is better.
+
+    Args:
+        name: the metric, as in files: `accuracy`, `test_accuracy`, `client_accuracy`.
+    """
+    short = _PREFIX.sub("", name)
+    if short == LOSS:
+        return _LOSS
+    own = METRICS["accuracy"] if short.endswith("accuracy") else MetricEntry("your own", ())
+    return METRICS.get(short, own)
+
+
+def metric_name(name: str) -> str:
+    """Return a metric's name for people: `test_r2` is R²."""
+    short = _PREFIX.sub("", name)
+    return metric_entry(short).words or short.replace("_", " ")
 
 
 def computed_metrics(loss: str, chosen: Sequence[str] | None) -> tuple[str, ...]:
