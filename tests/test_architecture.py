@@ -359,7 +359,7 @@ NAMES_KINDS = {
     "clients/training/block.py": "steps of DP-SGD, in the block's loop",
     "fedsim/tools/attack": "canaries in gradients and in updates",
     "fedsim/comparison/variants.py": "arms that change the mechanism",
-    "fedsim/experiment/rules/perturbation.py": "conditions of the proofs",
+    "fedsim/experiment/rules/mechanisms.py": "conditions of the proofs",
     "fedsim/federation/blocks.py": "tiles of steps of DP-SGD",
     "fedsim/federation/release_probes.py": "one probe for each kind",
     "fedsim/federation/release_problem.py": "what a plan needs of the model",

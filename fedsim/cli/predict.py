@@ -73,7 +73,7 @@ def _score_lines(found: "Predictions") -> list[str]:
     if found.scores is None:
         return []
     from fedsim.core.formatting import metric_text
-    from fedsim.report.scores import Scores, baseline_text, recall_line, warnings_of
+    from fedsim.report.contents import Scores, baseline_text, recall_line, warnings_of
 
     scores = Scores.from_json(found.scores)
     lines = [

@@ -56,7 +56,7 @@ def _find(loaded: "LoadedExperiment") -> "DataFindings":
 
 
 def _as_json(found: "DataFindings") -> dict[str, Any]:
-    from fedsim.report.headline import notes, warnings
+    from fedsim.report.progress import notes, warnings
 
     federation = found.federation
     return {
@@ -67,7 +67,7 @@ def _as_json(found: "DataFindings") -> dict[str, Any]:
 
 
 def _print_findings(found: "DataFindings") -> None:
-    from fedsim.report.headline import headline, notes, warnings
+    from fedsim.report.progress import headline, notes, warnings
 
     lines = [*headline(found.federation), *found.lines()]
     lines += [f"note: {note}" for note in notes(found.federation)]

@@ -226,7 +226,7 @@ def write_settings(comparison: LoadedComparison, path: Path) -> None:
 
 def write_comparison(result: ComparisonResult) -> None:
     """Write the results of a comparison as JSON, as tables, and as figures."""
-    from fedsim.comparison.figures.every import write_figures
+    from fedsim.comparison.figures import write_figures
 
     directory = RunDirectory(result.path)
     directory.write_json("comparison.json", result.to_json())

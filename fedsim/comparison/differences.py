@@ -15,9 +15,9 @@ import numpy as np
 import yaml
 
 from fedsim.experiment import Experiment
-from fedsim.experiment.dump import flat_settings
 from fedsim.experiment.errors import KeyPath
 from fedsim.experiment.messages import PathMessage
+from fedsim.experiment.schema import flat_settings
 from fedsim.runs.inputs import private_digest
 
 if TYPE_CHECKING:

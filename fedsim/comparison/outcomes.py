@@ -10,7 +10,7 @@ from fedsim.comparison.jobs import FINISHED, Job
 from fedsim.comparison.worker import CLIENT_METRICS, RECORD
 from fedsim.core.metrics import computed_metrics
 from fedsim.experiment import Experiment
-from fedsim.report.scores import Scores, read_scores
+from fedsim.report.contents import Scores, read_scores
 from fedsim.runs.directory import RunDirectory, RunDirectoryError
 from fedsim.runs.recorded_figures import personal_metrics
 

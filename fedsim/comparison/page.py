@@ -268,8 +268,8 @@ def _context(result: ComparisonResult) -> dict[str, Any]:
 
 def _unit(part: Results) -> dict[str, Any]:
     """Return the tables and the figures of one unit's variants; its name where there are two."""
+    from fedsim.comparison.figures import pictures_of
     from fedsim.comparison.figures.clients import spend_sentence
-    from fedsim.comparison.figures.every import pictures_of
     from fedsim.comparison.figures.picture import series_of
     from fedsim.comparison.figures.settings import against_settings
 
@@ -288,7 +288,7 @@ def _unit(part: Results) -> dict[str, Any]:
 
 def _figure(one: "Picture") -> dict[str, Any]:
     """Return a figure of the page, with links to its files."""
-    from fedsim.comparison.figures.every import DIRECTORY
+    from fedsim.comparison.figures import DIRECTORY
 
     return {
         "caption": one.caption,

@@ -34,8 +34,8 @@ from fedsim.comparison.text import (
     seconds_text,
     seeds_text,
 )
-from fedsim.report.notebook import notebook_console
-from fedsim.report.terminal_text import print_sentence, print_table
+from fedsim.report.progress import notebook_console
+from fedsim.report.terminal import print_sentence, print_table
 
 _MAX_COLUMNS = 4
 

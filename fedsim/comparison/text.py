@@ -17,8 +17,8 @@ from fedsim.comparison.results import Results, VariantResult, finite_values
 from fedsim.comparison.statistics import Estimate
 from fedsim.core.formatting import delta_text, duration_text, epsilon_text, metric_text
 from fedsim.core.metrics import metric_entry, metric_name
-from fedsim.report.scores import Scores, quoted, recall_text
-from fedsim.report.terminal_text import figure_table
+from fedsim.report.contents import Scores, quoted, recall_text
+from fedsim.report.terminal import figure_table
 
 _NOTHING = "–"
 

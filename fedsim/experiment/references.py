@@ -1,10 +1,31 @@
-"""Checks of built-in names, plug-ins and files that an experiment names; nothing is imported."""
+"""Names and files in an experiment: their checks, with nothing imported, and its public tables.
 
+A run's `experiment.yaml` holds the content of its public tables. So schedules can be checked,
+replayed and resumed without the files, and a run does not resume with a changed file.
+"""
+
+import csv
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-from fedsim.experiment.errors import any_of, did_you_mean, shorten
+from pydantic import ValidationError
+
+from fedsim.core.limits import MAX_CLIENTS, MAX_ROUNDS
+from fedsim.experiment.errors import KeyPath, any_of, did_you_mean, shorten
+from fedsim.experiment.messages import PathMessage
+from fedsim.server.participation.settings import (
+    MAX_AVAILABILITY_CHARACTERS,
+    BufferedParticipation,
+    DurationTable,
+    ParticipationSettings,
+    TraceParticipation,
+    join_ranges,
+    ranges_of,
+    ranges_text,
+)
+from fedsim.server.settings import FederationSettings
 
 DATA_SUFFIXES = (".npz", ".csv", ".parquet")
 
@@ -96,3 +117,150 @@ def _absolute(path: str, base: Path) -> str:
     if "\0" not in path:
         path = os.path.expanduser(path)
     return os.path.abspath(os.path.join(base, path))
+
+
+_PARTICIPATION: KeyPath = ("federation", "participation")
+
+
+class _TableError(ValueError):
+    """A table that cannot be used; the message names the line, the value and the rule."""
+
+
+@dataclass(frozen=True)
+class ReadTables:
+    """The federation with its public tables, or the mistake in one.
+
+    Attributes:
+        federation: the settings, with the content of tables in place of their paths; None after a
+            mistake.
+        mistakes: (path, message) of each.
+    """
+
+    federation: FederationSettings | None
+    mistakes: tuple[PathMessage, ...] = ()
+
+
+def read_public_tables(federation: FederationSettings, base: Path) -> ReadTables:
+    """Return the settings with the content of their public tables.
+
+    Args:
+        federation: the `federation` section.
+        base: the directory in which relative paths start.
+    """
+    settings = federation.participation
+    named = named_table(settings)
+    if named is None:
+        return ReadTables(federation)
+    place, path = named
+    mistake = check_table(path, base)
+    try:
+        if mistake is None:
+            read = _with_content(settings, base / Path(path).expanduser())
+            return ReadTables(federation.model_copy(update={"participation": read}))
+    except _TableError as error:
+        mistake = str(error)
+    except ValidationError as error:
+        mistake = str(error.errors()[0]["msg"])
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        mistake = f"cannot be read as a csv file: {error}"
+    return ReadTables(None, ((place, mistake),))
+
+
+def named_table(settings: ParticipationSettings) -> tuple[KeyPath, str] | None:
+    """Return the key and the path of the public table of a participation; None without one."""
+    if isinstance(settings, TraceParticipation) and settings.path is not None:
+        return (*_PARTICIPATION, "path"), settings.path
+    if isinstance(settings, BufferedParticipation) and isinstance(
+        settings.durations, DurationTable
+    ):
+        path = settings.durations.path
+        return None if path is None else ((*_PARTICIPATION, "durations", "path"), path)
+    return None
+
+
+def _with_content(settings: ParticipationSettings, path: Path) -> ParticipationSettings:
+    given = settings.model_dump(exclude={"path"})
+    if isinstance(settings, TraceParticipation):
+        return TraceParticipation(**{**given, "availability": _availability(path)})
+    if isinstance(settings, BufferedParticipation) and isinstance(
+        settings.durations, DurationTable
+    ):
+        column = settings.durations.column
+        table = DurationTable(column=column, values=_durations(path, column))
+        return BufferedParticipation(**{**given, "durations": table})
+    return settings
+
+
+def _availability(path: Path) -> str:
+    """Return a trace as lines `clients: rounds`; clients with the same rounds share a line."""
+    windows: dict[int, list[range]] = {}
+    for line, row in _rows(path, (("client", "round"), ("client", "first", "last"))):
+        client = _number(path, line, row, "client", 0, MAX_CLIENTS - 1)
+        first = _number(path, line, row, "round" if "round" in row else "first", 1, MAX_ROUNDS)
+        last = first if "round" in row else _number(path, line, row, "last", first, MAX_ROUNDS)
+        windows.setdefault(client, []).append(range(first, last + 1))
+    clients_of: dict[str, list[int]] = {}
+    for client, each in sorted(windows.items()):
+        clients_of.setdefault(ranges_text(join_ranges(each)), []).append(client)
+    text = "".join(
+        f"{ranges_text(ranges_of(clients))}: {rounds}\n" for rounds, clients in clients_of.items()
+    )
+    if len(text) > MAX_AVAILABILITY_CHARACTERS:
+        raise _TableError(
+            f"the trace needs {len(text):,} characters in the experiment of a run, and at most "
+            f"{MAX_AVAILABILITY_CHARACTERS:,} fit; use fewer, longer windows, or period"
+        )
+    return text
+
+
+def _durations(path: Path, column: str) -> list[float]:
+    """Return the durations in the order of the clients, which are 0, 1, 2, ..."""
+    found: dict[int, float] = {}
+    for line, row in _rows(path, (("client", column),)):
+        client = _number(path, line, row, "client", 0, MAX_CLIENTS - 1)
+        if client in found:
+            raise _TableError(f"line {line}: client {client} has two lines; remove one")
+        try:
+            found[client] = float(row[column])
+        except ValueError:
+            raise _TableError(
+                f"line {line}: {column} must be a number, got {row[column]!r}"
+            ) from None
+        if not found[client] > 0:
+            raise _TableError(f"line {line}: {column} must be > 0, got {row[column]!r}")
+    missing = next((client for client in range(len(found)) if client not in found), None)
+    if missing is not None:
+        raise _TableError(f"client {missing} has no line; write one line for each client")
+    return [found[client] for client in range(len(found))]
+
+
+def _rows(
+    path: Path, choices: tuple[tuple[str, ...], ...]
+) -> Iterator[tuple[int, Mapping[str, str]]]:
+    """Yield the line number and the cells of each row of a table that has one set of columns."""
+    count = 0
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        reader = csv.DictReader(file, restval="")
+        names = reader.fieldnames or ()
+        if not any(set(columns) <= set(names) for columns in choices):
+            needed = " or ".join(", ".join(columns) for columns in choices)
+            raise _TableError(
+                f"must have the columns {needed}; the file has {', '.join(names) or 'none'}"
+            )
+        for row in reader:
+            count += 1
+            yield reader.line_num, row
+    if not count:
+        raise _TableError("no client has a line; write one line for each client")
+
+
+def _number(
+    path: Path, line: int, row: Mapping[str, str], column: str, least: int, most: int
+) -> int:
+    text = row[column].strip()
+    if not (text.isascii() and text.isdigit()) or not least <= int(text) <= most:
+        raise _TableError(
+            f"line {line} of {path.name}: {column} must be a whole number from {least} to {most}, "
+            f"got {text!r}"
+        )
+    return int(text)

@@ -1,7 +1,10 @@
-"""The schema of an experiment file, composed of the settings of all rooms."""
+"""The schema of an experiment file, composed of the settings of all rooms, and its YAML."""
 
+import sys
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
+import yaml
 from pydantic import Field, ValidationError, field_validator
 from pydantic.json_schema import GenerateJsonSchema
 
@@ -10,10 +13,12 @@ from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.mechanisms.kinds import KINDS, NO_RELEASE, ReleaseKind
 from fedsim.clients.mechanisms.votes.ballots import Ballots
 from fedsim.clients.privacy_settings import PrivacySettings
+from fedsim.core.formatting import count_text
 from fedsim.core.settings import Settings
 from fedsim.data.catalog import DATASETS
 from fedsim.data.settings import DataSettings
-from fedsim.experiment.federated_task import FederatedTask
+from fedsim.experiment.shapes import Shape, TaggedUnion, child_shape
+from fedsim.experiment.yaml_loader import CORE_PATTERNS
 from fedsim.models.catalog import MODELS
 from fedsim.models.settings import ModelSettings
 from fedsim.pate.settings import PateSettings
@@ -21,6 +26,35 @@ from fedsim.personalization.settings import PersonalizationSettings
 from fedsim.secagg.settings import SecureAggregationSettings
 from fedsim.server.settings import EvaluationSettings, FederationSettings
 from fedsim.simulation.settings import RuntimeSettings
+
+
+class FederatedTask:
+    """Rounds of local training that make a global model.
+
+    Attributes:
+        saves_derived_model: whether the saved model is made from the values that travel.
+        votes: what `privacy.json` says of votes: there are none.
+    """
+
+    saves_derived_model = False
+    votes: Mapping[str, Any] | None = None
+
+    def ballots(self, rounds: int) -> None:
+        """Return the ballots of a run: it has none."""
+
+    def work(self, rounds: int, local: LocalSettings) -> str:
+        """Return what a run does, for its headline: rounds, and the steps or passes of each.
+
+        Args:
+            rounds: of the run.
+            local: the training of a round.
+        """
+        if local.epochs is None:
+            length = count_text(local.given_steps, "step")
+        else:
+            length = f"{local.epochs:g} epoch{'' if local.epochs == 1 else 's'}"
+        return f"{count_text(rounds, 'round')} of {length}"
+
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 
@@ -209,3 +243,71 @@ def json_schema() -> dict[str, object]:
     schema = Experiment.model_json_schema(schema_generator=_UntitledFields)
     head = {"$schema": GenerateJsonSchema.schema_dialect, "title": "fedsim experiment"}
     return {**head, **{key: value for key, value in schema.items() if key != "title"}}
+
+
+class _Dumper(yaml.SafeDumper):
+    """A dumper that quotes every string that YAML 1.1 or 1.2 would read as another type."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True
+
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
+        super().increase_indent(flow, False)
+
+
+def dump_experiment(experiment: Experiment) -> str:
+    """Return the YAML of an experiment with its defaults, in the order of the schema.
+
+    `load_experiment` reads it back to an equal `Experiment`. Relative paths are kept, so the text
+    is valid only in the experiment's own directory.
+    """
+    return yaml.dump(
+        experiment.model_dump(),
+        Dumper=_Dumper,
+        sort_keys=False,
+        allow_unicode=True,
+        width=sys.maxsize,
+    )
+
+
+def flat_settings(experiment: Experiment) -> dict[str, object]:
+    """Return all settings as `{"key.path": value}`; lists stay whole.
+
+    The name of a choice is the value of its key, `privacy.clipping`; its own keys, such as
+    `privacy.clipping.quantile`, are there where they have another value than their default.
+    """
+    return dict(_leaves(experiment.model_dump(mode="json"), "", Experiment))
+
+
+def _leaves(content: object, path: str, shape: Shape) -> Iterator[tuple[str, object]]:
+    if not isinstance(content, dict) or not content:
+        yield path, content
+        return
+    if isinstance(shape, TaggedUnion) and shape.takes_name:
+        yield path, content[shape.tag]
+        chosen = shape.variants[content[shape.tag]]
+        content = {
+            key: one
+            for key, one in content.items()
+            if key != shape.tag and one != chosen.model_fields[key].default
+        }
+        shape = chosen
+    for key, one in content.items():
+        yield from _leaves(one, f"{path}.{key}" if path else str(key), child_shape(shape, key))
+
+
+def _represent_string(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    # Double quotes escape characters that are not printable, such as line breaks.
+    style = None if text.isprintable() else '"'
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+def _represent_list(dumper: yaml.SafeDumper, items: list[object]) -> yaml.SequenceNode:
+    flow = not any(isinstance(item, dict | list) for item in items)
+    return dumper.represent_sequence("tag:yaml.org,2002:seq", items, flow_style=flow)
+
+
+_Dumper.add_representer(str, _represent_string)
+_Dumper.add_representer(list, _represent_list)
+for _kind, _pattern in CORE_PATTERNS.items():
+    _Dumper.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", _pattern, None)

@@ -22,7 +22,7 @@ from fedsim.core.errors import InputError
 from fedsim.core.plugin_sources import read_sources
 from fedsim.data.file_names import data_files
 from fedsim.experiment import LoadedExperiment
-from fedsim.experiment.public_tables import named_table
+from fedsim.experiment.references import named_table
 
 if TYPE_CHECKING:
     from fedsim.federation.federation import Federation

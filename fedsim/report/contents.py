@@ -1,17 +1,284 @@
-"""The content of the report: the files of a run directory, read once."""
+"""The content of the report: the files of a run directory, read once, and its scores in words.
 
-from collections.abc import Sequence
+A high accuracy hides a model that never finds a rare class. The majority baseline, the recall of
+each class and one plain sentence show it.
+"""
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from fedsim.core.formatting import metric_text
 from fedsim.core.metrics import metric_key
 from fedsim.core.text_formats import FormatError, parse_plain_yaml
-from fedsim.report.scores import Scores, read_scores
 from fedsim.runs.directory import RunDirectory
+from fedsim.runs.files import DamagedRunError
 from fedsim.runs.recorded_figures import ANSWERS, CLIENT_DATA, PERSONALIZATION
+from fedsim.runs.recorded_figures import SCORES as FILE
 from fedsim.server.round_report import RoundRow
 from fedsim.statement import Facts, RunFacts, read_facts
+
+_MAX_LISTED = 4  # classes in a line of a terminal; of more, the lowest
+_NUM_LOWEST = 3
+_MAX_NAMED = 5  # classes in a sentence
+_MAX_MATRIX = 30  # classes of a drawn confusion matrix
+_MAX_ROWS = 100  # rows of a table of classes
+
+
+@dataclass(frozen=True)
+class ClassScore:
+    """The figures of one class or label.
+
+    Attributes:
+        name: its name.
+        examples: test examples of it.
+        predicted: predictions of it.
+        recall: share of its examples that are predicted; None without examples.
+        precision: share of its predictions that are correct; None without predictions.
+    """
+
+    name: str
+    examples: int
+    predicted: int
+    recall: float | None
+    precision: float | None
+
+    @property
+    def hits(self) -> int:
+        """Its examples that are predicted."""
+        return round((self.recall or 0.0) * self.examples)
+
+    @property
+    def is_missed(self) -> bool:
+        """Whether it has examples and none is found."""
+        return self.examples > 0 and self.hits == 0
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The content of `scores.json`.
+
+    Attributes:
+        classes: the figures of each class or label; none for numbers.
+        confusion: rows are true classes, columns predictions; None where it is left out.
+        majority_class: the most frequent class; None for several labels.
+        majority: accuracy of always predicting it; None for numbers.
+        metrics: metrics of the last round, by name.
+    """
+
+    classes: tuple[ClassScore, ...]
+    confusion: tuple[tuple[int, ...], ...] | None
+    majority_class: str | None
+    majority: float | None
+    metrics: Mapping[str, Any]
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> "Scores":
+        """Return the scores in the content of the file."""
+        majority, matrix = content["majority"], content["confusion"]
+        rows = [
+            ClassScore(
+                name=row["class"],
+                examples=row["examples"],
+                predicted=row["predicted"],
+                recall=row["recall"],
+                precision=row["precision"],
+            )
+            for row in content["by_class"]
+        ]
+        return cls(
+            classes=tuple(rows),
+            confusion=None if matrix is None else tuple(tuple(line) for line in matrix),
+            majority_class=None if majority is None else majority["class"],
+            majority=None if majority is None else majority["share"],
+            metrics=content["metrics"],
+        )
+
+    @property
+    def examples(self) -> int:
+        """Number of test examples of all classes."""
+        return sum(one.examples for one in self.classes)
+
+    @property
+    def accuracy(self) -> float | None:
+        """Share of correct predictions; None for numbers."""
+        if self.majority is None:
+            return None
+        if self.majority_class is None or not self.examples:
+            return self.metrics.get("accuracy")
+        return sum(one.hits for one in self.classes) / self.examples
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether a constant answer has an accuracy, or an R², at least as good."""
+        if self.accuracy is not None and self.majority is not None:
+            return self.accuracy <= self.majority
+        r2 = self.metrics.get("r2")
+        return r2 is not None and r2 <= 0
+
+    @property
+    def by_recall(self) -> list[ClassScore]:
+        """The classes with examples, that with the lowest recall first."""
+        known = [one for one in self.classes if one.recall is not None]
+        return sorted(known, key=lambda one: one.recall or 0.0)
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether an example has several labels."""
+        return self.majority is not None and self.majority_class is None
+
+
+def read_scores(directory: RunDirectory) -> Scores | None:
+    """Return the scores of a run; None in a failed run.
+
+    Raises:
+        DamagedRunError: the file is damaged.
+    """
+    if not (directory.path / FILE).exists():
+        return None
+    try:
+        return Scores.from_json(directory.read_json(FILE))
+    except (KeyError, TypeError) as error:
+        raise DamagedRunError.of(directory.path / FILE, f"no such scores: {error!r:.80}") from error
+
+
+def baseline_text(scores: Scores) -> str | None:
+    """Return the majority baseline, to stand beside an accuracy; None for numbers."""
+    if scores.majority is None:
+        return None
+    return f"majority baseline {metric_text('accuracy', scores.majority)}"
+
+
+def baseline_sentence(scores: Scores) -> str | None:
+    """Return what the majority baseline is; None for numbers."""
+    if scores.majority is None:
+        return None
+    share = metric_text("accuracy", scores.majority)
+    if scores.majority_class is None:
+        return f"Always predicting the more frequent value of each label has accuracy {share}."
+    most = next(one for one in scores.classes if one.name == scores.majority_class)
+    return (
+        f"Always predicting {quoted(most.name)} has accuracy {share}: it is the class of "
+        f"{most.examples:,} of {scores.examples:,} test examples."
+    )
+
+
+def warnings_of(scores: Scores) -> list[str]:
+    """Return one sentence for each way in which a good metric may mislead."""
+    found = []
+    missed = [one for one in scores.classes if one.is_missed]
+    if missed:
+        what = "label" if scores.has_labels else "class"
+        if len(missed) == 1:
+            found.append(
+                f"The model finds none of the {missed[0].examples:,} test examples of {what} "
+                f"{quoted(missed[0].name)}: its recall is 0%."
+            )
+        else:
+            names = _names([one.name for one in missed])
+            plural = "labels" if scores.has_labels else "classes"
+            found.append(
+                f"The model finds no test example of {len(missed)} of {len(scores.classes)} "
+                f"{plural}, {names}: their recall is 0%."
+            )
+    if scores.is_constant and scores.majority is not None:
+        found.append(
+            "The accuracy is not above that of a constant answer: "
+            f"{metric_text('accuracy', scores.accuracy)}, {baseline_text(scores)}."
+        )
+    elif scores.is_constant:
+        found.append(
+            "The model is no better than the mean of the test targets: its R² is "
+            f"{metric_text('r2', scores.metrics['r2'])}, not above 0."
+        )
+    return found
+
+
+def advice_of(scores: Scores, *, private: bool) -> str | None:
+    """Return what helps a model that is no better than a constant answer; None for others.
+
+    Args:
+        scores: the scores.
+        private: whether the federation has differential privacy.
+    """
+    if not scores.is_constant:
+        return None
+    text = (
+        "What may help: inputs around 0 (range of a column, model.features: [{center: ...}]), a "
+        "larger local.optimizer.lr, more rounds"
+    )
+    return f"{text}; fedsim plan FILE --advise compares settings at the same ε" if private else text
+
+
+def recall_line(scores: Scores) -> str | None:
+    """Return the recall of each class on one line; of more than four classes, the lowest three."""
+    ordered = scores.by_recall
+    if len(ordered) < 2:
+        return None
+    what = "recall by label" if scores.has_labels else "recall by class"
+    shown = [one for one in scores.classes if one.recall is not None]
+    if len(ordered) > _MAX_LISTED:
+        what, shown = f"{what}, lowest", ordered[:_NUM_LOWEST]
+    figures = ", ".join(f"{one.name}: {recall_text(one.recall)}" for one in shown)
+    return f"{what}  {figures}"
+
+
+def recall_text(value: float | None) -> str:
+    """Return a recall or a precision in percent; a dash where there is none."""
+    if value is None:
+        return "–"
+    return "0%" if value == 0 else f"{value:.1%}"
+
+
+def quoted(name: str) -> str:
+    """Return the name of a class as part of a sentence; numbers stay as they are."""
+    return name if name.isdigit() else f"“{name}”"
+
+
+def _names(names: Sequence[str]) -> str:
+    more = len(names) - _MAX_NAMED
+    shown = ", ".join(quoted(name) for name in names[:_MAX_NAMED])
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+def scores_context(scores: Scores | None) -> dict[str, Any] | None:
+    """Return what the template of the report needs; None where nothing has classes.
+
+    Args:
+        scores: the scores of a run; None in a run without.
+    """
+    if scores is None or not (scores.classes or warnings_of(scores)):
+        return None
+    size = len(scores.classes)
+    matrix = scores.confusion if size <= _MAX_MATRIX else None
+    return {
+        "what": "label" if scores.has_labels else "class",
+        "warnings": warnings_of(scores),
+        "baseline": baseline_sentence(scores),
+        "rows": [_row(one) for one in scores.classes[:_MAX_ROWS]],
+        "num_rows": size,
+        "names": [one.name for one in scores.classes],
+        "matrix": None if matrix is None else [_matrix_row(line) for line in matrix],
+    }
+
+
+def _row(one: ClassScore) -> dict[str, Any]:
+    return {
+        "name": one.name,
+        "examples": f"{one.examples:,}",
+        "predicted": f"{one.predicted:,}",
+        "recall": recall_text(one.recall),
+        "precision": recall_text(one.precision),
+        "share": one.recall or 0.0,
+        "is_missed": one.is_missed,
+    }
+
+
+def _matrix_row(counts: Sequence[int]) -> list[tuple[str, float]]:
+    """Return each count of a true class with its share of the class, for the shade of its cell."""
+    total = sum(counts)
+    return [(f"{count:,}", count / total if total else 0.0) for count in counts]
 
 
 @dataclass(frozen=True)

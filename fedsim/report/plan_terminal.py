@@ -9,7 +9,7 @@ from fedsim.core.text_formats import csv_text
 from fedsim.planning.bounds import BoundCurve
 from fedsim.planning.cells import OBSERVERS, PlannedCell
 from fedsim.planning.projection import Plan, PlannedClient
-from fedsim.report.terminal_text import (
+from fedsim.report.terminal import (
     MAX_TABLE_CLIENTS,
     client_text,
     figure_table,

@@ -1,12 +1,23 @@
-"""Progress on stderr: the phases of a command, and the headline, warnings and rounds of a run."""
+"""Progress on stderr or in a notebook: phases, headline, notes and warnings, rounds of a run.
 
-from collections.abc import Iterator, Mapping
+Nothing is imported for a notebook, which has IPython loaded already.
+"""
+
+import io
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from html import escape
+from importlib import import_module
 from pathlib import Path
 from threading import Timer
 from time import monotonic
 from typing import Any
+from uuid import uuid4
 
+import numpy as np
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -21,11 +32,150 @@ from rich.progress import (
 from rich.text import Text
 
 from fedsim.core.commands import Phases
-from fedsim.core.formatting import epsilon_text, metric_text
+from fedsim.core.formatting import count_text, delta_text, epsilon_text, metric_text, range_text
+from fedsim.data.settings import FileDataset
+from fedsim.federation.client_plans import ignored_weighting
 from fedsim.federation.federation import Federation
-from fedsim.report.headline import headline, notes, warnings
-from fedsim.report.terminal_text import print_sentence
+from fedsim.federation.movement import still_warnings
+from fedsim.federation.plan_checks import full_batch_note
+from fedsim.report.terminal import print_sentence
 from fedsim.server.round_report import numbers_of
+
+_MAX_NAMES = 5
+_MAX_NAME_CHARS = 80
+_LARGE_FEATURE = 100.0  # absolute value above which gradients of usual models explode
+_MAX_FEATURE_RATIO = 100.0  # of the largest feature to the median one, without a note
+_MAX_NAMED_FEATURES = 3
+
+
+def headline(federation: Federation) -> list[str]:
+    """Return the headline of a run, from public figures: private client sizes are left out."""
+    experiment = federation.experiment
+    first = (
+        f"{experiment.name}: {_clients(federation)} with "
+        f"{_sizes(federation)}, {len(federation.data.test):,} test examples, "
+        f"{experiment.task_facts.work(experiment.federation.rounds, experiment.local)}"
+    )
+    if federation.plan.clients is None:
+        return [first, "no differential privacy"]
+    noise = range_text([plan.noise_multiplier for plan in federation.plan.clients], digits=3)
+    delta = delta_text(max(plan.delta for plan in federation.plan.clients))
+    target = experiment.privacy.target_epsilon if experiment.privacy else None
+    goal = f"target ε = {target:g}" if target is not None else "given noise"
+    return [first, f"{_mechanism(federation)}: {goal} at δ = {delta}, noise multiplier {noise}"]
+
+
+def notes(federation: Federation) -> list[str]:
+    """Return notes on settings that mean something else for these data."""
+    experiment = federation.experiment
+    found = (
+        full_batch_note(experiment, federation.data.clients.sizes),
+        ignored_weighting(experiment, federation.plan.weights),
+        scale_note(federation.data.test.features, _feature_names(federation)),
+    )
+    return [note for note in found if note is not None]
+
+
+def scale_note(features: NDArray[np.generic], names: Sequence[str] | None) -> str | None:
+    """Return a line about features that span orders of magnitude; None without one.
+
+    The largest features decide the gradient and its clipping, so that the others teach nothing.
+
+    Args:
+        features: (n, ...) of the public test set, as the model gets them.
+        names: name of each feature (k,) of (n, k); None: features have no names.
+    """
+    if features.dtype.kind != "f" or not len(features):
+        return None
+    flat = np.abs(features.reshape(len(features), -1)).max(axis=0)
+    used = flat[flat > 0]
+    if not used.size:
+        return None
+    usual = float(np.median(used))
+    if used.max() <= _LARGE_FEATURE and used.max() <= _MAX_FEATURE_RATIO * usual:
+        return None
+    if features.ndim > 2 or names is None or len(names) != len(flat):
+        return (
+            f"features of the public test set are as large as {used.max():,.4g} (the median "
+            f"feature: {usual:,.4g}), and SGD learns little from such scales; divide them by a "
+            "public constant: data.images: {scale: ...} for images, model.features: [{standardize: "
+            "{mean: ..., std: ...}}] for others"
+        )
+    order = np.argsort(-flat, kind="stable")
+    large = [
+        index for index in order if flat[index] > min(_LARGE_FEATURE, _MAX_FEATURE_RATIO * usual)
+    ]
+    shown = ", ".join(f"{names[i]} up to {flat[i]:,.4g}" for i in large[:_MAX_NAMED_FEATURES])
+    more = (
+        f" and {len(large) - _MAX_NAMED_FEATURES} more" if len(large) > _MAX_NAMED_FEATURES else ""
+    )
+    first = names[large[0]]
+    return (
+        f"features of the public test set span orders of magnitude ({shown}{more}; the median "
+        f"feature up to {usual:,.4g}), and SGD learns little from such scales; set public bounds: "
+        f"data.dataset.columns: {{{first}: {{range: [LOW, HIGH]}}}}, with log: true where few "
+        "values are large"
+    )
+
+
+def _clients(federation: Federation) -> str:
+    """Return the number of clients, and the names of a few that have some."""
+    count, names = count_text(federation.num_clients, "client"), federation.data.client_names
+    if names is None or len(names) > _MAX_NAMES or sum(map(len, names)) > _MAX_NAME_CHARS:
+        return count
+    return f"{count} ({', '.join(names)})"
+
+
+def _feature_names(federation: Federation) -> list[str] | None:
+    """Return the names of a table's features; None where `model.features` changes them."""
+    dataset, columns = federation.experiment.data.dataset, federation.data.columns
+    if columns is None or not isinstance(dataset, FileDataset):
+        return None
+    if federation.experiment.model.features:
+        return None
+    return [name for one in columns for name in dataset.constants_of(one).feature_names(one)]
+
+
+def _mechanism(federation: Federation) -> str:
+    experiment = federation.experiment
+    privacy = experiment.privacy
+    what = experiment.release_kind.releases
+    if privacy is None or privacy.trust.name == "local":
+        return what
+    return f"{what}, {privacy.trust.name} trust"
+
+
+def _sizes(federation: Federation) -> str:
+    privacy = federation.experiment.privacy
+    declared = None if privacy is None else privacy.adjacency.declared_examples
+    if declared is not None:
+        return f"{declared:,} declared examples each"
+    if federation.experiment.release_kind.protects_client:
+        return "private numbers of examples"
+    return f"{range_text(federation.data.clients.sizes)} examples"
+
+
+def warnings(federation: Federation) -> list[str]:
+    """Return warnings of parameters that would not learn, and of a δ that is too large."""
+    return [*still_warnings(federation.model.still), *_loose_deltas(federation)]
+
+
+def _loose_deltas(federation: Federation) -> list[str]:
+    """Return a warning if δ of a client allows publishing a whole example; else nothing."""
+    if federation.plan.clients is None:
+        return []
+    loose = [
+        str(client)
+        for client, plan in enumerate(federation.plan.clients)
+        if plan.delta * plan.examples >= 1
+    ]
+    if not loose:
+        return []
+    return [
+        f"δ is not below 1 / examples for the clients {', '.join(loose[:10])}: such a δ allows "
+        "publishing a whole example; choose a smaller privacy.delta"
+    ]
+
 
 _PATIENCE_SECONDS = 5.0  # without a terminal, a phase that lasts longer gets a line
 
@@ -79,7 +229,7 @@ def shown_phases(console: Console | None = None) -> Iterator[Phases]:
 
 
 _MAX_METRICS = 3  # in the line of a round
-_MAX_NAMES = 5  # of parameters in a warning
+# of parameters in a warning
 
 
 class ProgressObserver:
@@ -204,3 +354,61 @@ def _figures(row: Mapping[str, Any]) -> str:
     if row["epsilon_max"] is not None:
         parts.append(f"ε ≤ {epsilon_text(row['epsilon_max'])}")
     return "  ".join(parts)
+
+
+_MAX_LINES = 40
+_WIDTH = 100
+# Lines that count or name a phase: `round 3/20`, `3/9  eps-6, seed 1`, `checking the model ...`.
+_PASSING = re.compile(r"(round )?\d+/\d+\b.*|.* \.\.\.")
+
+
+def notebook_progress() -> ProgressObserver | None:
+    """Return an observer that shows a run in the notebook; None outside of one."""
+    console = notebook_console()
+    return None if console is None else ProgressObserver(console)
+
+
+def notebook_console() -> Console | None:
+    """Return a console that prints into the running cell of a notebook; None outside of one."""
+    ipython: Any = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    if shell is None or not hasattr(shell, "kernel"):  # IPython in a terminal has none
+        return None
+    area = NotebookArea(import_module("IPython.display"))
+    return Console(file=area, width=_WIDTH, force_terminal=False, force_jupyter=False)
+
+
+class NotebookArea(io.StringIO):
+    """A text stream that shows its last lines in one output of a cell.
+
+    A line that counts or names a phase is replaced by the next line.
+
+    Args:
+        display: the module `IPython.display`.
+    """
+
+    def __init__(self, display: Any) -> None:
+        super().__init__()
+        self._display = display
+        self._id = uuid4().hex
+        self._shown = False
+        self._rest = ""
+        self._lines: list[str] = []
+
+    def write(self, text: str, /) -> int:
+        """Add text; whole lines are shown."""
+        *lines, self._rest = (self._rest + text).split("\n")
+        for line in lines:
+            if self._lines and _PASSING.fullmatch(self._lines[-1]):
+                self._lines.pop()
+            self._lines.append(line)
+        if lines:
+            self._show()
+        return len(text)
+
+    def _show(self) -> None:
+        text = "\n".join(self._lines[-_MAX_LINES:])
+        bundle = {"text/plain": text, "text/html": f"<pre>{escape(text)}</pre>"}
+        show = self._display.update_display if self._shown else self._display.display
+        show(bundle, raw=True, display_id=self._id)
+        self._shown = True

@@ -8,7 +8,7 @@ from typing import Any
 from fedsim.report import overview
 from fedsim.report.contents import read_contents
 from fedsim.report.html import guarantees, page_templates, warnings, write_report
-from fedsim.report.notebook import notebook_progress
+from fedsim.report.progress import notebook_progress
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.runner import RunFailedError, RunResult, run_experiment
 from fedsim.simulation.engine import Engine

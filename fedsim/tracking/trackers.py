@@ -15,7 +15,7 @@ from fedsim.core.errors import ExitCode, FedsimError
 from fedsim.core.imports import ByName
 from fedsim.core.plugin_errors import contained_exits, describe_error, plugin_calls
 from fedsim.core.plugins import resolve
-from fedsim.experiment.dump import flat_settings
+from fedsim.experiment.schema import flat_settings
 from fedsim.tracking.observer import RunObserver, TrackedRun, Tracker, row_numbers, tell_phase
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from fedsim.comparison.text import (
     scores_json,
     scores_table,
 )
-from fedsim.report.scores import Scores
+from fedsim.report.contents import Scores
 
 CONFUSIONS = {"plain": [[90, 6], [1, 3]], "private": [[96, 0], [4, 0]]}
 

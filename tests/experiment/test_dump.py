@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fedsim.core.limits import MAX_NUMBER
 from fedsim.experiment import Experiment, dump_experiment, load_experiment
-from fedsim.experiment.dump import flat_settings
+from fedsim.experiment.schema import flat_settings
 
 numbers = st.floats(min_value=1e-300, max_value=MAX_NUMBER)
 counts = st.integers(1, 10_000)

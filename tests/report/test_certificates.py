@@ -12,8 +12,7 @@ from rich.console import Console
 
 from fedsim.accountant import PrivacyLedger
 from fedsim.report.contents import read_contents
-from fedsim.report.html import render_report
-from fedsim.report.recompute import recipe
+from fedsim.report.html import recipe, render_report
 from fedsim.report.terminal import print_result
 from fedsim.runs.directory import RunDirectory
 from fedsim.statement import read_facts, to_json

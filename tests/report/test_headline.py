@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedsim.report.headline import scale_note
+from fedsim.report.progress import scale_note
 
 AGES = np.array([[40.0, 1.0], [70.0, 0.0]], np.float32)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import fedsim
-from fedsim.report.notebook import NotebookArea, notebook_console
+from fedsim.report.progress import NotebookArea, notebook_console
 
 EXPERIMENT = {
     "name": "shown",

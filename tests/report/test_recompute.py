@@ -8,8 +8,7 @@ import re
 import pytest
 
 from fedsim.report.contents import read_contents
-from fedsim.report.html import write_report
-from fedsim.report.recompute import recipe
+from fedsim.report.html import recipe, write_report
 
 GAUSSIAN = {"type": "Gaussian", "noise_multiplier": 1.0}
 SAMPLED = {"type": "PoissonSampled", "sampling_rate": 0.01, "event": GAUSSIAN}

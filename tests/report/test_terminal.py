@@ -14,8 +14,7 @@ from fedsim.federation.assembly import assemble
 from fedsim.planning.projection import plan_experiment
 from fedsim.report.plan_terminal import print_plan
 from fedsim.report.progress import ProgressObserver
-from fedsim.report.terminal import print_result
-from fedsim.report.terminal_text import wrap_text
+from fedsim.report.terminal import print_result, wrap_text
 
 
 def terminal() -> Console:

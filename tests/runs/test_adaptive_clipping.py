@@ -100,7 +100,7 @@ def test_the_printed_script_recomputes_epsilon(whole: Path) -> None:
     import io
 
     from fedsim.report.contents import read_contents
-    from fedsim.report.recompute import recipe
+    from fedsim.report.html import recipe
 
     found = recipe(read_contents(RunDirectory(whole)))
     assert found is not None

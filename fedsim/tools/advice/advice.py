@@ -18,7 +18,7 @@ from fedsim.federation.assembly import assemble
 from fedsim.federation.federation import Federation
 from fedsim.federation.plan_checks import refuse_overspending
 from fedsim.planning.cells import plan_cell
-from fedsim.report.terminal_text import figure_table, print_sentence, print_table
+from fedsim.report.terminal import figure_table, print_sentence, print_table
 from fedsim.tools.advice.candidates import PublicFacts, public_facts
 from fedsim.tools.advice.noise import plausible_tasks
 from fedsim.tools.advice.ranking import PROPOSAL, Ranked, Ranking

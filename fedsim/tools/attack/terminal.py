@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedsim.core.formatting import count_text, epsilon_text, least_epsilon_text
-from fedsim.report.terminal_text import figure_table, print_sentence, print_table
+from fedsim.report.terminal import figure_table, print_sentence, print_table
 from fedsim.tools.attack.evidence import Interval
 from fedsim.tools.attack.findings import Audit, ClientAudit
 

@@ -4,7 +4,7 @@ import click
 from rich.console import Console
 
 from fedsim.cli.options import print_json
-from fedsim.report.terminal_text import print_sentence
+from fedsim.report.terminal import print_sentence
 from fedsim.tools.search.perform import SearchResult, search
 
 

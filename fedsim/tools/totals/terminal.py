@@ -3,7 +3,7 @@
 from rich.console import Console
 
 from fedsim.core.formatting import delta_text, epsilon_text
-from fedsim.report.terminal_text import figure_table, print_sentence, print_table
+from fedsim.report.terminal import figure_table, print_sentence, print_table
 from fedsim.statement.observers import OBSERVER_NAMES
 from fedsim.tools.totals.sources import EVERYONE
 from fedsim.tools.totals.totals import Account

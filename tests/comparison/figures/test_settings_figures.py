@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from fedsim.comparison.comparison_result import ComparisonResult
 from fedsim.comparison.differences import settings_table
-from fedsim.comparison.figures.every import write_figures
+from fedsim.comparison.figures import write_figures
 from fedsim.comparison.figures.picture import Tips
 from fedsim.comparison.figures.settings import (
     against_settings,

@@ -1,0 +1,372 @@
+"""Rules of the data, of the model, and of the metrics that score it."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from fedsim.core.metrics import LOSS, METRICS, TASK_OF_LOSS, metric_key, wrong_task
+from fedsim.data.catalog import DATASETS
+from fedsim.data.file_names import TooManyFilesError, matching_files
+from fedsim.data.partitions.settings import (
+    ColumnPartition,
+    FilesPartition,
+    FlwrPartition,
+    FunctionPartition,
+    group_column,
+)
+from fedsim.data.settings import DataSettings, FileDataset
+from fedsim.data.tables.settings import ColumnSettings
+from fedsim.experiment.errors import KeyPath, value_text
+from fedsim.experiment.messages import PathMessage, validation_messages
+from fedsim.experiment.references import (
+    check_data_file,
+    check_folder,
+    check_name,
+    check_table_file,
+    check_weights,
+)
+from fedsim.experiment.rules.sections import Sections, finite_messages, messages_at
+from fedsim.models.catalog import LOSSES, MODELS
+from fedsim.models.features.shapes import FeatureShapeError, shape_after
+from fedsim.models.settings import ModelSettings
+from fedsim.personalization.settings import LabelPriorSettings
+
+_DATASET: KeyPath = ("data", "dataset")
+_ARGS: KeyPath = ("data", "args")
+_PARTITION: KeyPath = ("data", "partition")
+
+
+def check_data(data: DataSettings, base: Path) -> Iterator[PathMessage]:
+    """Yield (path, message) for every broken rule of `data:`.
+
+    Args:
+        data: the section.
+        base: the directory in which relative paths start.
+    """
+    yield from finite_messages(data.args, _ARGS)
+    yield from _check_images(data)
+    yield from _check_partition(data, base)
+    if isinstance(data.dataset, FileDataset):
+        yield from _check_file_dataset(data, data.dataset, base)
+        return
+    yield from messages_at(_DATASET, check_name(data.dataset, "dataset", DATASETS, base))
+    if data.dataset in DATASETS:
+        yield from _check_built_in(data, data.dataset, base)
+
+
+def _check_built_in(data: DataSettings, name: str, base: Path) -> Iterator[PathMessage]:
+    entry = DATASETS[name]
+    yield from _check_group(data, name)
+    if not entry.args.model_fields:
+        if data.args:
+            yield _ARGS, f"the built-in dataset {name!r} takes no arguments; remove args"
+        return
+    try:
+        entry.args.model_validate(data.args)
+    except ValidationError as error:
+        yield from validation_messages(error, data.args, entry.args, _ARGS)
+    if data.folder is not None:
+        yield from messages_at((*_ARGS, "path"), check_folder(data.folder, base))
+
+
+def _check_group(data: DataSettings, name: str) -> Iterator[PathMessage]:
+    groups, wanted = DATASETS[name].groups, group_column(data.partition)
+    if groups is None or wanted is None or wanted in groups:
+        return
+    own = f"it has {', '.join(map(repr, groups))}" if groups else "use another scheme"
+    is_column = data.partition.scheme == "column"
+    path = (*_PARTITION, *(("column",) if is_column else ("args", "partition_by")))
+    yield path, f"{name} has no column {wanted!r} that names clients; {own}"
+
+
+def _check_images(data: DataSettings) -> Iterator[PathMessage]:
+    path: KeyPath = ("data", "images")
+    if data.images is None:
+        return
+    if data.features == "tokens":
+        yield path, "images are numbers, and data.features is tokens; remove images"
+    elif isinstance(data.dataset, FileDataset):
+        if not str(data.dataset.path).lower().endswith(".npz"):
+            yield path, "is for arrays in an .npz file, and the dataset is a table; remove images"
+    elif data.dataset in DATASETS and data.dataset != "huggingface":
+        yield path, f"the built-in dataset {data.dataset!r} has its layout and range; remove images"
+
+
+def _check_partition(data: DataSettings, base: Path) -> Iterator[PathMessage]:
+    """Yield the mistakes in a partition that follows the data or a function."""
+    division = data.partition
+    if isinstance(division, FunctionPartition | FlwrPartition):
+        yield from finite_messages(division.args, (*_PARTITION, "args"))
+    if isinstance(division, FunctionPartition):
+        problem = check_name(division.scheme, "partition scheme", (), base)
+        yield from messages_at((*_PARTITION, "scheme"), problem)
+    if not isinstance(division, FilesPartition):
+        return
+    if not isinstance(data.dataset, FileDataset):
+        yield (
+            _DATASET,
+            "scheme files reads tables, whose target is to be named; write "
+            "dataset: {target: COLUMN, columns: ...}",
+        )
+    try:
+        files = matching_files(division.pattern, base)
+    except TooManyFilesError as error:
+        yield (*_PARTITION, "pattern"), str(error)
+        return
+    if not files:
+        yield (*_PARTITION, "pattern"), f"no file matches {os.path.join(base, division.pattern)!r}"
+    for path in files.values():
+        problem = check_table_file(str(path), base)
+        if problem is not None:
+            yield (*_PARTITION, "pattern"), f"matches {path.name!r}, and a table {problem}"
+            return
+
+
+def _check_file_dataset(
+    data: DataSettings, dataset: FileDataset, base: Path
+) -> Iterator[PathMessage]:
+    if data.args:
+        yield _ARGS, "a data file takes no arguments; remove args"
+    if isinstance(data.partition, FilesPartition):
+        if dataset.path is not None:
+            yield (
+                (*_DATASET, "path"),
+                "data.partition.pattern names the files; remove path, or use scheme: column",
+            )
+    elif dataset.path is None:
+        purpose = FileDataset.model_fields["path"].description
+        yield (*_DATASET, "path"), f"missing; {purpose}"
+    else:
+        yield from messages_at((*_DATASET, "path"), check_data_file(dataset.path, base))
+    if dataset.test is not None:
+        yield from messages_at((*_DATASET, "test"), check_table_file(dataset.test, base))
+        if data.test_fraction is not None:
+            yield (
+                ("data", "test_fraction"),
+                "dataset.test is the test set, so no rows are held out; remove one of them",
+            )
+    if dataset.path is not None and dataset.path.lower().endswith(".npz"):
+        for key in ("columns", "test"):
+            if getattr(dataset, key):
+                yield (
+                    (*_DATASET, key),
+                    "is for .csv and .parquet tables, and an .npz archive holds arrays of numbers; "
+                    f"remove {key} (the archive's own test set: x_test and {dataset.target}_test)",
+                )
+    column = group_column(data.partition)
+    if column is not None and column in dataset.columns:
+        yield (
+            (*_DATASET, "columns", column),
+            "this column divides the rows among clients and is no feature; remove it here",
+        )
+    if isinstance(data.partition, ColumnPartition) and column == dataset.target:
+        yield (
+            (*_PARTITION, "column"),
+            f"{column!r} is the target, and a client would hold one class; name another column, or "
+            "use scheme: shards",
+        )
+    if data.features == "tokens":
+        for name, one in dataset.columns.items():
+            if isinstance(one, ColumnSettings) and name != dataset.target:
+                yield (
+                    (*_DATASET, "columns", name),
+                    "makes numbers of the cells, and data.features is tokens; remove it, or drop "
+                    "the column",
+                )
+
+
+def check_model(model: ModelSettings, base: Path) -> Iterator[PathMessage]:
+    """Yield the mistakes in the names of model and loss, and in the model's arguments.
+
+    Args:
+        model: the `model` section.
+        base: the directory in which relative paths start.
+    """
+    args: KeyPath = ("model", "args")
+    yield from messages_at(("model", "loss"), check_name(model.loss, "loss", LOSSES, base))
+    yield from messages_at(("model", "name"), check_name(model.name, "model", MODELS, base))
+    if model.init is not None:
+        yield from messages_at(("model", "init"), check_weights(model.init, base))
+    yield from _check_trained_part(model)
+    if model.name not in MODELS:
+        yield from finite_messages(model.args, args)
+        return
+    entry = MODELS[model.name]
+    try:
+        entry.args.model_validate(model.args)
+    except ValidationError as error:
+        yield from validation_messages(error, model.args, entry.args, args)
+
+
+def _check_trained_part(model: ModelSettings) -> Iterator[PathMessage]:
+    """Check that one key says what is trained, and that a frozen backbone is one."""
+    if model.has_local_base and model.freeze:
+        yield (
+            ("model", "freeze"),
+            "with model.train or model.lora all other parameters are frozen; remove freeze",
+        )
+    if model.lora is not None and model.init is None and model.name in MODELS:
+        yield (
+            ("model", "lora"),
+            f"adapters need a trained backbone, and the weights of {model.name!r} would come from "
+            "the seed; add init: weights.safetensors",
+        )
+
+
+def check_features(sections: Sections) -> Iterator[PathMessage]:
+    """Yield the mistakes in `data.features` and in the shapes of `model.features`."""
+    if sections.model is not None:
+        yield from _check_transforms(sections.model, sections.data)
+    if sections.data is None or sections.data.features != "tokens":
+        return
+    path: KeyPath = ("data", "features")
+    if isinstance(sections.data.dataset, str) and sections.data.dataset in DATASETS:
+        yield path, f"{sections.data.dataset} has numbers, no tokens; remove features"
+    if sections.model is not None and sections.model.name in MODELS:
+        yield (
+            path,
+            f"the built-in model {sections.model.name!r} takes numbers; use a model of your "
+            "own that begins with an embedding, or features: numbers",
+        )
+
+
+def _check_transforms(model: ModelSettings, data: DataSettings | None) -> Iterator[PathMessage]:
+    """Check the shapes of `model.features`, from the shape of the dataset where it is known."""
+    features: KeyPath = ("model", "features")
+    if model.features and data is not None and data.features == "tokens":
+        yield features, "transforms take numbers, and data.features is tokens; remove features"
+        return
+    named = data.dataset if data is not None and isinstance(data.dataset, str) else ""
+    try:
+        shape = shape_after(model.features, DATASETS[named].shape if named in DATASETS else None)
+    except FeatureShapeError as error:
+        yield (*features, error.position), error.reason
+        return
+    if model.features and model.name == "cnn" and shape is not None and len(shape) != 3:
+        yield (
+            ("model", "name"),
+            f"cnn takes images (channels, height, width), and model.features gives {shape}; "
+            "use logistic or mlp",
+        )
+
+
+def check_views(sections: Sections) -> Iterator[PathMessage]:
+    """Yield the reasons why examples have no views (`local.augmentations`)."""
+    if sections.local is None or sections.local.views is None:
+        return
+    key = "augmentations" if sections.local.augment is None else "augment"
+    if sections.data is not None and sections.data.features == "tokens":
+        yield (
+            ("local", key),
+            "views shift, mirror or blur numbers, and data.features is tokens; remove "
+            "augmentations and augment",
+        )
+    if sections.model is not None and sections.model.features:
+        yield (
+            ("local", key),
+            "views are drawn anew in each step, and model.features transforms each example once, "
+            "before training; remove augmentations and augment, or model.features",
+        )
+
+
+def check_test_metrics(sections: Sections, base: Path) -> Iterator[PathMessage]:
+    """Yield the mistakes in `evaluation.metrics` that show without data and plug-ins."""
+    if sections.evaluation is None:
+        return
+    keys = {LOSS: "loss, which is always computed"}
+    task = None if sections.model is None else TASK_OF_LOSS.get(sections.model.loss)
+    for index, name in enumerate(sections.evaluation.metrics or ()):
+        path: KeyPath = ("evaluation", "metrics", index)
+        key = metric_key(name)
+        if name == LOSS:
+            yield path, "loss is always computed; remove it"
+        elif (problem := check_name(name, "metric", METRICS, base)) is not None:
+            yield path, problem
+        elif keys.get(key) == name:
+            yield path, f"{name} is named twice; remove one"
+        elif key in keys or (":" in name and key in METRICS):
+            other = keys.get(key, f"the built-in metric {key}")
+            yield path, f"{name} has the name of {other}; remove or rename one"
+        elif ":" not in name and task is not None:
+            yield from messages_at(path, wrong_task(name, task))
+        keys.setdefault(key, name)
+
+
+def check_early_stopping(sections: Sections) -> Iterator[PathMessage]:
+    """Yield the mistakes in the metric of `federation.early_stopping`."""
+    federation, evaluation = sections.federation, sections.evaluation
+    if federation is None or federation.early_stopping is None or sections.model is None:
+        return
+    place: KeyPath = ("federation", "early_stopping", "metric")
+    metric, chosen = federation.early_stopping.metric, None
+    if evaluation is not None and evaluation.metrics is not None:
+        chosen = [metric_key(name) for name in evaluation.metrics]
+    if chosen is None:  # those of the task; of a loss of one's own it is known later
+        task = TASK_OF_LOSS.get(sections.model.loss)
+        chosen = ["mse", "r2"] if task == "regression" else ["accuracy"]
+        if task is None:
+            chosen += ["mse", "r2"]
+    known = [LOSS, *(name for name in chosen if not name.endswith("_per_class"))]
+    if metric not in known:
+        yield (
+            place,
+            f"must be one of {', '.join(known)}, the numbers of the test set, got {metric!r}; "
+            "choose one, or add it to evaluation.metrics",
+        )
+
+
+def check_evaluation(sections: Sections) -> Iterator[PathMessage]:
+    """Yield the mistakes in the evaluation on clients' held-out examples."""
+    if sections.evaluation is None or sections.evaluation.holdout is None:
+        return
+    section: KeyPath = ("evaluation", "holdout")
+    if sections.privacy is not None:
+        yield (
+            section,
+            "a client's score on its own examples is a release that no ε of this experiment "
+            "covers; remove holdout (evaluation.holdout=null): scores on the server's public test "
+            "set cost nothing",
+        )
+    if sections.secure_aggregation is not None:
+        yield (
+            section,
+            "clients send their scores in clear, beside updates that secure_aggregation hides; "
+            "remove holdout, or the section secure_aggregation",
+        )
+    evaluated = sections.evaluation.clients
+    clients = sections.num_clients
+    if evaluated is not None and clients is not None and evaluated > clients:
+        rule = f"must be <= data.partition.num_clients ({value_text(clients)})"
+        yield ("evaluation", "clients"), f"{rule}, got {value_text(evaluated)}"
+
+
+def check_personalization(sections: Sections) -> Iterator[PathMessage]:
+    """Yield the mistakes in `personalization`."""
+    personal = sections.personalization
+    if personal is None:
+        return
+    section: KeyPath = ("personalization",)
+    loss = None if sections.model is None else sections.model.loss
+    if isinstance(personal, LabelPriorSettings) and loss in LOSSES and loss != "cross_entropy":
+        yield (
+            (*section, "method"),
+            f"label_prior shifts the logits of classes, and model.loss {loss} has no classes; use "
+            "method: fine_tune or ditto",
+        )
+    if personal.holdout is None:
+        return
+    evaluation = sections.evaluation
+    if evaluation is not None and evaluation.holdout not in (None, personal.holdout):
+        yield (
+            (*section, "holdout"),
+            f"a client holds out its examples once: got {value_text(personal.holdout)}, and "
+            f"evaluation.holdout is {value_text(evaluation.holdout)}; set both to one number",
+        )
+    if sections.privacy is not None and sections.privacy.adjacency.name == "add_remove":
+        yield (
+            (*section, "holdout"),
+            "one more example would change which ones a client holds out, and so more than one "
+            "example of its training; remove holdout, or use adjacency: zero_out",
+        )

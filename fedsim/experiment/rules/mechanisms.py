@@ -1,0 +1,420 @@
+"""Rules of what is released other than noisy gradients: perturbations, estimates, votes.
+
+Each refusal is a condition of the proof in `fedsim.clients.mechanisms` that fails.
+
+A zeroth-order upload is one number for each step and direction: a setting that moves the model by
+anything but these numbers is refused.
+"""
+
+from collections.abc import Iterator
+from operator import attrgetter
+
+from pydantic import ValidationError
+
+from fedsim.algorithms.catalog import algorithms
+from fedsim.algorithms.settings import AlgorithmSettings
+from fedsim.clients.local_settings import LocalSettings, SgdSettings
+from fedsim.clients.mechanisms.kinds import GRADIENT_PERTURBATION, KINDS, ReleaseKind
+from fedsim.clients.mechanisms.losses import LOSSES
+from fedsim.clients.privacy_settings import BoundedExamplesSettings, PrivacySettings
+from fedsim.core.settings import Settings
+from fedsim.experiment.errors import KeyPath
+from fedsim.experiment.messages import PathMessage
+from fedsim.experiment.rules.sections import Sections
+from fedsim.models.catalog import MODELS
+from fedsim.models.settings import ModelSettings
+from fedsim.pate.settings import PateSettings
+from fedsim.server.settings import FederationSettings
+
+# Keys of the section that act on gradients: the value that is allowed.
+_GRADIENT_KEYS = {
+    "sampling.name": "poisson",
+    "sampling.rate": None,
+    "noise_correlation": "none",
+    "clipping.name": "flat",
+}
+_GRADIENT_KEYS_OF_CLIENTS = ("max_grad_norm", "sampling_rate")
+_PROTECTED = {"example": "one example", "client": "everything of a client"}
+_GRADIENT = f"or use mechanism: {GRADIENT_PERTURBATION}"
+
+
+def check_perturbation(sections: Sections) -> Iterator[PathMessage]:
+    """Yield (path, message) for every setting that noise off the gradients has no proof for."""
+    privacy = sections.privacy
+    if privacy is None or privacy.mechanism.name == GRADIENT_PERTURBATION:
+        return
+    yield from _check_view(privacy, KINDS[privacy.mechanism.name])
+    if isinstance(privacy.mechanism, BoundedExamplesSettings):
+        yield from _check_bounded(sections, privacy, privacy.mechanism)
+
+
+def _check_bounded(
+    sections: Sections, privacy: PrivacySettings, settings: BoundedExamplesSettings
+) -> Iterator[PathMessage]:
+    """Check what noise on models or examples of bounded norm needs."""
+    if privacy.adjacency.name == "add_remove":
+        why = _WHY_NO_ADD_REMOVE[settings.name]
+        yield (
+            ("privacy", "adjacency"),
+            f"add_remove keeps client sizes private, and with mechanism: {settings.name} {why}; "
+            "use zero_out or replace_one",
+        )
+    yield from _check_gradient_keys(privacy, settings.name)
+    if sections.model is not None:
+        yield from _check_loss(settings, sections.model)
+    yield from _CHECKS[settings.name](sections, privacy)
+
+
+def _check_output(sections: Sections, privacy: PrivacySettings) -> Iterator[PathMessage]:
+    """Check that the training is the one whose sensitivity is proven."""
+    if sections.local is not None:
+        yield from _check_descent(sections.local)
+    if sections.federation is not None:
+        yield from _check_steps(sections.federation)
+    if sections.model is not None and sections.model.name in MODELS:
+        yield from _check_linear(sections.model)
+
+
+def _check_input(sections: Sections, privacy: PrivacySettings) -> Iterator[PathMessage]:
+    """Check that the noisy examples can be made again."""
+    if privacy.noise == "secure":
+        yield (
+            ("privacy", "noise"),
+            "with mechanism: input_perturbation a process makes the noisy examples again from the "
+            f"seed, and secure noise would be another release; use noise: seeded, {_GRADIENT}",
+        )
+
+
+_CHECKS = {"output_perturbation": _check_output, "input_perturbation": _check_input}
+_WHY_NO_ADD_REMOVE = {
+    "output_perturbation": "the mean loss is divided by the number of examples",
+    "input_perturbation": "there is one noisy row for each example",
+}
+
+
+def _check_view(privacy: PrivacySettings, kind: ReleaseKind) -> Iterator[PathMessage]:
+    """Check that each client releases what it charges, for the unit of its kind.
+
+    Args:
+        privacy: the section.
+        kind: that `privacy.mechanism` names.
+    """
+    chosen = f"mechanism: {kind.mechanism}"
+    if kind.local_trust_only and privacy.trust.name != "local":
+        yield (
+            ("privacy", "trust"),
+            f"with {chosen} each client adds all of its noise alone, and {privacy.trust.name} "
+            f"trust needs noise on sums; use trust: local, {_GRADIENT}",
+        )
+    if privacy.release_kind is not kind:
+        yield (
+            ("privacy", "unit"),
+            f"{chosen} has a sensitivity for {_PROTECTED[kind.unit]}, and none for "
+            f"{_PROTECTED[privacy.unit]}; use unit: {kind.unit}, {_GRADIENT}",
+        )
+
+
+def _check_gradient_keys(privacy: PrivacySettings, name: str) -> Iterator[PathMessage]:
+    why = f"acts on gradients, and mechanism: {name} adds no noise to them"
+    for key, allowed in _GRADIENT_KEYS.items():
+        if attrgetter(key)(privacy) != allowed:
+            written = key.removesuffix(".name")
+            yield ("privacy", *written.split(".")), f"{why}; remove {written}, {_GRADIENT}"
+    for client, entry in privacy.clients.items():
+        for key in _GRADIENT_KEYS_OF_CLIENTS:
+            if getattr(entry, key) is not None or key in entry.columns:
+                yield ("privacy", "clients", client), f"{key} {why}; remove {key}"
+
+
+def _check_loss(settings: BoundedExamplesSettings, model: ModelSettings) -> Iterator[PathMessage]:
+    """Check that a target has a public bound."""
+    if model.loss not in LOSSES:
+        yield (
+            ("model", "loss"),
+            f"mechanism: {settings.name} needs the bounds of a loss and its targets, "
+            f"which are known of {', '.join(LOSSES)}; use one of them, {_GRADIENT}",
+        )
+    elif model.loss == "mse" and settings.max_target_norm is None:
+        yield (
+            ("privacy", "mechanism"),
+            f"{settings.name} with loss mse needs max_target_norm, the L2 bound of the target of "
+            "an example",
+        )
+    elif model.loss != "mse" and settings.max_target_norm is not None:
+        yield (
+            ("privacy", "mechanism", "max_target_norm"),
+            f"the targets of loss {model.loss} have a bound already; remove max_target_norm",
+        )
+
+
+def _check_descent(local: LocalSettings) -> Iterator[PathMessage]:
+    """Check that local training is the descent whose sensitivity is proven."""
+    optimizer = local.optimizer
+    proven = "mechanism: output_perturbation has a proof for plain gradient descent alone"
+    if not isinstance(optimizer, SgdSettings) or optimizer.momentum:
+        yield (
+            ("local", "optimizer"),
+            f"{proven}; use sgd without momentum, {_GRADIENT}",
+        )
+    if not optimizer.weight_decay:
+        yield (
+            ("local", "optimizer"),
+            "mechanism: output_perturbation needs a strongly convex problem, which weight_decay "
+            f"above 0 makes; set weight_decay: 0.01, for example, {_GRADIENT}",
+        )
+    if local.views is not None:
+        yield ("local", "augment"), f"{proven}, on the examples as they are; remove the views"
+    if local.max_physical_batch is not None:
+        yield (
+            ("local", "max_physical_batch"),
+            "mechanism: output_perturbation computes each batch at once; remove "
+            "max_physical_batch, or set a smaller batch_size",
+        )
+    if local.lr_schedule is not None:
+        yield (
+            ("local", "lr_schedule"),
+            "the sensitivity of output_perturbation is proven for one learning rate; remove "
+            "lr_schedule",
+        )
+
+
+def _check_steps(federation: FederationSettings) -> Iterator[PathMessage]:
+    """Check that the algorithm leaves local steps as they are."""
+    kind = algorithms().get(federation.algorithm.name)
+    try:
+        changes = kind is not None and kind(federation.algorithm.options).client() is not None
+    except ValidationError:  # `check_algorithm` reports it
+        return
+    if changes:
+        yield (
+            ("federation", "strategy"),
+            "mechanism: output_perturbation has a proof for plain gradient descent alone, and "
+            f"strategy {federation.algorithm.name} changes local steps; use fedavg, {_GRADIENT}",
+        )
+
+
+def _check_linear(model: ModelSettings) -> Iterator[PathMessage]:
+    if model.name != "logistic":
+        yield (
+            ("model", "name"),
+            "mechanism: output_perturbation has a proven sensitivity for a linear model alone: "
+            f"with hidden layers, as of {model.name}, the loss is not convex; use logistic, "
+            f"{_GRADIENT}",
+        )
+
+
+_WHAT = "with local.gradient: zeroth_order"
+
+
+def check_zeroth_order(sections: Sections) -> Iterator[PathMessage]:
+    """Yield (path, message) for every setting that zeroth-order steps do not go with."""
+    local = sections.local
+    if local is None or local.zeroth_order is None:
+        return
+    yield from _check_local(local)
+    federation, privacy = sections.federation, sections.privacy
+    if federation is not None and federation.algorithm.name != "fedavg":
+        yield (
+            ("federation", "strategy"),
+            f"{_WHAT} the directions of each round are others, so only means of one round's "
+            f"coefficients have a meaning, got {federation.algorithm.name!r}; use fedavg",
+        )
+    if federation is not None and federation.server_averaging is not None:
+        yield (
+            ("federation", "server_averaging"),
+            f"{_WHAT} the server keeps coefficients and no models; remove server_averaging",
+        )
+    if federation is not None and federation.participation.scheme == "buffered":
+        yield (
+            ("federation", "participation", "scheme"),
+            f"{_WHAT} an upload has coefficients of its own round's directions, and buffered adds "
+            "up uploads of several rounds; use another scheme",
+        )
+    if sections.task == "pate":
+        yield ("local", "gradient"), "teachers and student are trained by gradients; use backward"
+    if sections.personalization is not None:
+        yield (
+            ("personalization",),
+            f"personal models are trained by gradients, and {_WHAT} a client has forward passes "
+            "alone; remove personalization",
+        )
+    if privacy is None:
+        return
+    if privacy.mechanism.name != GRADIENT_PERTURBATION:
+        yield (
+            ("privacy", "mechanism"),
+            f"{_WHAT} noise is added to slopes; use mechanism: {GRADIENT_PERTURBATION}",
+        )
+    if privacy.clipping.name == "per_layer" or privacy.clipping.groups:
+        yield (
+            ("privacy", "clipping"),
+            f"{_WHAT} an example contributes one number for each direction, and directions have no "
+            "layers; use clipping: flat",
+        )
+    if privacy.noise_correlation != "none":
+        yield (
+            ("privacy", "noise_correlation"),
+            f"{_WHAT} the noise of one step is along other directions than that of the next, so it "
+            "cannot cancel; use none",
+        )
+
+
+def _check_local(local: LocalSettings) -> Iterator[PathMessage]:
+    optimizer = local.optimizer
+    if not isinstance(optimizer, SgdSettings) or optimizer.momentum or optimizer.weight_decay:
+        yield (
+            ("local", "optimizer"),
+            f"{_WHAT} it must be sgd without momentum and weight_decay: a step moves the model "
+            "along its own directions alone",
+        )
+    if local.steps is None:
+        yield (
+            ("local", "epochs"),
+            f"{_WHAT} all clients need the same number of steps, since they share the directions "
+            "of a round; use steps",
+        )
+
+
+_UNIT = (
+    "task: pate protects everything that one client has, since one teacher learns from all of it; "
+    "write unit: client, without a bound: votes have a fixed size"
+)
+# Keys that mean the same as in other tasks; every other one must have its default.
+_USED: dict[str, frozenset[str]] = {
+    "federation": frozenset({"rounds", "deadline", "min_participants"}),
+    "local": frozenset(
+        {
+            "steps",
+            "batch_size",
+            "max_physical_batch",
+            "optimizer",
+            "augmentations",
+            "augment",
+            "cohort",
+        }
+    ),
+    "privacy": frozenset(
+        {
+            "unit",
+            "trust",
+            "target_epsilon",
+            "noise_multiplier",
+            "delta",
+            "accountant",
+            "clients",
+        }
+    ),
+}
+_WHY = {
+    "max_update_norm": "votes have a fixed size, and nothing is clipped",
+    "clipping": "votes have a fixed size, and nothing is clipped",
+    "adjacency": "each query is charged for a client that is replaced, which covers one that is "
+    "zeroed out",
+    "noise": "a run that resumes repeats a ballot with the same noise, which noise from the "
+    "operating system cannot",
+    "on_exhausted": "the noise of all ballots is planned for the whole run",
+    "strategy": "the server counts votes and averages no models",
+    "weighting": "every teacher has one vote",
+    "clients_per_round": "all teachers vote on every query",
+    "participation": "all teachers vote on every query",
+}
+_DEFAULTS = {"strategy": AlgorithmSettings.model_validate({"name": "fedavg", "server_lr": 1.0})}
+"""Defaults as they are written out."""
+
+
+def check_pate(sections: Sections) -> Iterator[PathMessage]:
+    """Yield the mistakes in `task` and `pate`, and keys that have no meaning for them."""
+    if sections.task != "pate":
+        if sections.pate is not None:
+            yield ("pate",), "belongs to task: pate; add the key, or remove the section"
+        return
+    if sections.pate is None and "pate" not in sections.mistaken:
+        yield (
+            ("task",),
+            "pate needs the section pate: {queries: ..., sigma_threshold: ..., sigma: ...}",
+        )
+    privacy = sections.privacy
+    unit = sections.unit if privacy is None else privacy.unit
+    if unit != "client" and (privacy is not None or "privacy" in sections.mistaken):
+        yield ("privacy", "unit"), _UNIT
+    elif privacy is not None:
+        yield from _check_defaults("privacy", privacy)
+    if sections.local is not None:
+        yield from _check_defaults("local", sections.local)
+    if sections.federation is not None:
+        yield from _check_defaults("federation", sections.federation)
+        if sections.pate is not None:
+            yield from _check_batches(sections.pate, sections.federation.rounds)
+    yield from _check_other_sections(sections)
+
+
+def _check_defaults(section: str, settings: Settings) -> Iterator[PathMessage]:
+    """Yield the keys of a section that have no meaning for votes, and another value than none.
+
+    Args:
+        section: its name.
+        settings: the section.
+    """
+    for key, field in type(settings).model_fields.items():
+        if key in _USED[section] or getattr(settings, key) in (field.default, _DEFAULTS.get(key)):
+            continue
+        why = _WHY.get(key, "a teacher trains once, and then its client only votes")
+        yield (section, key), f"has no place in task: pate, since {why}; remove {key}"
+
+
+def _check_batches(pate: PateSettings, rounds: int) -> Iterator[PathMessage]:
+    """Yield what does not divide queries and answers into batches of two rounds each."""
+    if rounds % 2:
+        yield (
+            ("federation", "rounds"),
+            f"with task: pate a batch of queries takes two rounds, a check and a vote: write an "
+            f"even number, got {rounds}",
+        )
+        return
+    if pate.most_answers > pate.queries:
+        yield (
+            ("pate", "answers"),
+            f"must be at most pate.queries ({pate.queries:,}), got {pate.most_answers:,}",
+        )
+        return
+    batches = rounds // 2
+    for key, number in (("queries", pate.queries), ("answers", pate.most_answers)):
+        path: KeyPath = ("pate", key)
+        if number % batches:
+            near = max(batches, number // batches * batches)
+            yield (
+                path,
+                f"must be a multiple of {batches}, the batches in {rounds} rounds, got {number:,}; "
+                f"use {near:,}, or other federation.rounds",
+            )
+
+
+def _check_other_sections(sections: Sections) -> Iterator[PathMessage]:
+    if sections.model is not None and sections.model.loss in ("mse", "bce"):
+        yield (
+            ("model", "loss"),
+            f"task: pate needs classes to vote for, and loss {sections.model.loss} has none; use "
+            "cross_entropy",
+        )
+    if sections.model is not None and sections.model.has_local_base:
+        yield (
+            ("model",),
+            "task: pate trains whole models, and this one has a part that stays on its clients; "
+            "remove lora and the local base",
+        )
+    if sections.personalization is not None:
+        yield (
+            ("personalization",),
+            "task: pate has no global model in the rounds from which a client could make its own; "
+            "remove the section",
+        )
+    if sections.evaluation is not None and sections.evaluation.holdout is not None:
+        yield (
+            ("evaluation", "holdout"),
+            "with task: pate clients score no model; remove holdout",
+        )
+    if sections.secure_aggregation is not None and sections.secure_aggregation.metrics:
+        yield (
+            ("secure_aggregation", "metrics"),
+            "with task: pate clients send votes alone; remove metrics",
+        )

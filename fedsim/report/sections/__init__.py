@@ -1,1 +1,0 @@
-"""Parts of the report's page, each from the files of the run."""
