@@ -45,34 +45,6 @@ CLAIMED_AGAINST: Mapping[str, Observer] = {trust: seen[0] for trust, seen in OBS
 _ROUNDED = 1e-9  # relative: square roots and the noise of groups
 
 
-def adjacency_objection(adjacency: str, *, trust: str, protects_client: bool) -> str | None:
-    """Return what tells neighbours apart beside charged releases; None: nothing does.
-
-    Under add_remove nothing public may follow from the unit. Of whole clients, their number sets
-    the rate of draws, the largest of their noises is that of a sum, and every record names each
-    one; `zero_out` has the same events, and says that the list of clients is public. The noise of a
-    sum of examples is set by all clients' sizes.
-
-    Args:
-        adjacency: of the claim.
-        trust: the trust model.
-        protects_client: whether one ε is for everything that a client has.
-    """
-    if adjacency != "add_remove":
-        return None
-    if protects_client:
-        return (
-            "under add_remove a client would be there or not, and the rate of draws, the noise of "
-            "a sum and the records follow from the list of clients"
-        )
-    if trust != "local":
-        return (
-            f"trust: {trust} needs public client sizes, which set every client's noise, and "
-            "add_remove keeps them private"
-        )
-    return None
-
-
 def is_explained_by_shares(claimed: PrivacyLedger, own: PrivacyLedger, *, honest: int) -> bool:
     """Whether a ledger against sums follows from the shares in the ledger against the server.
 

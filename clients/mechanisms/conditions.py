@@ -19,7 +19,12 @@ from fedsim.clients.sampling.schemes import SAMPLING_SCHEMES
 HIDING_PROTOCOLS = ("additive", "secagg", "secagg_plus")
 """Protocols of secure aggregation that show sums of updates alone."""
 
-_LINEAR_CLIPPINGS = {"example": ("flat", "automatic"), "client": ("flat", "adaptive")}
+LINEAR_CLIPPINGS: Mapping[str, tuple[str, ...]] = {
+    "example": ("flat", "automatic"),
+    "client": ("flat", "adaptive"),
+}
+"""Clippings that bound a whole contribution, by the unit that contributes."""
+
 _ADJACENCIES = ("zero_out", "add_remove", "replace_one")
 _CORRELATIONS = ("toeplitz",)
 CORRELATED: Mapping[str, tuple[str, ...]] = {
@@ -140,7 +145,7 @@ def _off_gradients(choices: Choices) -> bool:
 
 CONDITIONS: Mapping[str, Condition] = {
     "update_clipping": Condition(
-        lambda c: c.unit == "client" and c.clipping not in _LINEAR_CLIPPINGS["client"],
+        lambda c: c.unit == "client" and c.clipping not in LINEAR_CLIPPINGS["client"],
         lambda c: f"clipping {c.clipping} bounds no whole update",
     ),
     "hidden_updates": Condition(
@@ -150,7 +155,7 @@ CONDITIONS: Mapping[str, Condition] = {
     "sum_clipping": Condition(
         lambda c: (
             c.trust in ("distributed", "central")
-            and c.clipping not in _LINEAR_CLIPPINGS.get(c.unit, ())
+            and c.clipping not in LINEAR_CLIPPINGS.get(c.unit, ())
         ),
         lambda c: f"clipping {c.clipping} has no theorem for sums",
     ),

@@ -8,22 +8,12 @@ from functools import cached_property
 from typing import Any
 
 from fedsim.accountant.sampler_slack import Slack
-from fedsim.clients.mechanisms.kinds import (
-    GRADIENT_PERTURBATION,
-    KINDS,
-    NO_RELEASE,
-    ReleaseKind,
-    kind_of,
-)
+from fedsim.clients.mechanisms.conditions import HIDING_PROTOCOLS, Choices, unmet
+from fedsim.clients.mechanisms.kinds import ReleaseKind
 from fedsim.clients.sampling.schemes import SAMPLING_SCHEMES
 from fedsim.core.formatting import epsilon_text
 from fedsim.statement.attack import AttackBound, Profile
-from fedsim.statement.trust_facts import (
-    HIDING_PROTOCOLS,
-    LOCAL_EXAMPLE,
-    TrustFacts,
-    trust_objections,
-)
+from fedsim.statement.trust_facts import LOCAL_EXAMPLE, TrustFacts, trust_objections
 
 ADJACENCIES = ("zero_out", "add_remove", "replace_one")
 ACCOUNTANTS = ("pld", "rdp", "moments")
@@ -222,13 +212,36 @@ class Facts:
         return None if self.mechanism is None else self.mechanism.off_gradients
 
     @cached_property
+    def choices(self) -> Choices:
+        """The recorded choices that theorems depend on."""
+        mechanism, trust, secure = self.mechanism, self.trust, self.secure_aggregation
+        own: dict[str, Any] = {}
+        if mechanism is not None:
+            recorded = mechanism.noise_correlation
+            own = {
+                "adjacency": mechanism.adjacency,
+                "sampling": mechanism.sampling,
+                "clipping": mechanism.clipping,
+                "noise": mechanism.noise,
+                "correlation": "none" if recorded is None else str(recorded.get("name")),
+            }
+        if self.off_gradients is not None:
+            own["mechanism"] = str(self.off_gradients.get("name"))
+        return Choices(
+            trust=trust.trust,
+            unit=trust.unit,
+            votes=self.counts_votes,
+            local_steps=trust.local_steps,
+            optimizer=trust.optimizer,
+            draws_clients=trust.participation_rate is not None,
+            protocol=None if secure is None else str(secure.get("protocol")),
+            **own,
+        )
+
+    @property
     def kind(self) -> ReleaseKind:
         """The kind of the releases; `NO_RELEASE` where the record names none that is known."""
-        recorded = self.off_gradients
-        name = GRADIENT_PERTURBATION if recorded is None else str(recorded.get("name"))
-        if name != GRADIENT_PERTURBATION and name not in KINDS:
-            return NO_RELEASE
-        return kind_of(unit=self.trust.unit, mechanism=name, votes=self.counts_votes)
+        return self.choices.kind
 
     @property
     def counts_votes(self) -> bool:
@@ -301,20 +314,17 @@ def _objections(facts: Facts) -> Iterator[str]:
         yield "the slack of its sampler of noise is not recorded"
     if mechanism.clipping is not None and mechanism.clipping not in CLIPPINGS:
         yield f"its clipping {mechanism.clipping!r} is not known"
-    yield from trust_objections(
-        facts.trust,
-        adjacency=mechanism.adjacency,
-        sampling=mechanism.sampling,
-        clipping=mechanism.clipping,
-        secure_aggregation=facts.secure_aggregation,
-    )
-    if mechanism.off_gradients is not None:
-        yield from _objections_off_gradients(facts, mechanism)
+    yield from unmet(facts.choices).values()
+    yield from trust_objections(facts.trust, facts.secure_aggregation)
     if not facts.has_charges:
         return
     yield from _objections_to_events(facts, mechanism)
-    if mechanism.noise_correlation is not None:
-        yield from _correlation_objections(facts, mechanism)
+    single = [one.client for one in facts.clients if one.has_charges and not one.is_one_event]
+    if mechanism.noise_correlation is not None and single:
+        yield (
+            f"noise is correlated over the run, but the ledger of client {single[0]} does not "
+            "account for the run as one event"
+        )
     if mechanism.clipping in COUNTING_CLIPPINGS and (uncounted := _uncounted(facts.clients)):
         yield (
             f"the clipping bound of client {uncounted[0]} was adapted to its examples, but its "
@@ -347,35 +357,6 @@ def _objections_to_events(facts: Facts, mechanism: MechanismFacts) -> Iterator[s
         yield (
             f"{how} were drawn by {by}, but the ledger of client {mismatched[0]} accounts for "
             f"{_listed(mismatched[1])}"
-        )
-
-
-def _objections_off_gradients(facts: Facts, mechanism: MechanismFacts) -> Iterator[str]:
-    if not facts.kind.local_trust_only:
-        yield f"its mechanism {(mechanism.off_gradients or {}).get('name')!r} is not known"
-    if facts.trust.trust != "local" or (facts.protects_clients and not facts.kind.local_trust_only):
-        yield "noise off the gradients has no guarantee but in local trust, for the example unit"
-    if mechanism.adjacency == "add_remove":
-        yield "noise off the gradients has no guarantee under add_remove adjacency"
-    if facts.kind.later_rounds_are_free and mechanism.noise == "secure":
-        yield "secure noise cannot be drawn twice, and noisy examples are made anew by a process"
-
-
-def _correlation_objections(facts: Facts, mechanism: MechanismFacts) -> Iterator[str]:
-    scheme = SAMPLING_SCHEMES.get(mechanism.sampling or "")
-    if (mechanism.noise_correlation or {}).get("name") != "toeplitz":
-        yield f"the correlation of its noise, {mechanism.noise_correlation}, is not known"
-    if scheme is not None and not scheme.is_cyclic:
-        yield f"its noise is correlated, and lots drawn by {mechanism.sampling} may be close"
-    if facts.trust.trust != "local" or facts.protects_clients:
-        yield "correlated noise has no guarantee but in local trust, for the example unit"
-    if (mechanism.adjacency, mechanism.noise) != ("zero_out", "seeded"):
-        yield "correlated noise has no guarantee but under zero_out adjacency, with seeded noise"
-    single = [one.client for one in facts.clients if one.has_charges and not one.is_one_event]
-    if single:
-        yield (
-            f"noise is correlated over the run, but the ledger of client {single[0]} does not "
-            "account for the run as one event"
         )
 
 

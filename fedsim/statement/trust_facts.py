@@ -4,11 +4,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedsim.accountant.trust import OBSERVERS, Observer, adjacency_objection
+from fedsim.accountant.trust import OBSERVERS, Observer
 from fedsim.clients.mechanisms.kinds import protects_client
 
 UNITS = ("example", "client")
-HIDING_PROTOCOLS = ("additive", "secagg", "secagg_plus")
 UNMET_CONDITIONS: Mapping[str, str] = {
     "pinned_keys": "the keys of helpers and clients are not pinned, so parties can be made up",
     "opened_once": "no helper keeps an upload from two sums, or its noise can be repeated",
@@ -16,8 +15,6 @@ UNMET_CONDITIONS: Mapping[str, str] = {
     "fixed_set": "the client set of a sum may depend on values of uploads",
 }
 """Conditions of a guarantee against a server that departs from the protocol, and what fails."""
-
-_LINEAR_CLIPPINGS = {"example": ("flat", "automatic"), "client": ("flat", "adaptive")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,43 +81,19 @@ LOCAL_EXAMPLE = TrustFacts()
 """Facts of a run that records neither trust model nor unit."""
 
 
-def trust_objections(
-    trust: TrustFacts,
-    *,
-    adjacency: str,
-    sampling: str | None,
-    clipping: str | None,
-    secure_aggregation: Mapping[str, Any] | None,
-) -> Iterator[str]:
-    """Yield every condition of the claimed view that the recorded facts do not meet.
+def trust_objections(trust: TrustFacts, secure: Mapping[str, Any] | None) -> Iterator[str]:
+    """Yield what a record says against its trust model and unit, beside `conditions.unmet`.
 
     Args:
         trust: facts about trust model and unit.
-        adjacency: of the claim.
-        sampling: of lots; None for the client unit.
-        clipping: of gradients or updates.
-        secure_aggregation: what is recorded of the protocol; None without one.
+        secure: what is recorded of secure aggregation; None without it.
     """
     if trust.trust not in OBSERVERS:
         yield f"its trust model {trust.trust!r} is not known"
     if trust.unit not in UNITS:
         yield f"its unit {trust.unit!r} is not known"
-    if trust.protects_client and clipping not in _LINEAR_CLIPPINGS["client"]:
-        yield f"clipping {clipping} bounds no whole update"
     if trust.trust == "distributed":
-        yield from _objections_to_sums(trust, secure_aggregation)
-    if trust.trust in ("distributed", "central"):
-        yield from _objections_to_parts(trust, sampling, clipping)
-    objection = adjacency_objection(
-        adjacency, trust=trust.trust, protects_client=trust.protects_client
-    )
-    if objection is not None:
-        yield objection
-    if trust.participation_rate is not None:
-        if (trust.trust, trust.unit) != ("central", "client"):
-            yield "drawing clients lowers the ε of no other cell than central trust, client unit"
-        if secure_aggregation is not None:
-            yield "the parties of secure aggregation know which clients were drawn"
+        yield from _objections_to_sums(trust, secure)
 
 
 def unmet_conditions(secure: Mapping[str, Any] | None) -> list[str]:
@@ -136,8 +109,6 @@ def unmet_conditions(secure: Mapping[str, Any] | None) -> list[str]:
 
 def _objections_to_sums(trust: TrustFacts, secure: Mapping[str, Any] | None) -> Iterator[str]:
     """Yield what speaks against hiding each client's part behind the noise of the others."""
-    if (secure or {}).get("protocol") not in HIDING_PROTOCOLS:
-        yield "its updates were not summed by a protocol that hides them"
     unmet = unmet_conditions(secure)
     if unmet and (secure or {}).get("simulated_non_collusion") is False:
         yield (
@@ -155,19 +126,3 @@ def _objections_to_sums(trust: TrustFacts, secure: Mapping[str, Any] | None) -> 
             f"the ledger of client {trust.unexplained} claims more noise than the shares of "
             f"{trust.honest_clients} honest clients have"
         )
-
-
-def _objections_to_parts(
-    trust: TrustFacts, sampling: str | None, clipping: str | None
-) -> Iterator[str]:
-    """Yield what speaks against parts that depend on the client's data through one release only."""
-    if clipping not in _LINEAR_CLIPPINGS.get(trust.unit, ()):
-        yield f"clipping {clipping} has no theorem for sums"
-    if trust.protects_client:
-        return
-    if trust.local_steps != 1:
-        yield f"a client took {trust.local_steps} steps in a round, and sums need exactly one"
-    if trust.optimizer != "sgd":
-        yield f"optimizer {trust.optimizer} keeps a state of the client's own gradients"
-    if sampling != "poisson":
-        yield f"lots drawn by {sampling} have no theorem for sums"

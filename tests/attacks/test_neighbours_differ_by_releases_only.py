@@ -123,8 +123,7 @@ def test_mutation_a_client_less_changes_the_draws_of_all_others(
     for number, more in enumerate(({"participation": "poisson"}, {"budgets": "own"})):
         assert run_choice(choice | more, tmp_path / f"refused{number}") is None
         with monkeypatch.context() as patch:
-            where = "fedsim.accountant.trust.adjacency_objection"
-            patch.setattr(where, lambda *_, **__: None)
+            patch.setattr("fedsim.experiment.rules.trust.unmet", lambda choices: {})
             with pytest.raises(neighbours.ToldApartError, match="differs"):
                 run_choice(choice | more, tmp_path / str(number))
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fedsim.clients.client_settings import is_client
+from fedsim.clients.mechanisms.conditions import unmet
 from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.core.limits import MAX_LEDGER_RECORDS
 from fedsim.experiment.errors import KeyPath, value_text
@@ -305,7 +306,7 @@ def check_poisson_draws(
         )
     if privacy is None:
         return
-    if (privacy.trust.name, privacy.unit) != ("central", "client"):
+    if "drawn_clients" in unmet(privacy.choices(draws_clients=True)):
         yield (
             scheme,
             f"a secret draw of clients protects a client from whoever sees the models, and here "

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from fedsim.algorithms.catalog import algorithms
 from fedsim.algorithms.settings import AlgorithmSettings
 from fedsim.clients.local_settings import LocalSettings, SgdSettings
+from fedsim.clients.mechanisms.conditions import unmet
 from fedsim.clients.mechanisms.kinds import GRADIENT_PERTURBATION, KINDS, ReleaseKind
 from fedsim.clients.mechanisms.losses import LOSSES
 from fedsim.clients.privacy_settings import BoundedExamplesSettings, PrivacySettings
@@ -52,7 +53,7 @@ def _check_bounded(
     sections: Sections, privacy: PrivacySettings, settings: BoundedExamplesSettings
 ) -> Iterator[PathMessage]:
     """Check what noise on models or examples of bounded norm needs."""
-    if privacy.adjacency.name == "add_remove":
+    if "adjacency_of_mechanism" in unmet(privacy.choices()):
         why = _WHY_NO_ADD_REMOVE[settings.name]
         yield (
             ("privacy", "adjacency"),
@@ -77,7 +78,7 @@ def _check_output(sections: Sections, privacy: PrivacySettings) -> Iterator[Path
 
 def _check_input(sections: Sections, privacy: PrivacySettings) -> Iterator[PathMessage]:
     """Check that the noisy examples can be made again."""
-    if privacy.noise == "secure":
+    if "noise_of_mechanism" in unmet(privacy.choices()):
         yield (
             ("privacy", "noise"),
             "with mechanism: input_perturbation a process makes the noisy examples again from the "
@@ -260,8 +261,7 @@ def check_zeroth_order(sections: Sections) -> Iterator[PathMessage]:
 
 
 def _check_local(local: LocalSettings) -> Iterator[PathMessage]:
-    optimizer = local.optimizer
-    if not isinstance(optimizer, SgdSettings) or optimizer.momentum or optimizer.weight_decay:
+    if local.optimizer_name != "sgd":
         yield (
             ("local", "optimizer"),
             f"{_WHAT} it must be sgd without momentum and weight_decay: a step moves the model "

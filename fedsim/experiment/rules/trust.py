@@ -3,10 +3,12 @@
 Each refusal is a condition of docs/trust_models.md or docs/client_unit.md that fails.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from operator import attrgetter
+from typing import Any
 
-from fedsim.clients.local_settings import LocalSettings, SgdSettings
+from fedsim.clients.local_settings import LocalSettings
+from fedsim.clients.mechanisms.conditions import LINEAR_CLIPPINGS, Choices, unmet
 from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.experiment.errors import KeyPath
 from fedsim.experiment.messages import PathMessage
@@ -25,7 +27,10 @@ _EXAMPLE_KEYS: dict[str, tuple[tuple[object, ...], str]] = {
     "sampling.rate": ((None,), "remove the rate; local.batch_size sets the batches"),
     "noise_correlation": (("none",), "remove noise_correlation"),
     "clipping.groups": (({},), "remove groups: one bound is for the whole update"),
-    "clipping.name": (("flat", "adaptive"), "use clipping: flat or adaptive, of the whole update"),
+    "clipping.name": (
+        LINEAR_CLIPPINGS["client"],
+        "use clipping: flat or adaptive, of the whole update",
+    ),
 }
 _EXAMPLE_KEYS_OF_CLIENTS = ("max_grad_norm", "sampling_rate")
 
@@ -117,20 +122,22 @@ def check_trust(
         secure: the `secure_aggregation` section; None if there is none.
         votes: whether clients send votes in place of updates.
     """
-    if privacy.adjacency.name == "add_remove":
-        yield from _check_adjacency(privacy)
+    failed = unmet(_choices(privacy, local, secure, votes=votes))
+    if "adjacency" in failed:
+        path = ("privacy", "adjacency")
+        yield path, f"{failed['adjacency']}; use zero_out or replace_one"
     if privacy.release_kind.protects_client:
         yield from check_client_unit(privacy, federation, local, votes=votes)
     if privacy.trust.name == "local":
         return
     if privacy.trust.name == "distributed":
-        yield from _check_shares(privacy, secure)
+        yield from _check_shares(privacy, secure, failed)
     if secure is not None:
         yield from _check_grid(secure)
     if not privacy.release_kind.protects_client:
         if local is not None:
-            yield from _check_one_step(privacy.trust.name, local)
-        yield from _check_noise(privacy)
+            yield from _check_one_step(privacy.trust.name, local, failed)
+        yield from _check_noise(privacy, failed)
     if privacy.on_exhausted != "refuse":
         yield (
             ("privacy", "on_exhausted"),
@@ -139,22 +146,25 @@ def check_trust(
         )
 
 
-def _check_adjacency(privacy: PrivacySettings) -> Iterator[PathMessage]:
-    """Check that neighbours differ in charged releases alone."""
-    # Imported here: the accountant imports numpy, which is slow, and most files do not need it.
-    from fedsim.accountant.trust import adjacency_objection
-
-    found = adjacency_objection(
-        privacy.adjacency.name,
-        trust=privacy.trust.name,
-        protects_client=privacy.release_kind.protects_client,
-    )
-    if found is not None:
-        yield ("privacy", "adjacency"), f"{found}; use zero_out or replace_one"
+def _choices(
+    privacy: PrivacySettings,
+    local: LocalSettings | None,
+    secure: SecureAggregationSettings | None,
+    *,
+    votes: bool,
+) -> Choices:
+    """Return the choices of the sections; what a section with mistakes would say fails nothing."""
+    training: dict[str, Any] = {}
+    if local is not None:
+        training = {"local_steps": local.steps, "optimizer": local.optimizer_name}
+    protocol = None if secure is None else secure.protocol.name
+    return privacy.choices(votes=votes, protocol=protocol, **training)
 
 
 def _check_shares(
-    privacy: PrivacySettings, secure: SecureAggregationSettings | None
+    privacy: PrivacySettings,
+    secure: SecureAggregationSettings | None,
+    failed: Collection[str],
 ) -> Iterator[PathMessage]:
     """Check that only sums are seen, with enough honest noise in each."""
     path: KeyPath = ("privacy", "trust")
@@ -166,7 +176,7 @@ def _check_shares(
             "local or central",
         )
         return
-    if secure.protocol.name == "quantized":
+    if "hidden_updates" in failed:
         yield (
             ("secure_aggregation", "protocol"),
             "quantized shows every update to the server, and distributed trust needs sums; use "
@@ -198,7 +208,9 @@ def _check_grid(secure: SecureAggregationSettings) -> Iterator[PathMessage]:
             )
 
 
-def _check_one_step(trust: str, local: LocalSettings) -> Iterator[PathMessage]:
+def _check_one_step(
+    trust: str, local: LocalSettings, failed: Collection[str]
+) -> Iterator[PathMessage]:
     """Check that an upload is one noisy step, and linear in its noise."""
     if local.epochs is not None:
         yield (
@@ -206,14 +218,13 @@ def _check_one_step(trust: str, local: LocalSettings) -> Iterator[PathMessage]:
             f"gives several steps a round, and trust: {trust} needs exactly one: a client's second "
             "step would depend on its own first one, which no other noise protects; set steps: 1",
         )
-    elif local.steps != 1:
+    elif "one_step" in failed:
         yield (
             ("local", "steps"),
             f"must be 1 with trust: {trust}, got {local.steps}: a client's second step would "
             "depend on its own first one, which no other noise protects; use more rounds",
         )
-    optimizer = local.optimizer
-    if not isinstance(optimizer, SgdSettings) or optimizer.momentum or optimizer.weight_decay:
+    if "plain_sgd" in failed:
         yield (
             ("local", "optimizer"),
             f"must be sgd without momentum and weight_decay with trust: {trust}: the upload must "
@@ -221,28 +232,32 @@ def _check_one_step(trust: str, local: LocalSettings) -> Iterator[PathMessage]:
         )
 
 
-def _check_noise(privacy: PrivacySettings) -> Iterator[PathMessage]:
+def _check_noise(privacy: PrivacySettings, failed: Collection[str]) -> Iterator[PathMessage]:
     """Check that a step is one independent Gaussian on a fixed bound, of a Poisson lot."""
-    if privacy.clipping.groups:
+    trust, clippings = privacy.trust.name, LINEAR_CLIPPINGS["example"]
+    if privacy.clipping.groups and "sum_clipping" in failed:
         yield (
             ("privacy", "clipping", "groups"),
-            f"trust: {privacy.trust.name} has no proof for groups of parameters, whose noise "
-            "differs; remove groups and set max_grad_norm",
+            f"trust: {trust} has no proof for groups of parameters, whose noise differs; remove "
+            "groups and set max_grad_norm",
         )
-    fixes = {
-        "clipping": ("flat", "automatic"),
-        "sampling": ("poisson",),
-        "noise_correlation": ("none",),
-    }
-    for key, allowed in fixes.items():
-        value = getattr(privacy, key)
-        said = value if isinstance(value, str) else value.name
-        if said not in allowed:
-            yield (
-                ("privacy", key),
-                f"trust: {privacy.trust.name} has no proof for {key} {said}; use "
-                f"{' or '.join(allowed)}",
-            )
+    if privacy.clipping.name not in clippings and "sum_clipping" in failed:
+        yield (
+            ("privacy", "clipping"),
+            f"trust: {trust} has no proof for clipping {privacy.clipping.name}; use "
+            f"{' or '.join(clippings)}",
+        )
+    if "poisson_lots" in failed:
+        yield (
+            ("privacy", "sampling"),
+            f"trust: {trust} has no proof for sampling {privacy.sampling.name}; use poisson",
+        )
+    if "cell_of_correlation" in failed:
+        correlation = privacy.choices().correlation
+        yield (
+            ("privacy", "noise_correlation"),
+            f"trust: {trust} has no proof for noise_correlation {correlation}; use none",
+        )
 
 
 def check_secure_aggregation(sections: Sections) -> Iterator[PathMessage]:
