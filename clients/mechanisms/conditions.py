@@ -13,6 +13,7 @@ from fedsim.clients.mechanisms.kinds import (
     NO_RELEASE,
     ReleaseKind,
     kind_of,
+    protects_client,
 )
 from fedsim.clients.sampling.schemes import SAMPLING_SCHEMES
 
@@ -80,7 +81,7 @@ class Choices:
     @property
     def sums_steps(self) -> bool:
         """Whether noise of one step of each client is on a sum."""
-        return self.trust in ("distributed", "central") and self.unit == "example"
+        return self.trust in ("distributed", "central") and not protects_client(self.unit)
 
 
 def unmet(choices: Choices) -> dict[str, str]:
@@ -145,7 +146,7 @@ def _off_gradients(choices: Choices) -> bool:
 
 CONDITIONS: Mapping[str, Condition] = {
     "update_clipping": Condition(
-        lambda c: c.unit == "client" and c.clipping not in LINEAR_CLIPPINGS["client"],
+        lambda c: protects_client(c.unit) and c.clipping not in LINEAR_CLIPPINGS["client"],
         lambda c: f"clipping {c.clipping} bounds no whole update",
     ),
     "hidden_updates": Condition(
@@ -220,7 +221,7 @@ CONDITIONS: Mapping[str, Condition] = {
         lambda c: f"its noise is correlated, and lots drawn by {c.sampling} may be close",
     ),
     "cell_of_correlation": Condition(
-        lambda c: c.correlation != "none" and (c.trust != "local" or c.unit == "client"),
+        lambda c: c.correlation != "none" and (c.trust != "local" or protects_client(c.unit)),
         lambda c: "correlated noise has no guarantee but in local trust, for the example unit",
     ),
     "draws_of_correlation": Condition(
