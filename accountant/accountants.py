@@ -18,7 +18,7 @@ from fedsim.accountant import checks
 from fedsim.accountant.composition import Mechanism, UnsupportedEventError, break_down, sort_steps
 from fedsim.accountant.events import Adjacency, Event, append_event, check_adjacency
 from fedsim.accountant.pld.distribution import pld_delta, pld_epsilon
-from fedsim.accountant.pld.few_guarantees import composed_delta, composed_epsilon, few_guarantees
+from fedsim.accountant.pld.privacy_profile import composed_delta, composed_epsilon, few_guarantees
 from fedsim.accountant.rdp.conversion import (
     ConversionName,
     check_conversion,

@@ -12,8 +12,8 @@ from fedsim.accountant.accountants import Accountant, AccountantChoice, RdpOrder
 from fedsim.accountant.arrays import Floats
 from fedsim.accountant.composition import Breakdown, Mechanism, break_down
 from fedsim.accountant.events import SCHEMA_VERSION, Adjacency, Event, event_from_dict, to_dict
-from fedsim.accountant.pld.few_guarantees import composed_epsilon, few_guarantees
 from fedsim.accountant.pld.fleet import MechanismCurves, pld_epsilons
+from fedsim.accountant.pld.privacy_profile import composed_epsilon, few_guarantees
 from fedsim.accountant.rdp.curves import epsilons_from_rdp, leak, rdp_table
 from fedsim.accountant.rdp.poisson import DEFAULT_ORDERS
 

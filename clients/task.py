@@ -19,7 +19,7 @@ from fedsim.clients.faults import (
     FaultPlan,
     redact_error,
 )
-from fedsim.clients.gradients.interface import PerExampleGradients, PerExampleLoss
+from fedsim.clients.gradients.per_example import PerExampleGradients, PerExampleLoss
 from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.mechanisms.contract import Mechanism
 from fedsim.clients.mechanisms.plan import PrivacyPlan

@@ -34,9 +34,9 @@ from fedsim.clients.training.streams import StreamKey
 from fedsim.core.plugin_errors import contained_exits, error_text, type_name
 from fedsim.data.conversion import to_dataset
 from fedsim.data.examples import Examples
+from fedsim.models.build import preflight
 from fedsim.models.losses import PerExampleLoss, resolve_loss
 from fedsim.models.metrics import eval_mode, task_for
-from fedsim.models.preflight import preflight
 
 CheckStatus = Literal["ok", "failed", "skipped"]
 

@@ -23,9 +23,14 @@ from fedsim.protocol.channel import client_channel
 from fedsim.protocol.errors import FederationError
 from fedsim.protocol.traffic import CountedGrid, Traffic
 from fedsim.server.aggregation.aggregator import AggregationResult
-from fedsim.server.round_report import RoundCost, RoundModel, RoundReport, SecureRoundReport
+from fedsim.server.round_report import (
+    RoundCost,
+    RoundModel,
+    RoundReport,
+    SecureRoundReport,
+    Timeline,
+)
 from fedsim.server.settings import FederationSettings
-from fedsim.server.timeline import Timeline
 from fedsim.server.train_round import RoundSetup, TrainRound
 
 logger = logging.getLogger(__name__)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from flwr.app import Message
 from flwr.serverapp import Grid
 
+from fedsim.protocol.channel import NO_REPLY, ClientError, exchange
 from fedsim.protocol.errors import NODE_RESTARTED, FederationError, ProtocolError
-from fedsim.protocol.exchange import NO_REPLY, ClientError, exchange
 from fedsim.protocol.roll_call import NodeIdentity, NumberedGrid, identity_of, roll_call_message
 
 # Flower's error codes for a message or a node that is no longer there, and that of a restart.

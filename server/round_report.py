@@ -1,7 +1,8 @@
-"""The report of one round, and its line in `rounds.jsonl`."""
+"""What a round did: participants, cost, model and privacy, and the time of its parts."""
 
 import statistics
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self, TypedDict
 
@@ -10,6 +11,48 @@ from fedsim.protocol.messages import Withdrawal
 from fedsim.protocol.noisy_sums import LearntBound, whole_bound
 from fedsim.protocol.traffic import Traffic
 from fedsim.server.evaluation import EvaluationResult
+
+PARTS = {
+    "sample": "choose the participants and make the requests",
+    "train": "wait for clients, which charge their accounts and train",
+    "aggregate": "check the replies and aggregate them",
+    "evaluate": "the new global model on the test set, and on held-out examples",
+    "account": "ε of every client",
+}
+
+
+class Timeline:
+    """Divides wall-clock time into parts, one after the other; a part may come again.
+
+    Guarantee: the seconds of all parts sum to the time from the first `begin` to the last one.
+
+    Args:
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._seconds = dict.fromkeys(PARTS, 0.0)
+        self._part: str | None = None
+        self._since = 0.0
+
+    @property
+    def seconds(self) -> Mapping[str, float]:
+        """Seconds by part."""
+        return dict(self._seconds)
+
+    def begin(self, part: str | None) -> None:
+        """End the current part and begin another; None: none.
+
+        Raises:
+            KeyError: there is no such part.
+        """
+        now = self._clock()
+        if self._part is not None:
+            self._seconds[self._part] += now - self._since
+        if part is not None and part not in self._seconds:
+            raise KeyError(part)
+        self._part, self._since = part, now
 
 
 class ClientReason(TypedDict):

@@ -43,7 +43,6 @@ from fedsim.accountant.composition import (
     sort_steps,
 )
 from fedsim.accountant.gaussian import gaussian_epsilon, gaussian_log_delta
-from fedsim.accountant.pld.few_guarantees import composed_delta, composed_epsilon, few_guarantees
 from fedsim.accountant.pld.fourier import circular, log_mgf, power, tilted_profile
 from fedsim.accountant.pld.loss_pmf import MAX_CELLS, LossPmf
 from fedsim.accountant.pld.mechanisms import (
@@ -52,7 +51,13 @@ from fedsim.accountant.pld.mechanisms import (
     mechanism_range,
     mechanism_variance,
 )
-from fedsim.accountant.pld.privacy_profile import DeltaCurve, PrivacyProfile
+from fedsim.accountant.pld.privacy_profile import (
+    DeltaCurve,
+    PrivacyProfile,
+    composed_delta,
+    composed_epsilon,
+    few_guarantees,
+)
 from fedsim.accountant.rdp.conversion import delta_from_rdp, epsilon_from_rdp
 from fedsim.accountant.rdp.curves import leak, total_rdp
 from fedsim.accountant.rdp.poisson import DEFAULT_ORDERS

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.clients.gradients.fallback import OneAtATime
-from fedsim.clients.gradients.interface import (
+from fedsim.clients.gradients.per_example import (
     PerExampleGradients,
     PerExampleLoss,
     UncoveredParameterError,

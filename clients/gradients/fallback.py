@@ -15,9 +15,9 @@ from torch.autograd.function import once_differentiable
 from torch.func import functional_call, vjp, vmap
 from torch.utils import _pytree as pytree
 
-from fedsim.clients.gradients.interface import PerExampleGradients, Tile, UncoveredParameterError
 from fedsim.clients.gradients.layers.base import ExampleUse
 from fedsim.clients.gradients.parameters import FlatParameters
+from fedsim.clients.gradients.per_example import PerExampleGradients, Tile, UncoveredParameterError
 
 
 class Pass(Protocol):

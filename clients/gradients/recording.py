@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from fedsim.clients.gradients.fallback import run_unit
-from fedsim.clients.gradients.interface import UncoveredParameterError
 from fedsim.clients.gradients.layers import RULES
 from fedsim.clients.gradients.layers.base import ExampleUse, LayerUse, Operand
 from fedsim.clients.gradients.parameters import FlatParameters
+from fedsim.clients.gradients.per_example import UncoveredParameterError
 
 
 class Recording:

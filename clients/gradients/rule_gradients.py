@@ -10,10 +10,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from fedsim.clients.gradients.interface import PerExampleGradients, PerExampleLoss, Tile
 from fedsim.clients.gradients.layers.base import ExampleUse, LayerUse
 from fedsim.clients.gradients.layers.linear import LinearUse
 from fedsim.clients.gradients.parameters import FlatParameters
+from fedsim.clients.gradients.per_example import PerExampleGradients, PerExampleLoss, Tile
 from fedsim.clients.gradients.recording import RuledModel
 from fedsim.clients.gradients.sequence import ModuleSequence
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from fedsim.clients.gradients.interface import UncoveredParameterError
 from fedsim.clients.gradients.layers import RULES
 from fedsim.clients.gradients.layers.base import LayerUse
+from fedsim.clients.gradients.per_example import UncoveredParameterError
 from fedsim.clients.gradients.recording import Recording, RuledModel
 from fedsim.clients.gradients.tiles import padded_tiles
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from fedsim.clients.augmentation import Views
-from fedsim.clients.gradients.interface import Tile
 from fedsim.clients.gradients.model_randomness import ModelRandomness
+from fedsim.clients.gradients.per_example import Tile
 
 _MULTIPLE = 8  # of rows
 _SMALL_BYTES = 1 << 23  # of all clients' examples: copying so many takes a thousandth of a second

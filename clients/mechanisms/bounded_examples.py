@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedsim.clients.mechanisms.losses import LossName
+from fedsim.clients.mechanisms.kinds import LossName
 
 
 @dataclass(frozen=True)

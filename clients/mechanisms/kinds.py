@@ -6,6 +6,11 @@ for its methods (`fedsim.clients.mechanisms.contract`). It imports no torch.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
+
+LossName = Literal["cross_entropy", "bce", "mse"]
+LOSSES: tuple[LossName, ...] = ("cross_entropy", "bce", "mse")
+"""Losses whose targets have a public bound, or can be given one."""
 
 GRADIENT_PERTURBATION = "gradient_perturbation"
 """Default of `privacy.mechanism`: noise on clipped gradients, or on clipped updates of clients."""

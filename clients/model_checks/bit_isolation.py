@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 
 from fedsim.clients.clipping.clipping import GroupClipping
-from fedsim.clients.gradients.clip_factors import ClipBounds
 from fedsim.clients.gradients.fallback import OneAtATime
-from fedsim.clients.gradients.interface import PerExampleGradients, Tile
 from fedsim.clients.gradients.layers.base import ExampleUse, LayerUse
+from fedsim.clients.gradients.per_example import ClipBounds, PerExampleGradients, Tile
 from fedsim.clients.model_checks.safety import UnsafeModelError, preserve_state
 
 _SCALE = 0.1  # of the watched rows' clipped gradients, no power of two

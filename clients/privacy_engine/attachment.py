@@ -15,10 +15,15 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from fedsim.clients.clipping.clipping import Clipping, Groups
-from fedsim.clients.gradients.clip_factors import ClipBounds, LotStatistics
-from fedsim.clients.gradients.interface import by_example, clipped_rows, lot_statistics
 from fedsim.clients.gradients.layers.base import Part
 from fedsim.clients.gradients.parameters import FlatParameters
+from fedsim.clients.gradients.per_example import (
+    ClipBounds,
+    LotStatistics,
+    by_example,
+    clipped_rows,
+    lot_statistics,
+)
 from fedsim.clients.gradients.recording import RuledModel
 from fedsim.clients.gradients.rule_gradients import by_parameter
 from fedsim.clients.gradients.sequence import ModuleSequence

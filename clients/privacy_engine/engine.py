@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader
 from fedsim.accountant import Event, PrivacyLedger
 from fedsim.accountant.events import Adjacency
 from fedsim.clients.clipping.clipping import Clipping
-from fedsim.clients.gradients.clip_factors import LotStatistics
+from fedsim.clients.gradients.per_example import LotStatistics
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.mechanisms.dp_sgd.noise_allocation import NoiseAllocation
 from fedsim.clients.model_checks.isolation import check_isolation

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from fedsim.clients.gradients.choice import BackendError, gradients_for
-from fedsim.clients.gradients.interface import UncoveredParameterError
+from fedsim.clients.gradients.per_example import UncoveredParameterError
 from fedsim.clients.gradients.rule_gradients import RuleGradients
 from fedsim.clients.gradients.tiles import padded_tiles
 from fedsim.clients.model_checks.bit_isolation import RowIsolation

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedsim.accountant import PrivacyLedger
 from fedsim.accountant.sampler_slack import MAX_DRAWS
-from fedsim.clients.gradients.clip_factors import LotStatistics
+from fedsim.clients.gradients.per_example import LotStatistics
 from fedsim.clients.mechanisms.dp_sgd.lot_sums import products_are_exact
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.privacy_engine.attachment import AttachedModel

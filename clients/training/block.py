@@ -16,9 +16,13 @@ from torch import Tensor
 
 from fedsim.algorithms.algorithm import ClientRule
 from fedsim.clients.correlated_noise import CorrelatedNoise
-from fedsim.clients.gradients.clip_factors import LotStatistics
-from fedsim.clients.gradients.interface import PerExampleGradients, PerExampleLoss, Tile
 from fedsim.clients.gradients.model_randomness import ModelRandomness
+from fedsim.clients.gradients.per_example import (
+    LotStatistics,
+    PerExampleGradients,
+    PerExampleLoss,
+    Tile,
+)
 from fedsim.clients.gradients.tiles import LotReader, tile_rows
 from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.mechanisms.contract import Mechanism, ModelRelease, SumPart, UpdateRelease

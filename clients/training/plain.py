@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.algorithms.algorithm import ClientRule
-from fedsim.clients.gradients.interface import PerExampleLoss
+from fedsim.clients.gradients.per_example import PerExampleLoss
 from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.training.optimizers import LocalOptimizer, make_optimizer
 from fedsim.clients.training.shared_model import SharedModel

@@ -14,9 +14,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from fedsim.clients.gradients.interface import PerExampleGradients, PerExampleLoss, Tile
 from fedsim.clients.gradients.layers.base import ExampleUse
 from fedsim.clients.gradients.parameters import FlatParameters
+from fedsim.clients.gradients.per_example import PerExampleGradients, PerExampleLoss, Tile
 from fedsim.zeroth_order.directions import Directions
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fedsim.core.limits import machine_bytes
 from fedsim.data.conversion import Dataset, to_dataset
 from fedsim.data.examples import DataError
-from fedsim.data.names import quoted, unknown_name
+from fedsim.data.file_names import quoted, unknown_name
 from fedsim.data.settings import FileDataset, ImageSettings
 from fedsim.data.tables.dataset import read_tables
 from fedsim.data.tables.settings import as_text

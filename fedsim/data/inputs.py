@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from fedsim.data.conversion import to_dataset
 from fedsim.data.examples import DataError
+from fedsim.data.file_names import quoted
 from fedsim.data.files import TABLE_SUFFIXES, array_names, check_file, read_npz, read_npz_features
-from fedsim.data.names import quoted
 from fedsim.data.settings import DataSettings, FileDataset
 from fedsim.data.sources import data_paths
 from fedsim.data.tables.dataset import feature_columns, open_table, read_part, targets_of

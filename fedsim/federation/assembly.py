@@ -9,7 +9,7 @@ from torch import nn
 from fedsim.accountant.ledger.journal import FileJournal
 from fedsim.clients.app import one_thread
 from fedsim.clients.augmentation import check_views
-from fedsim.clients.gradients.interface import PerExampleLoss
+from fedsim.clients.gradients.per_example import PerExampleLoss
 from fedsim.clients.mechanisms.dp_sgd.draft import whole_round_steps
 from fedsim.clients.model_checks.safety import check_private_model
 from fedsim.core.commands import Phases
@@ -35,12 +35,12 @@ from fedsim.federation.trained_model import (
     trained_parts,
 )
 from fedsim.federation.voting import GOALS
-from fedsim.models.errors import ModelError
+from fedsim.models.build import preflight
+from fedsim.models.catalog import ModelError
 from fedsim.models.features.pipeline import FeaturePipeline
 from fedsim.models.local_base import local_base
 from fedsim.models.losses import resolve_loss
 from fedsim.models.metrics import Task, task_for
-from fedsim.models.preflight import preflight
 from fedsim.protocol.arrays import upload_base
 
 

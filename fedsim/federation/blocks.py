@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from fedsim.clients.app import one_thread
-from fedsim.clients.gradients.interface import PerExampleGradients
+from fedsim.clients.gradients.per_example import PerExampleGradients
 from fedsim.clients.gradients.rule_gradients import RuleGradients
 from fedsim.clients.gradients.tiles import tile_rows
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism

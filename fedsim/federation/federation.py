@@ -15,8 +15,8 @@ from fedsim.accountant.ledger.journal import FileJournal
 from fedsim.algorithms.algorithm import Algorithm
 from fedsim.algorithms.state import ServerState
 from fedsim.clients.faults import FaultPlan
-from fedsim.clients.gradients.interface import PerExampleGradients, PerExampleLoss
 from fedsim.clients.gradients.parameters import FlatParameters
+from fedsim.clients.gradients.per_example import PerExampleGradients, PerExampleLoss
 from fedsim.clients.task import (
     ClientData,
     ClientScores,

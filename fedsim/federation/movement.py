@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedsim.clients.gradients.interface import PerExampleLoss
+from fedsim.clients.gradients.per_example import PerExampleLoss
 from fedsim.clients.model_checks.safety import preserve_state
 from fedsim.models.adapters import AdaptedLayer
-from fedsim.models.errors import ModelError
+from fedsim.models.catalog import ModelError
 
 _STEPS = 2
 _MAX_NAMES = 5

@@ -11,11 +11,11 @@ from flwr.app import ArrayRecord
 from torch import Tensor, nn
 
 from fedsim.clients.app import one_thread
-from fedsim.clients.gradients.interface import PerExampleLoss
+from fedsim.clients.gradients.per_example import PerExampleLoss
 from fedsim.core.metrics import LOSS
 from fedsim.core.plugin_errors import plugin_calls
 from fedsim.data import Examples
-from fedsim.models.errors import MetricError, ModelError
+from fedsim.models.catalog import MetricError, ModelError
 from fedsim.models.metrics import Task, evaluate, evaluate_with_outputs
 from fedsim.models.scores.metrics import ChosenMetrics, MetricValue, summarise_scores
 from fedsim.models.scores.predictions import predictions_of

@@ -9,8 +9,7 @@ from torch import nn
 
 from fedsim.algorithms.algorithm import Algorithm
 from fedsim.clients.mechanisms.bounded_examples import BoundedExamples
-from fedsim.clients.mechanisms.kinds import GRADIENT_PERTURBATION
-from fedsim.clients.mechanisms.losses import LossName
+from fedsim.clients.mechanisms.kinds import GRADIENT_PERTURBATION, LossName
 from fedsim.clients.mechanisms.output_perturbation import ConvexProblem
 from fedsim.clients.mechanisms.plan import PrivacyPlanError
 from fedsim.clients.privacy_settings import BoundedExamplesSettings

@@ -13,8 +13,8 @@ from flwr.app import ArrayRecord
 from torch import Tensor, nn
 
 from fedsim.clients.gradients.choice import training_gradients
-from fedsim.clients.gradients.interface import PerExampleGradients, PerExampleLoss
 from fedsim.clients.gradients.parameters import FlatParameters
+from fedsim.clients.gradients.per_example import PerExampleGradients, PerExampleLoss
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.zeroth_order.shared_model import SharedCoefficients
 from fedsim.clients.zeroth_order.slopes import Slopes

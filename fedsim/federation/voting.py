@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord
 from fedsim.algorithms.algorithm import Algorithm
 from fedsim.algorithms.scored import scored_models
 from fedsim.algorithms.state import ServerState
-from fedsim.clients.gradients.interface import PerExampleLoss
+from fedsim.clients.gradients.per_example import PerExampleLoss
 from fedsim.clients.mechanisms.votes.mechanism import NO_LABEL
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.data import Examples, FederatedData

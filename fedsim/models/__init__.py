@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fedsim.models.build import build_model as build_model
-    from fedsim.models.errors import ModelError as ModelError
+    from fedsim.models.catalog import ModelError as ModelError
     from fedsim.models.losses import PerExampleLoss as PerExampleLoss
     from fedsim.models.losses import check_loss as check_loss
     from fedsim.models.losses import resolve_loss as resolve_loss
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 # Imported on first use: `fedsim --help` imports settings and catalog without torch.
 _public = {
-    "ModelError": "fedsim.models.errors",
+    "ModelError": "fedsim.models.catalog",
     "PerExampleLoss": "fedsim.models.losses",
     "Task": "fedsim.models.tasks",
     "build_model": "fedsim.models.build",

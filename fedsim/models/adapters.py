@@ -16,7 +16,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from fedsim.models.errors import ModelError
+from fedsim.models.catalog import ModelError
 from fedsim.models.settings import LoraSettings
 
 

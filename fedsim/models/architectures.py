@@ -12,8 +12,7 @@ from torch import nn
 
 from fedsim.core.limits import MAX_PARAMETERS
 from fedsim.core.settings import Settings
-from fedsim.models.catalog import CnnArgs, LogisticArgs, MlpArgs
-from fedsim.models.errors import ModelError
+from fedsim.models.catalog import CnnArgs, LogisticArgs, MlpArgs, ModelError
 
 _ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh}
 

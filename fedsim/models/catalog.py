@@ -5,8 +5,18 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from fedsim.core.errors import InputError
 from fedsim.core.limits import MAX_LAYERS, MAX_WIDTH
 from fedsim.core.settings import Settings
+
+
+class ModelError(InputError):
+    """Model, loss and data do not fit together; the message is one line with the fix."""
+
+
+class MetricError(InputError):
+    """A metric does not fit the task, or failed; the message is one line with the fix."""
+
 
 Width = Annotated[int, Field(ge=1, le=MAX_WIDTH)]
 

@@ -9,7 +9,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from fedsim.models.errors import ModelError
+from fedsim.models.catalog import ModelError
 
 _MAX_NAMES = 8
 

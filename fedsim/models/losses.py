@@ -7,10 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedsim.clients.gradients.interface import PerExampleLoss as PerExampleLoss
+from fedsim.clients.gradients.per_example import PerExampleLoss as PerExampleLoss
 from fedsim.core.plugins import PluginError, plugin_calls, resolve
-from fedsim.models.catalog import LOSSES
-from fedsim.models.errors import ModelError
+from fedsim.models.catalog import LOSSES, ModelError
 
 
 class CrossEntropy:

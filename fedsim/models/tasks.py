@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.core.metrics import TaskName
-from fedsim.models.catalog import LOSSES
-from fedsim.models.errors import ModelError
+from fedsim.models.catalog import LOSSES, ModelError
 from fedsim.models.losses import to_columns
 
 Targets = NDArray[np.int64] | NDArray[np.float32]

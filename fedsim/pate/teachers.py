@@ -9,7 +9,7 @@ from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsim.clients.gradients.interface import PerExampleGradients, PerExampleLoss
+from fedsim.clients.gradients.per_example import PerExampleGradients, PerExampleLoss
 from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.mechanisms.votes.mechanism import NO_LABEL
 from fedsim.clients.training.block import BlockMember, block_of

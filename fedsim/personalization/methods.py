@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 import torch
 from torch import Tensor, nn
 
-from fedsim.clients.gradients.interface import PerExampleLoss
+from fedsim.clients.gradients.per_example import PerExampleLoss
 from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.training.optimizers import LocalOptimizer
 from fedsim.clients.training.plain import train_by_torch

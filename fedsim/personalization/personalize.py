@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
 
-from fedsim.clients.gradients.interface import PerExampleLoss
+from fedsim.clients.gradients.per_example import PerExampleLoss
 from fedsim.clients.training.streams import StreamKey
 from fedsim.core.streams import Purpose, stream_key, torch_seed
 from fedsim.models.losses import resolve_loss

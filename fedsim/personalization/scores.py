@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from fedsim.clients.gradients.interface import PerExampleLoss
+from fedsim.clients.gradients.per_example import PerExampleLoss
 from fedsim.data import DataError, Examples, FederatedData
 from fedsim.models.metrics import Task, evaluate
 from fedsim.personalization.personalize import method_of, personal_key

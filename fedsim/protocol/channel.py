@@ -1,19 +1,95 @@
-"""Train requests to clients, and their answers: over any Flower grid, or without messages.
+"""Requests to clients, and their answers: over any Flower grid, or without messages.
+
+The source of a reply need not be the node that was asked: Flower's SuperLink answers in its own
+name for a node that died. So a reply is matched to its request by the request's id, and by its
+source only on a grid that sets no ids.
 
 The server sends and receives dataclasses. Flower's records are made where a message leaves the
 process or meets a Flower app of the user.
 """
 
-from collections.abc import Iterator, Mapping
+import logging
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fedsim.protocol.errors import ProtocolError
-from fedsim.protocol.exchange import ClientError, exchange
 from fedsim.protocol.messages import SealedReply, TrainReply, TrainRequest, Withdrawal
+
+logger = logging.getLogger(__name__)
+
+_Key = TypeVar("_Key")
+
+
+@dataclass(frozen=True)
+class ClientError:
+    """The answer of a client or helper that failed, or of Flower in its place.
+
+    Attributes:
+        reason: why.
+        code: code of Flower's error, or one of `protocol.errors`.
+    """
+
+    reason: str
+    code: int = 0
+
+
+NO_REPLY = ClientError("no reply")
+
+
+@runtime_checkable
+class PatientGrid(Protocol):
+    """A grid whose nodes may come back, such as a SuperNode that is restarted."""
+
+    def wait_until_online(self, nodes: Collection[int], *, timeout: float) -> None:
+        """Return when all nodes are online, or after the timeout.
+
+        Args:
+            nodes: node ids.
+            timeout: seconds.
+        """
+        ...
+
+
+def exchange(
+    grid: Grid, requests: Mapping[_Key, Message], *, timeout: float | None
+) -> Iterator[tuple[_Key, Message | ClientError]]:
+    """Send requests and yield the key and the answer of each, on arrival.
+
+    Guarantee: each key comes once, with a reply that has content and comes from the node that was
+    asked, or with a `ClientError`: its node's or the SuperLink's error, or at the end `NO_REPLY`.
+    Other replies are logged and left out: of unknown nodes, to other requests, and after the first.
+
+    Args:
+        grid: reaches the nodes.
+        requests: one for each node, by a key of the caller.
+        timeout: seconds for all replies; None: no limit.
+    """
+    if not requests:
+        return
+    unanswered = dict(requests)
+    by_node = {request.metadata.dst_node_id: key for key, request in requests.items()}
+    by_id: dict[str, _Key] | None = None
+    for reply in grid.send_and_receive(list(requests.values()), timeout=timeout):
+        if by_id is None:  # the grid sets the ids when it sends
+            by_id = {request.metadata.message_id: key for key, request in requests.items()}
+        source, answered = reply.metadata.src_node_id, reply.metadata.reply_to_message_id
+        has_ids = "" not in by_id
+        key = by_id.get(answered) if has_ids else by_node.get(source)
+        if key is None or not (reply.has_error() or source == requests[key].metadata.dst_node_id):
+            logger.warning("a reply of node %d answers no request and is left out", source)
+        elif unanswered.pop(key, None) is None:
+            logger.warning("a second reply of node %d is left out", source)
+        elif reply.has_error():
+            yield key, ClientError(reply.error.reason or "no reason given", reply.error.code)
+        else:
+            yield key, reply
+    for key in unanswered:
+        yield key, NO_REPLY
+
 
 TrainAnswer = TrainReply | SealedReply | Withdrawal | ClientError
 

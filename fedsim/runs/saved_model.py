@@ -19,7 +19,7 @@ from fedsim.data.inputs import Inputs, read_inputs
 from fedsim.experiment.load import read_settings
 from fedsim.models.adapters import merge_adapters
 from fedsim.models.build import build_model
-from fedsim.models.errors import ModelError
+from fedsim.models.catalog import ModelError
 from fedsim.models.features.pipeline import FeatureModel, FeaturePipeline
 from fedsim.models.local_base import OtherBaseError
 from fedsim.models.metrics import eval_mode

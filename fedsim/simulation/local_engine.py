@@ -30,8 +30,7 @@ from fedsim.clients.client_round import Answer
 from fedsim.clients.faults import ClientFailureError
 from fedsim.core.plugin_errors import error_text, type_name
 from fedsim.protocol.arrays import live_record
-from fedsim.protocol.channel import TrainAnswer
-from fedsim.protocol.exchange import ClientError
+from fedsim.protocol.channel import ClientError, TrainAnswer
 from fedsim.protocol.flower_internals import replace_content, server_identity
 from fedsim.protocol.messages import TrainRequest
 from fedsim.simulation.engine import Engine

@@ -11,8 +11,7 @@ from functools import cached_property
 from flwr.clientapp import ClientApp
 
 from fedsim.accountant.ledger.journal import Charge, FileJournal
-from fedsim.protocol.channel import ClientChannel, MessageChannel, TrainAnswer
-from fedsim.protocol.exchange import ClientError
+from fedsim.protocol.channel import ClientChannel, ClientError, MessageChannel, TrainAnswer
 from fedsim.protocol.messages import SealedReply, TrainReply, TrainRequest, Withdrawal
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.round_files import Releases, read_releases

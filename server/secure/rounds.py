@@ -8,7 +8,7 @@ from typing import TypeVar
 from flwr.app import RecordDict
 from flwr.serverapp import Grid
 
-from fedsim.protocol.exchange import ClientError, PatientGrid, exchange
+from fedsim.protocol.channel import ClientError, PatientGrid, exchange
 from fedsim.protocol.messages import MASKED, SHARES, UNMASK
 from fedsim.protocol.secure import COMBINE, from_records, make_query
 from fedsim.secagg.errors import (

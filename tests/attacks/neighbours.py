@@ -46,7 +46,7 @@ from fedsim.noise.sources import NoiseSource, NoNoise
 from fedsim.runs.directory import KEPT
 from fedsim.runs.runner import run_experiment
 from fedsim.server.participation.participation import Participation
-from fedsim.server.timeline import Timeline
+from fedsim.server.round_report import Timeline
 from fedsim.simulation.local_engine import DirectChannel
 
 CLIENT = 0

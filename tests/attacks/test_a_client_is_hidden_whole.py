@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.clients.app import one_thread
-from fedsim.clients.gradients.interface import Tile
+from fedsim.clients.gradients.per_example import Tile
 from fedsim.clients.gradients.rule_gradients import RuleGradients
 from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.mechanisms.client_update import UpdateMechanism

@@ -265,7 +265,7 @@ def test_every_loop_over_replies_is_the_same_one() -> None:
     grids = (  # they pass messages on
         "fedsim/simulation/",
         "fedsim/tools/deployment/server_app.py",
-        "fedsim/protocol/wrapped_grid.py",
+        "fedsim/protocol/traffic.py",
         "fedsim/protocol/traffic.py",
     )
-    assert {loop for loop in loops if not loop.startswith(grids)} == {"fedsim/protocol/exchange.py"}
+    assert {loop for loop in loops if not loop.startswith(grids)} == {"fedsim/protocol/channel.py"}

@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedsim.clients.gradients.clip_factors import ClipBounds
 from fedsim.clients.gradients.model_randomness import ModelRandomness
+from fedsim.clients.gradients.per_example import ClipBounds
 from fedsim.clients.training import block
 
 if TYPE_CHECKING:

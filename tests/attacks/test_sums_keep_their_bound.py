@@ -31,7 +31,7 @@ from fedsim.clients.training.block import BlockMember, block_of
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.training.streams import StreamKey
 from fedsim.core.errors import ExitCode
-from fedsim.models.errors import ModelError
+from fedsim.models.catalog import ModelError
 from fedsim.noise.grid import DEVIATION
 from fedsim.noise.sources import NoiseSource
 from fedsim.runs.runner import run_experiment

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.clients.clipping.clipping import FlatClipping
-from fedsim.clients.gradients import interface
+from fedsim.clients.gradients import per_example
 from fedsim.clients.gradients.choice import gradients_for
 from fedsim.clients.local_settings import LocalSettings, SgdSettings, ViewSettings
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
@@ -86,7 +86,7 @@ def test_an_example_changes_its_own_contribution_alone() -> None:
 def test_a_pass_that_mixes_the_views_of_two_examples_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    by_example = interface.by_example
+    by_example = per_example.by_example
 
     def mixed(found: Any, views: int) -> Any:
         """Take the last view of an example for the first of the next one."""
@@ -96,7 +96,7 @@ def test_a_pass_that_mixes_the_views_of_two_examples_is_refused(
                 use.input = use.input.roll(1, 0)
         return by_example(found, views)
 
-    monkeypatch.setattr(interface, "by_example", mixed)
+    monkeypatch.setattr(per_example, "by_example", mixed)
     gradients = gradients_for(
         nn.Sequential(nn.Flatten(), nn.Linear(36, 3)), cross_entropy, *data(9)
     )

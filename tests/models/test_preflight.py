@@ -9,9 +9,9 @@ from torch.nn import functional as F
 from fedsim.data import Examples
 from fedsim.data.builtin.scikit import load_digits
 from fedsim.models import ModelError, build_model, resolve_loss, task_for
+from fedsim.models.build import preflight
 from fedsim.models.catalog import MODELS
 from fedsim.models.losses import cross_entropy, mse
-from fedsim.models.preflight import preflight
 from fedsim.models.settings import ModelSettings
 
 DIGITS = load_digits().train

@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from fedsim.clients.clipping.clipping import FlatClipping
-from fedsim.clients.gradients.clip_factors import ClipBounds
-from fedsim.clients.gradients.interface import ClippedRows, Tile
+from fedsim.clients.gradients.per_example import ClipBounds, ClippedRows, Tile
 from fedsim.clients.gradients.rule_gradients import RuleGradients
 from fedsim.clients.mechanisms.dp_sgd.lot_sums import LotSums, products_are_exact
 from fedsim.noise.grid import SUM_HEIGHT, SumRounding

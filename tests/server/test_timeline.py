@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedsim.server.timeline import PARTS, Timeline
+from fedsim.server.round_report import PARTS, Timeline
 
 
 class Clock:

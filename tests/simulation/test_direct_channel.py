@@ -15,8 +15,7 @@ from fedsim.federation.assembly import assemble
 from fedsim.federation.federation import Federation
 from fedsim.federation.shards import client_app
 from fedsim.protocol.arrays import digest
-from fedsim.protocol.channel import MessageChannel, client_channel
-from fedsim.protocol.exchange import ClientError
+from fedsim.protocol.channel import ClientError, MessageChannel, client_channel
 from fedsim.protocol.flower_internals import server_identity
 from fedsim.protocol.messages import TrainReply, TrainRequest
 from fedsim.simulation.local_engine import FIRST_NODE, DirectChannel, LocalGrid

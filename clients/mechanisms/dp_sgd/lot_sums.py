@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from fedsim.clients.gradients.interface import ClippedRows, PerExampleGradients
 from fedsim.clients.gradients.layers.base import Part
+from fedsim.clients.gradients.per_example import ClippedRows, PerExampleGradients
 from fedsim.noise.grid import SumRounding
 
 _SMALL = 1 << 14  # values of a model; smaller models add up all clients in one call

@@ -23,8 +23,8 @@ from fedsim.accountant import Event, Gaussian, JointGaussian
 from fedsim.accountant.groups import group_noise_multiplier
 from fedsim.clients.clipping.clipping import Clipping, Groups
 from fedsim.clients.correlated_noise import NoiseCorrelation
-from fedsim.clients.gradients.clip_factors import LotStatistics
 from fedsim.clients.gradients.parameters import FlatParameters
+from fedsim.clients.gradients.per_example import LotStatistics
 from fedsim.clients.gradients.tiles import tile_rows
 from fedsim.clients.mechanisms.contract import SummedMechanism
 from fedsim.clients.mechanisms.dp_sgd.noise_allocation import (

@@ -15,8 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim.clients.gradients.clip_factors import ClipBounds
-from fedsim.clients.gradients.interface import PerExampleGradients, Tile
+from fedsim.clients.gradients.per_example import ClipBounds, PerExampleGradients, Tile
 from fedsim.clients.mechanisms.dp_sgd.lot_sums import LotSums
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.noise.release import Scales, release_

@@ -9,7 +9,7 @@ import numpy as np
 from fedsim.core.limits import MAX_CLIENTS
 from fedsim.data.conversion import Dataset
 from fedsim.data.examples import DataError
-from fedsim.data.names import quoted
+from fedsim.data.file_names import quoted
 from fedsim.data.partitions.drawn import Indices, partition
 from fedsim.data.partitions.given import LEFT_OUT, Assignment, assign_by_flower, assign_by_function
 from fedsim.data.partitions.settings import (

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from fedsim.core.plugins import PluginError, plugin_calls, resolve
 from fedsim.core.streams import Purpose, stream
 from fedsim.data.examples import DataError, Examples
-from fedsim.data.names import closest_name
+from fedsim.data.file_names import closest_name
 from fedsim.data.partitions.settings import TARGET_NAMES, FlwrPartition, FunctionPartition
 
 LEFT_OUT = -1

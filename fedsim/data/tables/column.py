@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.data.examples import DataError
-from fedsim.data.names import closest_name, quoted
+from fedsim.data.file_names import closest_name, quoted
 from fedsim.data.tables.settings import ColumnSettings, as_text
 
 _FIX = "fix the cell or remove the row"

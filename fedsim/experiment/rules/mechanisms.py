@@ -15,8 +15,7 @@ from fedsim.algorithms.catalog import algorithms
 from fedsim.algorithms.settings import AlgorithmSettings
 from fedsim.clients.local_settings import LocalSettings, SgdSettings
 from fedsim.clients.mechanisms.conditions import unmet
-from fedsim.clients.mechanisms.kinds import GRADIENT_PERTURBATION, KINDS, ReleaseKind
-from fedsim.clients.mechanisms.losses import LOSSES
+from fedsim.clients.mechanisms.kinds import GRADIENT_PERTURBATION, KINDS, LOSSES, ReleaseKind
 from fedsim.clients.privacy_settings import BoundedExamplesSettings, PrivacySettings
 from fedsim.core.settings import Settings
 from fedsim.experiment.errors import KeyPath

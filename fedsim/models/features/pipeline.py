@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedsim.data.examples import DataError
-from fedsim.models.errors import ModelError
+from fedsim.models.catalog import ModelError
 from fedsim.models.features.settings import FeatureSettings
 from fedsim.models.features.shapes import Shape, shape_after
 from fedsim.models.features.transforms import Transform, make_transform

@@ -5,7 +5,7 @@ from math import prod
 from typing import Any
 
 from fedsim.core.limits import MAX_PARAMETERS
-from fedsim.models.errors import ModelError
+from fedsim.models.catalog import ModelError
 from fedsim.models.features.settings import (
     FeatureSettings,
     OrientationSettings,

@@ -16,7 +16,7 @@ from torch import Tensor
 from fedsim.core.metrics import METRICS, metric_key, wrong_task
 from fedsim.core.plugins import plugin_calls, resolve
 from fedsim.core.text_formats import finite_or_none
-from fedsim.models.errors import MetricError
+from fedsim.models.catalog import MetricError
 from fedsim.models.scores import classes
 from fedsim.models.scores.classes import precision_per_class, recall_per_class
 from fedsim.models.scores.predictions import (

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from fedsim.clients.app import one_thread
 from fedsim.clients.gradients.choice import gradients_for
-from fedsim.clients.gradients.interface import PerExampleGradients
+from fedsim.clients.gradients.per_example import PerExampleGradients
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.mechanisms.plan import PrivacyPlanError
 from fedsim.clients.model_checks.safety import preserve_state

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from fedsim.accountant.groups import group_noise_multiplier
 from fedsim.clients.clipping.clipping import Groups
 from fedsim.clients.clipping.patterns import PatternClipping
-from fedsim.clients.gradients.interface import PerExampleLoss
 from fedsim.clients.gradients.parameters import FlatParameters
+from fedsim.clients.gradients.per_example import PerExampleLoss
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 
 _CANARY_SCALE = 1e4  # a canary's gradient, in clipping bounds

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedsim.accountant.arrays import Floats
-from fedsim.clients.gradients.interface import PerExampleGradients
+from fedsim.clients.gradients.per_example import PerExampleGradients
 from fedsim.clients.gradients.rule_gradients import scaled_loss
 from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.mechanisms.client_update import UpdateMechanism

@@ -16,7 +16,7 @@ from torch import Tensor
 from fedsim.accountant import make_accountant
 from fedsim.accountant.sampler_slack import epsilon_with_slack
 from fedsim.accountant.trust import Observer as Against
-from fedsim.clients.gradients.interface import PerExampleGradients, PerExampleLoss
+from fedsim.clients.gradients.per_example import PerExampleGradients, PerExampleLoss
 from fedsim.clients.mechanisms.contract import SummedMechanism, SumPart
 from fedsim.clients.mechanisms.plan import PrivacyPlan
 from fedsim.clients.training.block import BlockMember, block_of

@@ -12,7 +12,7 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from fedsim.accountant.ledger.journal import Charge, FileJournal, JournalError
-from fedsim.protocol.exchange import ClientError, exchange
+from fedsim.protocol.channel import ClientError, exchange
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from flwr.serverapp import Grid, ServerApp
 from fedsim.experiment import load_experiment
 from fedsim.federation.federation import Federation
 from fedsim.protocol.errors import NODE_RESTARTED
-from fedsim.protocol.wrapped_grid import WrappedGrid
+from fedsim.protocol.traffic import WrappedGrid
 from fedsim.report.run import run
 from fedsim.runs.directory import RunDirectory
 from fedsim.simulation.engine import Engine

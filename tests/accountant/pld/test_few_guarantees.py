@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fedsim.accountant import EpsilonDelta, FleetAccountant, Gaussian, make_accountant
 from fedsim.accountant.accountants import AccountantName
 from fedsim.accountant.composition import Approximate, SampledGaussian
-from fedsim.accountant.pld.few_guarantees import composed_delta, composed_epsilon, few_guarantees
+from fedsim.accountant.pld.privacy_profile import composed_delta, composed_epsilon, few_guarantees
 from fedsim.accountant.textbook.classical import (
     basic_composition,
     kov_composition,

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from fedsim.clients.augmentation import Change, Flip, Noise, Shift, ViewError, Views, check_views
 from fedsim.clients.clipping.clipping import FlatClipping
 from fedsim.clients.gradients.choice import GradientMode, gradients_for
-from fedsim.clients.gradients.clip_factors import ClipBounds
 from fedsim.clients.gradients.fallback import OneAtATime
-from fedsim.clients.gradients.interface import PerExampleGradients, Tile
+from fedsim.clients.gradients.per_example import ClipBounds, PerExampleGradients, Tile
 from fedsim.clients.gradients.tiles import LotReader
 from fedsim.clients.local_settings import ViewSettings
 from fedsim.core.streams import Purpose, restart_at, stream

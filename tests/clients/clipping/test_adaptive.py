@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedsim.accountant import Gaussian, JointGaussian, PoissonSampled
 from fedsim.clients.clipping.clipping import AdaptiveClipping, FlatClipping, GroupClipping
-from fedsim.clients.gradients.clip_factors import LotStatistics
+from fedsim.clients.gradients.per_example import LotStatistics
 from fedsim.clients.gradients.rule_gradients import RuleGradients
 from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism

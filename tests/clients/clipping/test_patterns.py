@@ -10,8 +10,8 @@ from torch import nn
 from fedsim.accountant import JointGaussian
 from fedsim.accountant.groups import group_noise_multiplier
 from fedsim.clients.clipping.patterns import PatternClipping, exclusive_groups
-from fedsim.clients.gradients.clip_factors import LotStatistics
 from fedsim.clients.gradients.parameters import FlatParameters
+from fedsim.clients.gradients.per_example import LotStatistics
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.mechanisms.dp_sgd.noise_allocation import ChosenNoise
 from fedsim.clients.sampling.independent_lots import PoissonSampling

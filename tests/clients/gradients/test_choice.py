@@ -17,7 +17,7 @@ from fedsim.clients.gradients.choice import (
     training_gradients,
 )
 from fedsim.clients.gradients.fallback import OneAtATime
-from fedsim.clients.gradients.interface import PerExampleGradients, PerExampleLoss
+from fedsim.clients.gradients.per_example import PerExampleGradients, PerExampleLoss
 from fedsim.clients.gradients.rule_gradients import RuleGradients
 from fedsim.models.losses import cross_entropy
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedsim.clients.gradients.interface import UncoveredParameterError
 from fedsim.clients.gradients.layers.base import ExampleUse, Operand
 from fedsim.clients.gradients.layers.linear import LinearUse
 from fedsim.clients.gradients.parameters import FlatParameters
+from fedsim.clients.gradients.per_example import UncoveredParameterError
 from fedsim.clients.gradients.recording import Recording, RuledModel
 
 

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedsim.clients.clipping.clipping import FlatClipping
-from fedsim.clients.gradients.interface import Tile
 from fedsim.clients.gradients.parameters import FlatParameters
+from fedsim.clients.gradients.per_example import Tile
 from fedsim.clients.gradients.recording import RuledModel
 from fedsim.clients.gradients.rule_gradients import RuleGradients
 from fedsim.clients.gradients.sequence import ModuleSequence

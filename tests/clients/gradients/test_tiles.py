@@ -17,10 +17,9 @@ from torch import Tensor, nn
 
 from fedsim.clients.clipping.clipping import FlatClipping, GroupClipping
 from fedsim.clients.gradients import tiles
-from fedsim.clients.gradients.clip_factors import ClipBounds
-from fedsim.clients.gradients.interface import PerExampleLoss, Tile
 from fedsim.clients.gradients.layers.base import ExampleUse
 from fedsim.clients.gradients.parameters import FlatParameters
+from fedsim.clients.gradients.per_example import ClipBounds, PerExampleLoss, Tile
 from fedsim.clients.gradients.rule_gradients import RuleGradients
 from fedsim.clients.gradients.tiles import LotReader, tile_rows
 from fedsim.clients.local_settings import LocalSettings

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from fedsim.clients.app import BatchClientApp
 from fedsim.clients.faults import CoupledRowsError
 from fedsim.clients.gradients.choice import gradients_for
-from fedsim.clients.gradients.interface import PerExampleGradients
 from fedsim.clients.gradients.layers import linear
 from fedsim.clients.gradients.layers.base import row_products
+from fedsim.clients.gradients.per_example import PerExampleGradients
 from fedsim.clients.model_checks.bit_isolation import RowIsolation
 from fedsim.clients.model_checks.safety import UnsafeModelError
 from fedsim.experiment import load_experiment

@@ -10,7 +10,7 @@ from torch.nn import functional
 from torch.nn.utils.parametrizations import weight_norm
 
 from fedsim.clients import PrivacyEngine
-from fedsim.clients.gradients.interface import UncoveredParameterError
+from fedsim.clients.gradients.per_example import UncoveredParameterError
 from fedsim.clients.model_checks.safety import UnsafeModelError
 from fedsim.clients.privacy_engine.recorded_pass import BackwardError
 

@@ -20,7 +20,7 @@ from torch.utils.data import (
 )
 
 from fedsim.clients import PrivacyEngine
-from fedsim.clients.gradients.interface import UncoveredParameterError
+from fedsim.clients.gradients.per_example import UncoveredParameterError
 from fedsim.clients.model_checks.safety import UnsafeModelError
 from fedsim.clients.privacy_engine.lot_schedule import EpochError
 from fedsim.clients.privacy_engine.outside_lots import (

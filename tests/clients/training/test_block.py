@@ -17,9 +17,8 @@ from fedsim.clients.clipping.clipping import (
     GroupClipping,
 )
 from fedsim.clients.gradients.choice import gradients_for, training_gradients
-from fedsim.clients.gradients.clip_factors import LotStatistics
 from fedsim.clients.gradients.fallback import OneAtATime
-from fedsim.clients.gradients.interface import PerExampleGradients, PerExampleLoss
+from fedsim.clients.gradients.per_example import LotStatistics, PerExampleGradients, PerExampleLoss
 from fedsim.clients.gradients.rule_gradients import RuleGradients
 from fedsim.clients.local_settings import (
     AdamSettings,

@@ -12,7 +12,7 @@ import sklearn.metrics
 import torch
 
 from fedsim.core.metrics import METRICS, metric_entry, metric_key, metric_name
-from fedsim.models.errors import MetricError
+from fedsim.models.catalog import MetricError
 from fedsim.models.scores.metrics import choose_metrics
 from fedsim.models.tasks import Task, task_for
 

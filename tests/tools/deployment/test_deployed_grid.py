@@ -8,8 +8,8 @@ import pytest
 from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
 
+from fedsim.protocol.channel import NO_REPLY, ClientError, PatientGrid, exchange
 from fedsim.protocol.errors import NODE_RESTARTED
-from fedsim.protocol.exchange import NO_REPLY, ClientError, PatientGrid, exchange
 from fedsim.protocol.flower_internals import server_identity, set_message_id
 from fedsim.protocol.secure import HELLO, make_reply
 from fedsim.secagg.messages import Hello, HelloReply

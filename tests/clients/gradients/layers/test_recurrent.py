@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.clients.gradients.fallback import OneAtATime
-from fedsim.clients.gradients.interface import UncoveredParameterError
 from fedsim.clients.gradients.parameters import FlatParameters
+from fedsim.clients.gradients.per_example import UncoveredParameterError
 from fedsim.clients.gradients.recording import RuledModel
 from fedsim.clients.gradients.rule_gradients import RuleGradients
 

@@ -24,7 +24,7 @@ from fedsim.accountant import (
     PoissonSampled,
 )
 from fedsim.clients.clipping.clipping import Clipping, FlatClipping, GroupClipping, Groups
-from fedsim.clients.gradients.interface import ClippedRows, PerExampleGradients, Tile
+from fedsim.clients.gradients.per_example import ClippedRows, PerExampleGradients, Tile
 from fedsim.clients.gradients.rule_gradients import RuleGradients
 from fedsim.clients.local_settings import LocalSettings, SgdSettings
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from fedsim.accountant import Gaussian
 from fedsim.clients.mechanisms.bounded_examples import BoundedExamples
-from fedsim.clients.mechanisms.losses import LOSSES, LossName
+from fedsim.clients.mechanisms.kinds import LOSSES, LossName
 from fedsim.clients.mechanisms.output_perturbation import (
     ConvexProblem,
     Descent,
