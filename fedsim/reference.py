@@ -22,7 +22,6 @@ from fedsim.comparison.settings import ComparisonSettings
 from fedsim.data.catalog import DATASETS
 from fedsim.experiment import Experiment
 from fedsim.models.catalog import MODELS
-from fedsim.runs.directory import CLIENT_COLUMNS
 from fedsim.setting_tables import SettingRow, rows_of
 
 _HEAD = """\
@@ -143,8 +142,6 @@ def _keys_of(path: Path) -> str:
     elif path.suffix == ".jsonl":
         lines = [json.loads(line) for line in text.splitlines()]
         keys = list(dict.fromkeys(key for line in lines for key in _paths(line)))
-    elif path.name == "clients.csv":
-        keys = list(CLIENT_COLUMNS)
     elif path.suffix == ".csv":
         keys = text.decode().splitlines()[0].split(",")
     else:

@@ -29,6 +29,15 @@ def _four_digits(epsilon: float | None, rounding: str) -> str:
     return f"{value.quantize(step, rounding=rounding).normalize():f}"
 
 
+def aligned_epsilon(epsilon: float | None) -> str:
+    """Return `epsilon_text` padded to 4 digits, so that the numbers of a column align."""
+    text = epsilon_text(epsilon)
+    digits = sum(character.isdigit() for character in text.lstrip("0."))
+    if digits == 0 or digits >= 4:
+        return text
+    return text + ("" if "." in text else ".") + "0" * (4 - digits)
+
+
 def delta_text(delta: float) -> str:
     """Return δ with at most 4 significant digits, rounded up."""
     value = Decimal(repr(float(delta)))
@@ -44,6 +53,11 @@ def percent_text(share: float) -> str:
     step = Decimal(1).scaleb(-digits)
     percent = (Decimal(repr(min(share, 1.0))) * 100).quantize(step, rounding=ROUND_CEILING)
     return f"{min(percent, Decimal(100)).normalize():f}%"
+
+
+def or_dash(value: float | None) -> str:
+    """Return a number, or a dash for none."""
+    return "–" if value is None else f"{value:g}"
 
 
 def metric_text(name: str, value: float | None) -> str:

@@ -8,11 +8,11 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from markupsafe import Markup
 
-from fedsim.core.formatting import count_text, delta_text, epsilon_text
+from fedsim.core.formatting import count_text
+from fedsim.runs.client_columns import ClientRows, client_places
 from fedsim.statement import ClientFacts, Facts
 
 MAX_CLIENTS = 200
@@ -22,41 +22,10 @@ SHOWN_CLIENTS = 100
 MAX_BARS = 40
 
 _NOTHING = "–"
-
-
-@dataclass(frozen=True)
-class Column:
-    """One column: its name in `clients.csv`, and its heading."""
-
-    key: str
-    heading: str
-
-
-_SERVER = "epsilon_against_server"
-_NAME = Column("name", "name")
 _IDENTITY = ("client", "name")
-COLUMNS = (
-    Column("client", "client"),
-    Column("epsilon", "ε"),
-    Column("target_epsilon", "target ε"),
-    Column("epsilon_rdp", "ε by RDP"),
-    Column("delta", "δ"),
-    Column("examples", "examples"),
-    Column("sampling_rate", "sampling rate q"),
-    Column("noise_multiplier", "noise z"),
-    Column("rounds", "rounds"),
-    Column("steps", "steps"),
-    Column("notes", "notes"),
-)
-PLAIN_COLUMNS = (
-    Column("client", "client"),
-    Column("examples", "examples"),
-    Column("rounds", "rounds"),
-    Column("notes", "notes"),
-)
 
 CellValue = str | int
-ClientRow = tuple[CellValue, ...]
+Cells = tuple[CellValue, ...]
 Note = tuple[str, str]
 """(kind to filter by, text)"""
 
@@ -68,7 +37,7 @@ class ClientTable:
     A hundred thousand clients have few kinds of cells, so the page holds their numbers alone.
 
     Attributes:
-        columns: the columns; the first are the client's number and, with names, its name.
+        headings: by key of a column; the first are the client's number and, with names, its name.
         kinds: the other cells of each kind.
         members: the clients of each kind, ascending.
         first_rows: whole rows for a page without scripts, in their initial order.
@@ -77,18 +46,13 @@ class ClientTable:
         names: public name of each client by number; empty: they have numbers alone.
     """
 
-    columns: tuple[Column, ...]
-    kinds: tuple[ClientRow, ...]
+    headings: Mapping[str, str]
+    kinds: tuple[Cells, ...]
     members: tuple[tuple[int, ...], ...]
-    first_rows: tuple[ClientRow, ...]
+    first_rows: tuple[Cells, ...]
     sorted_by: str
     notes: tuple[str, ...]
     names: Mapping[int, str] = field(default_factory=dict)
-
-    @property
-    def has_names(self) -> bool:
-        """Whether clients have names."""
-        return _NAME in self.columns
 
     def to_json(self) -> Markup:
         """Return all clients for the script, safe inside `<script>`.
@@ -96,7 +60,7 @@ class ClientTable:
         The members of a kind are the first number and the steps from one number to the next.
         """
         content = {
-            "keys": [column.key for column in self.columns],
+            "keys": [*self.headings],
             "kinds": self.kinds,
             "members": [_steps(clients) for clients in self.members],
             "names": self.names,
@@ -113,9 +77,7 @@ def _steps(numbers: Sequence[int]) -> list[int]:
     return [number - before for before, number in zip((0, *numbers), numbers, strict=False)]
 
 
-def client_table(
-    facts: Facts, rows: Sequence[Mapping[str, Any]], lost: Mapping[int, int]
-) -> ClientTable:
+def client_table(facts: Facts, rows: ClientRows, lost: Mapping[int, int]) -> ClientTable:
     """Return the table of every client's spend; above 200 clients, the largest ε come first.
 
     Args:
@@ -127,29 +89,27 @@ def client_table(
     if len(rows) > MAX_CLIENTS:
         order.sort(key=lambda place: (-facts.clients[place].epsilon, facts.clients[place].client))
     largest = clients_above_others(facts)
+    shown = client_places("page", rows)
+    own = {name: column.text for name, column in shown.items() if name not in _IDENTITY}
 
     def kind_of(place: int) -> tuple[object, ...]:
-        """Return all that the cells of a client depend on."""
-        client, row = facts.clients[place], rows[place]
-        number = client.client
-        spent = client.epsilon, client.target_epsilon, row.get(_SERVER), row.get("epsilon_rdp")
-        plan = client.delta, client.examples, client.sampling_rate, client.noise_multiplier
-        times = client.rounds, client.steps, client.withdrawn_round
-        return *spent, *plan, *times, lost.get(number, 0), number in largest
+        client = facts.clients[place]
+        noted = client.withdrawn_round, lost.get(client.client, 0), client.client in largest
+        return *map(rows[place].get, own), *noted
 
     return make_table(
-        with_names(table_columns(facts), rows),
+        _headings(facts, {name: column.heading for name, column in shown.items()}),
         rows,
         order,
         kind_of=kind_of,
-        cells_of=lambda place: _spend_cells(facts.clients[place], rows[place]),
+        cells_of=lambda place: {name: text(rows[place].get(name)) for name, text in own.items()},
         notes_of=lambda place: _spend_notes(facts, facts.clients[place], lost, largest),
         sorted_by="epsilon" if len(rows) > MAX_CLIENTS else "client",
     )
 
 
 def plain_table(
-    rows: Sequence[Mapping[str, Any]],
+    rows: ClientRows,
     rounds: Mapping[int, int],
     lost: Mapping[int, int],
     scores: Mapping[int, str] | None = None,
@@ -162,9 +122,11 @@ def plain_table(
         lost: updates of each client that never arrived.
         scores: accuracy of the final model on each client's held-out examples; None: not measured.
     """
-    columns = PLAIN_COLUMNS
+    shown = client_places("page", rows)
+    headings = {name: shown[name].heading for name in _IDENTITY if name in shown}
     if scores is not None:
-        columns = (columns[0], Column("score", "held-out accuracy"), *columns[1:])
+        headings["score"] = "held-out accuracy"
+    headings |= {name: shown[name].heading for name in ("examples", "rounds")}
     numbers = [row["client"] for row in rows]
 
     def cells_of(place: int) -> dict[str, CellValue]:
@@ -180,7 +142,7 @@ def plain_table(
         return [*notes, ("never trained", "never trained")] if never else notes
 
     return make_table(
-        with_names(columns, rows),
+        {**headings, "notes": "notes"},
         rows,
         range(len(rows)),
         kind_of=lambda place: (*cells_of(place).values(), lost.get(numbers[place], 0)),
@@ -191,8 +153,8 @@ def plain_table(
 
 
 def make_table(
-    columns: tuple[Column, ...],
-    rows: Sequence[Mapping[str, Any]],
+    headings: Mapping[str, str],
+    rows: ClientRows,
     order: Sequence[int],
     *,
     kind_of: Callable[[int], tuple[object, ...]],
@@ -203,7 +165,7 @@ def make_table(
     """Return a table from the cells of each kind of clients.
 
     Args:
-        columns: the columns to show, `notes` last.
+        headings: by key of a column to show, `notes` last.
         rows: the clients of `privacy.json`.
         order: places in `rows`, in the initial order.
         kind_of: returns the key of a place; places with one key have equal cells and notes.
@@ -214,17 +176,17 @@ def make_table(
     members: dict[tuple[object, ...], list[int]] = {}
     for place in order:
         members.setdefault(kind_of(place), []).append(place)
-    own = [column.key for column in columns if column.key not in _IDENTITY]
-    kinds: dict[tuple[object, ...], ClientRow] = {}
+    own = [key for key in headings if key not in _IDENTITY]
+    kinds: dict[tuple[object, ...], Cells] = {}
     filters: dict[str, None] = {}
     for key, places in members.items():
         found = notes_of(places[0])
         filters |= dict.fromkeys(kind for kind, _ in found)
         notes = "; ".join(text for _, text in found) or _NOTHING
         cells = {**cells_of(places[0]), "notes": notes}
-        kinds[key] = tuple(cells[column] for column in own)
+        kinds[key] = tuple(cells[key] for key in own)
     names: dict[int, str] = {}
-    if _NAME in columns:
+    if "name" in headings:
         names = {row["client"]: row.get("name") or _NOTHING for row in rows}
     shown = SHOWN_CLIENTS if len(rows) > MAX_CLIENTS else len(rows)
     first_rows = [
@@ -236,7 +198,7 @@ def make_table(
         for place in order[:shown]
     ]
     return ClientTable(
-        columns,
+        headings,
         tuple(kinds.values()),
         tuple(tuple(sorted(rows[place]["client"] for place in own)) for own in members.values()),
         tuple(first_rows),
@@ -246,65 +208,23 @@ def make_table(
     )
 
 
-def with_names(
-    columns: tuple[Column, ...], rows: Sequence[Mapping[str, Any]]
-) -> tuple[Column, ...]:
-    """Return the columns, with the clients' names after their numbers where they have names."""
-    if not any(row.get("name") for row in rows):
-        return columns
-    return (columns[0], _NAME, *columns[1:])
+def _headings(facts: Facts, headings: dict[str, str]) -> dict[str, str]:
+    """Return the headings, that of ε with its observer where trust is not local.
 
-
-def table_columns(facts: Facts) -> tuple[Column, ...]:
-    """Return the columns, each ε with its observer where trust is not local.
-
-    Without a supported ε, the headings say "reported ε". Sizes of clients that are private have no
-    column.
+    Without a supported ε, the headings say "reported ε".
     """
-    found: list[Column] = []
-    for column in COLUMNS:
-        if column.key == "examples" and facts.protects_clients:
-            continue
-        heading = column.heading
-        if column.key == "epsilon" and facts.trust.trust != "local" and facts.trust.observers:
-            heading = f"ε ({facts.trust.observers[0]})"
-        if facts.objections and column.key in ("epsilon", "epsilon_rdp"):
-            heading = f"reported {heading}"
-        found.append(Column(column.key, heading))
-        if column.key == "epsilon" and facts.trust.trust == "distributed":
-            found.append(Column(_SERVER, "ε (server)"))
-    return tuple(found)
+    if facts.trust.trust != "local" and facts.trust.observers:
+        headings["epsilon"] = f"ε ({facts.trust.observers[0]})"
+    if facts.objections:
+        for name in ("epsilon", "epsilon_rdp"):
+            headings[name] = f"reported {headings[name]}"
+    return {**headings, "notes": "notes"}
 
 
 def clients_above_others(facts: Facts) -> frozenset[int]:
     """Return the clients with the largest ε as printed; none where all clients tie."""
     largest = facts.worst_clients
     return frozenset() if len(largest) == len(facts.clients) else frozenset(largest)
-
-
-def aligned_epsilon(epsilon: float | None) -> str:
-    """Return `epsilon_text` padded to 4 digits, so that the numbers of a column align."""
-    text = epsilon_text(epsilon)
-    digits = sum(character.isdigit() for character in text.lstrip("0."))
-    if digits == 0 or digits >= 4:
-        return text
-    return text + ("" if "." in text else ".") + "0" * (4 - digits)
-
-
-def _spend_cells(client: ClientFacts, row: Mapping[str, Any]) -> dict[str, CellValue]:
-    target = client.target_epsilon
-    return {
-        "epsilon": aligned_epsilon(client.epsilon),
-        _SERVER: aligned_epsilon(row.get(_SERVER)),
-        "target_epsilon": _NOTHING if target is None else f"{target:g}",
-        "epsilon_rdp": aligned_epsilon(row.get("epsilon_rdp")),
-        "delta": delta_text(client.delta),
-        "examples": client.examples,
-        "sampling_rate": f"{client.sampling_rate:#.4g}",
-        "noise_multiplier": f"{client.noise_multiplier:#.4g}",
-        "rounds": client.rounds,
-        "steps": client.steps,
-    }
 
 
 def _spend_notes(

@@ -4,7 +4,14 @@ from collections.abc import Iterator, Sequence
 
 from rich.console import Console
 
-from fedsim.core.formatting import clients_text, count_text, delta_text, epsilon_text, range_text
+from fedsim.core.formatting import (
+    clients_text,
+    count_text,
+    delta_text,
+    epsilon_text,
+    or_dash,
+    range_text,
+)
 from fedsim.core.text_formats import csv_text
 from fedsim.planning.bounds import BoundCurve
 from fedsim.planning.cells import OBSERVERS, PlannedCell
@@ -13,7 +20,6 @@ from fedsim.report.terminal import (
     MAX_TABLE_CLIENTS,
     client_text,
     figure_table,
-    or_dash,
     print_sentence,
     print_table,
 )

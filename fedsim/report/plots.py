@@ -7,9 +7,9 @@ from typing import TypeVar
 
 from markupsafe import Markup
 
-from fedsim.core.formatting import delta_text, epsilon_text, percent_text
+from fedsim.core.formatting import aligned_epsilon, delta_text, epsilon_text, percent_text
 from fedsim.report.chart import Chart, Point, Scale, Tip, powers, room_around, ticks, width_of
-from fedsim.report.client_table import MAX_BARS, aligned_epsilon
+from fedsim.report.client_table import MAX_BARS
 from fedsim.statement import AttackBound, Profile
 
 # In pixels at 72 to the inch, about as wide as a phone: text keeps its size there.

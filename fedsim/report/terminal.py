@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
-from fedsim.core.formatting import count_text, delta_text, duration_text, epsilon_text, metric_text
+from fedsim.core.formatting import count_text, delta_text, duration_text, metric_text
 from fedsim.report.contents import (
     RunContents,
     advice_of,
@@ -19,6 +19,7 @@ from fedsim.report.contents import (
     recall_line,
     warnings_of,
 )
+from fedsim.runs.client_columns import client_places
 from fedsim.runs.directory import KEPT, RunDirectory
 from fedsim.runs.manifest import root_of
 from fedsim.statement.guarantee import guarantee_words, is_plain, unit_text
@@ -100,11 +101,6 @@ def client_text(client: int, name: str | None) -> str:
     return f"{client} {name if len(name) <= _MAX_NAME_CHARS else name[: _MAX_NAME_CHARS - 1] + '…'}"
 
 
-def or_dash(value: float | None) -> str:
-    """Return a number, or a dash for none."""
-    return "–" if value is None else f"{value:g}"
-
-
 def print_result(directory: RunDirectory, console: Console | None = None) -> None:
     """Print the summary, the privacy table and the manifest's root of a run directory.
 
@@ -140,44 +136,25 @@ def _print_warnings(contents: RunContents, console: Console) -> None:
 def _privacy_table(contents: RunContents) -> Table:
     clients, trust = contents.clients, contents.facts.trust
     plain = is_plain(contents.facts)
-    names = list(trust.observers)
-    second = len(names) > 1
-    epsilon = "ε" if plain or not names else f"ε ({names[0]})"
-    one_delta = len({spend["delta"] for spend in clients}) == 1
-    budgets = any(spend["target_epsilon"] is not None for spend in clients)
-    left = any(spend.get("withdrawn_round") is not None for spend in clients)
-    sizes = "declared" if contents.privacy["adjacency"] == "add_remove" else "examples"
-    sized = all(spend["examples"] is not None for spend in clients)
-    table = figure_table(
-        "Privacy spent by each client",
-        ["client", *[sizes] * sized, "z", "rounds", "steps", *["δ"] * (not one_delta)]
-        + [epsilon, *[f"ε ({name})" for name in names[1:]], "ε (RDP)"]
-        + ["budget"] * budgets
-        + ["left"] * left,
-    )
+    places = client_places("terminal", clients)
+    headings = {name: place.heading for name, place in places.items()}
+    if not plain and trust.observers:
+        headings["epsilon"] = f"ε ({trust.observers[0]})"
+    if "examples" in places and contents.facts.sizes_are_declared:
+        headings["examples"] = "declared"
+    table = figure_table("Privacy spent by each client", ["client", *headings.values()])
     ordered = sorted(clients, key=lambda spend: -_number(spend["epsilon"]))
     shown = sorted(ordered[:MAX_TABLE_CLIENTS], key=lambda spend: spend["client"])
     for spend in shown:
-        table.add_row(
-            client_text(spend["client"], spend.get("name")),
-            *[str(spend["examples"])] * sized,
-            f"{spend['noise_multiplier']:.4g}",
-            str(spend["rounds"]),
-            str(spend["steps"]),
-            *[delta_text(spend["delta"])] * (not one_delta),
-            epsilon_text(spend["epsilon"]),
-            *[epsilon_text(spend.get("epsilon_against_server"))] * second,
-            epsilon_text(spend["epsilon_rdp"]),
-            *[or_dash(spend["target_epsilon"])] * budgets,
-            *[or_dash(spend.get("withdrawn_round"))] * left,
-        )
+        cells = (str(place.text(spend.get(name))) for name, place in places.items())
+        table.add_row(client_text(spend["client"], spend.get("name")), *cells)
     notes = ["z: noise multiplier"]
     if not plain:
         notes += [f"ε ({one}): against {OBSERVER_NAMES[one]}" for one in trust.observers]
         notes.append(f"each ε is for {unit_text(contents.facts)}")
-    if one_delta:
+    if "delta" not in places:
         notes.append(f"δ = {delta_text(clients[0]['delta'])} for all")
-    if left:
+    if "withdrawn_round" in places:
         notes.append("left: the round of withdrawal")
     if len(clients) > len(shown):
         notes.append(f"the {len(shown)} largest of {len(clients):,}; clients.csv has all")

@@ -14,8 +14,8 @@ from pydantic import BaseModel, ConfigDict, RootModel
 from safetensors.numpy import save
 
 from fedsim.core.durable import sync_directory
-from fedsim.core.text_formats import csv_text
 from fedsim.experiment import Experiment, ExperimentError, load_experiment
+from fedsim.runs.client_columns import clients_table
 from fedsim.runs.files import (
     SCHEMAS,
     DamagedRunError,
@@ -33,24 +33,6 @@ from fedsim.runs.round_files import RunCheckpoint, read_rounds
 from fedsim.runs.run_lock import RunLock, refuse_in_use
 from fedsim.server.round_report import RoundRow
 from fedsim.server.secure.opened_sums import OpenedSum
-
-CLIENT_COLUMNS = (
-    "client",
-    "examples",
-    "delta",
-    "epsilon",
-    "epsilon_rdp",
-    "target_epsilon",
-    "noise_multiplier",
-    "sampling_rate",
-    "rounds",
-    "steps",
-    "group",
-    "withdrawn_round",
-    "clip_norm",
-    "against",
-    "epsilon_against_server",
-)
 
 # Trackers change no result, and the files of one's own may be gone.
 WITHOUT_TRACKERS = {"runtime.trackers": []}
@@ -376,26 +358,6 @@ def privacy_text(content: Mapping[str, Any]) -> str:
     encode = json.JSONEncoder(allow_nan=False).encode  # without an indent, it is in C
     lines = ",\n    ".join(map(encode, clients))
     return text.removesuffix("[]\n}") + f"[\n    {lines}\n  ]\n}}\n"
-
-
-def client_columns(
-    rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = CLIENT_COLUMNS
-) -> Sequence[str]:
-    """Return the columns of a table of clients: with `name` after the number where they have names.
-
-    Args:
-        rows: `clients` of `privacy.json`.
-        columns: the columns without names.
-    """
-    if any("name" in row for row in rows) and "name" not in columns:
-        return (columns[0], "name", *columns[1:])
-    return columns
-
-
-def clients_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the text of `clients.csv` from `clients` of `privacy.json`."""
-    columns = client_columns(rows)
-    return csv_text(columns, ([row.get(column) for column in columns] for row in rows))
 
 
 def _safetensors(arrays: Mapping[str, np.ndarray], metadata: dict[str, str] | None) -> bytes:

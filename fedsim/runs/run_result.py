@@ -11,7 +11,8 @@ from torch import nn
 
 from fedsim.core.errors import ExitCode, FedsimError
 from fedsim.core.formatting import count_text, metric_text
-from fedsim.runs.directory import RunDirectory, client_columns
+from fedsim.runs.client_columns import client_columns
+from fedsim.runs.directory import RunDirectory
 from fedsim.runs.privacy_summary import PrivacySummary
 from fedsim.tracking.observer import row_numbers
 
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     import pandas
 
 Status = Literal["completed", "stopped", "interrupted", "failed"]
-
-_TEXT_COLUMNS = ("name", "group", "against")
 
 
 class MissingPandasError(FedsimError, ImportError):
@@ -96,11 +95,12 @@ class RunResult:
             RunDirectoryError: the run directory is gone.
         """
         rows = RunDirectory.open(self.path).read_json("privacy.json")["clients"]
-        columns = {name: [row.get(name) for row in rows] for name in client_columns(rows)}
-        for name, values in columns.items():
-            if name not in _TEXT_COLUMNS:
-                empty = math.inf if name == "epsilon" and self.privacy is not None else math.nan
-                columns[name] = [empty if value is None else value for value in values]
+        columns: dict[str, list[Any]] = {}
+        for column in client_columns(rows):
+            infinite = column.name == "epsilon" and self.privacy is not None
+            empty = None if column.is_text else math.inf if infinite else math.nan
+            values = (row.get(column.name) for row in rows)
+            columns[column.name] = [empty if value is None else value for value in values]
         return _pandas().DataFrame(columns).set_index("client")
 
     def __repr__(self) -> str:

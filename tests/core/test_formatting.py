@@ -5,13 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsim.core.formatting import (
+    aligned_epsilon,
     delta_text,
     duration_text,
     epsilon_text,
     least_epsilon_text,
     percent_text,
 )
-from fedsim.report.client_table import aligned_epsilon
 
 epsilons = st.floats(min_value=0, max_value=1e12, allow_nan=False)
 

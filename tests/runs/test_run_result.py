@@ -11,7 +11,7 @@ import pytest
 
 import fedsim
 from fedsim.report.run import render_head
-from fedsim.runs.directory import client_columns
+from fedsim.runs.client_columns import client_columns
 from fedsim.runs.run_result import MissingPandasError
 from fedsim.tracking.observer import row_numbers
 
@@ -101,8 +101,9 @@ def test_clients_as_a_table(result: fedsim.RunResult, unbounded: fedsim.RunResul
 
 
 def test_names_of_clients_are_a_column_where_there_are_some() -> None:
-    assert client_columns([{"client": 0, "name": "north"}])[:3] == ("client", "name", "examples")
-    assert client_columns([{"client": 0}])[:2] == ("client", "examples")
+    named, unnamed = client_columns([{"client": 0, "name": "north"}]), client_columns([{}])
+    assert [column.name for column in named[:3]] == ["client", "name", "examples"]
+    assert [column.name for column in unnamed[:2]] == ["client", "examples"]
 
 
 def test_numbers_of_a_row() -> None:

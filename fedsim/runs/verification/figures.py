@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, cast
 
 from fedsim.protocol.arrays import to_numpy
-from fedsim.runs.directory import clients_table
+from fedsim.runs.client_columns import clients_table
 from fedsim.runs.recorded_figures import (
     ANSWERS,
     CLIENT_DATA,

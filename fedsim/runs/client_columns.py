@@ -1,0 +1,116 @@
+"""The columns of clients: what `clients.csv`, tables in Python, terminal and report show of each.
+
+A new one is an entry of `COLUMNS`, and a key of a client's row in `privacy.json`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from fedsim.core.formatting import aligned_epsilon, delta_text, epsilon_text, or_dash
+from fedsim.core.text_formats import csv_text
+
+ClientRows = Sequence[Mapping[str, Any]]
+"""`clients` of `privacy.json`."""
+_Rule = Callable[[str, ClientRows], bool]
+
+
+def _always(name: str, rows: ClientRows) -> bool:
+    return True
+
+
+def _recorded(name: str, rows: ClientRows) -> bool:
+    return any(name in row for row in rows)
+
+
+def _known(name: str, rows: ClientRows) -> bool:
+    return any(row.get(name) is not None for row in rows)
+
+
+def _differs(name: str, rows: ClientRows) -> bool:
+    return len({row.get(name) for row in rows}) > 1
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where and how the terminal or the report shows a column.
+
+    Attributes:
+        order: the columns of a table stand in this order.
+        heading: with the symbol of the figure.
+        text: returns a value as people read it.
+        where: says of a name and all rows whether the column is shown.
+    """
+
+    order: int
+    heading: str
+    text: Callable[[Any], str | int] = str
+    where: _Rule = _always
+
+
+@dataclass(frozen=True)
+class ClientColumn:
+    """One figure of each client; a row without its key has no value.
+
+    Attributes:
+        name: key in a client's row of `privacy.json`, and heading in `clients.csv`.
+        page: its place in the report; None: it has none.
+        terminal: its place after the client's number and name; None: it has none.
+        is_text: whether its values are no numbers.
+        where: says of a name and all rows whether `clients.csv` has the column.
+    """
+
+    name: str
+    page: Place | None = None
+    terminal: Place | None = None
+    is_text: bool = False
+    where: _Rule = _always
+
+
+_short, _aligned = "{:.4g}".format, "{:#.4g}".format
+COLUMNS = (
+    ClientColumn("client", Place(0, "client")),
+    ClientColumn("name", Place(1, "name"), is_text=True, where=_known),
+    ClientColumn("examples", Place(7, "examples", int, _known), Place(1, "examples", str, _known)),
+    ClientColumn("delta", Place(6, "δ", delta_text), Place(5, "δ", delta_text, _differs)),
+    ClientColumn("epsilon", Place(2, "ε", aligned_epsilon), Place(6, "ε", epsilon_text)),
+    ClientColumn(
+        "epsilon_rdp", Place(5, "ε by RDP", aligned_epsilon), Place(8, "ε (RDP)", epsilon_text)
+    ),
+    ClientColumn(
+        "target_epsilon", Place(4, "target ε", or_dash), Place(9, "budget", or_dash, _known)
+    ),
+    ClientColumn("noise_multiplier", Place(9, "noise z", _aligned), Place(2, "z", _short)),
+    ClientColumn("sampling_rate", Place(8, "sampling rate q", _aligned)),
+    ClientColumn("rounds", Place(10, "rounds", int), Place(3, "rounds")),
+    ClientColumn("steps", Place(11, "steps", int), Place(4, "steps")),
+    ClientColumn("group", is_text=True),
+    ClientColumn("withdrawn_round", terminal=Place(10, "left", or_dash, _known)),
+    ClientColumn("clip_norm"),
+    ClientColumn("against", is_text=True),
+    ClientColumn(
+        "epsilon_against_server",
+        Place(3, "ε (server)", aligned_epsilon, _recorded),
+        Place(7, "ε (server)", epsilon_text, _recorded),
+    ),
+)
+"""Every column, in the order of `clients.csv`."""
+
+
+def client_columns(rows: ClientRows) -> list[ClientColumn]:
+    """Return the columns of `clients.csv`: with `name` where clients have names."""
+    return [column for column in COLUMNS if column.where(column.name, rows)]
+
+
+def clients_table(rows: ClientRows) -> str:
+    """Return the text of `clients.csv`."""
+    names = [column.name for column in client_columns(rows)]
+    return csv_text(names, ([row.get(name) for name in names] for row in rows))
+
+
+def client_places(table: Literal["page", "terminal"], rows: ClientRows) -> dict[str, Place]:
+    """Return the places of the columns of a table by name, in their order."""
+    found: list[tuple[str, Place | None]]
+    found = [(column.name, getattr(column, table)) for column in client_columns(rows)]
+    shown = [(name, place) for name, place in found if place and place.where(name, rows)]
+    return dict(sorted(shown, key=lambda pair: pair[1].order))
