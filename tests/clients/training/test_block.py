@@ -337,9 +337,10 @@ def watched() -> Watched:
 
 def test_lots_and_noise_are_each_clients_own_streams() -> None:
     """Without examples a release is noise: that of the client's key, over its public lot."""
+    nobody = PoissonSampling(0.0)
     empty = [
-        replace(member(k, steps=3), release=replace(member(k).step, sampling=PoissonSampling(0.0)))  # type: ignore[type-var]
-        for k in range(3)
+        replace(one, release=replace(one.mechanism, sampling=nobody))  # type: ignore[type-var]
+        for one in (member(k, steps=3) for k in range(3))
     ]
     seen = watched()
     bench().train([empty[0], None, *empty[1:]], on_step=seen)
@@ -393,7 +394,7 @@ def test_noise_differs_between_seeds_clients_rounds_and_nothing_else() -> None:
 def test_secure_members_repeat_neither_lots_nor_noise() -> None:
     """Beside a seeded member, which does."""
     members = [replace(member(k, steps=3), secure=k != 1) for k in range(3)]
-    never = replace(members[2].step, sampling=PoissonSampling(0.0))  # type: ignore[type-var]
+    never = replace(members[2].mechanism, sampling=PoissonSampling(0.0))  # type: ignore[type-var]
     members[2] = replace(members[2], release=never)
     place, runs = bench(), (watched(), watched())
     first, again = (place.train(members, on_step=seen).values.clone() for seen in runs)
