@@ -8,17 +8,24 @@ round and loses its result when a hook raises.
 import logging
 import math
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 import numpy as np
 from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
-from fedsim.algorithms.scored import scored_models
+from fedsim.algorithms.algorithm import Algorithm
 from fedsim.algorithms.state import ServerState
 from fedsim.core.plugin_errors import plugin_calls
-from fedsim.protocol.arrays import COEFFICIENTS, digest, is_coefficients, to_numpy, upload_base
+from fedsim.protocol.arrays import (
+    COEFFICIENTS,
+    digest,
+    is_coefficients,
+    to_arrays,
+    to_numpy,
+    upload_base,
+)
 from fedsim.protocol.channel import client_channel
 from fedsim.protocol.errors import FederationError
 from fedsim.protocol.traffic import CountedGrid, Traffic
@@ -32,6 +39,20 @@ from fedsim.server.round_report import (
 )
 from fedsim.server.settings import FederationSettings
 from fedsim.server.train_round import RoundSetup, TrainRound
+
+
+def scored_models(algorithm: Algorithm, state: ServerState) -> ArrayRecord | Sequence[ArrayRecord]:
+    """Return the model of a state, or the clients' own models where an algorithm has them.
+
+    Args:
+        algorithm: of the federation.
+        state: after a round.
+    """
+    models = algorithm.scored_models(state)
+    if models is None:
+        return state.model
+    return [to_arrays(dict(model)) for model in models]
+
 
 logger = logging.getLogger(__name__)
 

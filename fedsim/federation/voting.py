@@ -9,7 +9,6 @@ import torch
 from flwr.app import ArrayRecord
 
 from fedsim.algorithms.algorithm import Algorithm
-from fedsim.algorithms.scored import scored_models
 from fedsim.algorithms.state import ServerState
 from fedsim.clients.gradients.per_example import PerExampleLoss
 from fedsim.clients.mechanisms.votes.mechanism import NO_LABEL
@@ -25,6 +24,7 @@ from fedsim.pate.server import Tally
 from fedsim.pate.settings import PateSettings
 from fedsim.pate.teachers import Student, Teachers, Trainer, public_tensor
 from fedsim.protocol.arrays import digest, to_numpy
+from fedsim.server.app import scored_models
 
 
 class Goal:
