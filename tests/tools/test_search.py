@@ -205,8 +205,10 @@ def test_a_search_selects_a_model_and_verify_recomputes_both_figures(
     assert printed.stdout.rstrip().endswith(f"root: {root}")
     again = fedsim.search(file, out=out)
     assert (again.variant, again.selected) == (public["selected"], selected)
+    plain = file.parent / "compare.yaml"
+    plain.write_text("base: tiny.yaml\nseeds: 2\nvariants: {slow: {local.steps: 2}, fast: {}}\n")
     with pytest.raises(RunDirectoryError, match="holds no comparison"):
-        fedsim.compare(file.parent / "compare.yaml", out=out)
+        fedsim.compare(plain, out=out)
 
 
 @pytest.mark.slow
