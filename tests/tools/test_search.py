@@ -206,7 +206,8 @@ def test_a_search_selects_a_model_and_verify_recomputes_both_figures(
     again = fedsim.search(file, out=out)
     assert (again.variant, again.selected) == (public["selected"], selected)
     plain = file.parent / "compare.yaml"
-    plain.write_text("base: tiny.yaml\nbaseline: dp\nvariants: {dp: {}, plain: {privacy: null}}\n")
+    variants = "{dp: {}, plain: {privacy: null}}"
+    plain.write_text(f"base: tiny.yaml\nseeds: 2\nbaseline: dp\nvariants: {variants}\n")
     with pytest.raises(RunDirectoryError, match="holds no comparison"):
         fedsim.compare(plain, out=out)
 
