@@ -26,7 +26,7 @@ LINEAR_CLIPPINGS: Mapping[str, tuple[str, ...]] = {
 }
 """Clippings that bound a whole contribution, by the unit that contributes."""
 
-_ADJACENCIES = ("zero_out", "add_remove", "replace_one")
+ADJACENCIES = ("zero_out", "add_remove", "replace_one")
 _CORRELATIONS = ("toeplitz",)
 CORRELATED: Mapping[str, tuple[str, ...]] = {
     "sampling": tuple(one.name for one in SAMPLING_SCHEMES.values() if one.is_cyclic),
@@ -106,7 +106,7 @@ def _lots_have_no_event(choices: Choices) -> bool:
     scheme = SAMPLING_SCHEMES.get(choices.sampling or "")
     if scheme is None or not choices.kind.draws_lots:
         return False
-    return choices.adjacency in _ADJACENCIES and choices.adjacency not in scheme.adjacencies
+    return choices.adjacency in ADJACENCIES and choices.adjacency not in scheme.adjacencies
 
 
 def _no_event(choices: Choices) -> str:

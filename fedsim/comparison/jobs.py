@@ -39,7 +39,7 @@ _WITHOUT_EFFECT = ("name", "runtime")
 _PACKAGES = ("torch", "numpy", "scipy", "flwr", "scikit-learn")
 _ROOMS = ("fedsim.accountant", "fedsim.clients", "fedsim.server")
 # Parts of fedsim/ that compute no run.
-_PRESENTATION_ONLY = ("cli", "comparison", "report", "tracking")
+_COMPUTES_NO_RUN = ("cli", "comparison", "report", "tools", "tracking")
 
 
 def run_fingerprint(loaded: LoadedExperiment) -> str:
@@ -98,7 +98,7 @@ def _source_digest() -> str:
     for root in roots:
         for path in sorted(root.rglob("*.py")):
             relative = path.relative_to(root)
-            if root == own and relative.parts[0] in _PRESENTATION_ONLY:
+            if root == own and relative.parts[0] in _COMPUTES_NO_RUN:
                 continue
             digest.update(f"{root.name}/{relative.as_posix()}\0".encode() + path.read_bytes())
     return digest.hexdigest()

@@ -8,14 +8,13 @@ from functools import cached_property
 from typing import Any
 
 from fedsim.accountant.sampler_slack import Slack
-from fedsim.clients.mechanisms.conditions import HIDING_PROTOCOLS, Choices, unmet
+from fedsim.clients.mechanisms.conditions import ADJACENCIES, HIDING_PROTOCOLS, Choices, unmet
 from fedsim.clients.mechanisms.kinds import ReleaseKind
 from fedsim.clients.sampling.schemes import SAMPLING_SCHEMES
 from fedsim.core.formatting import epsilon_text
 from fedsim.statement.attack import AttackBound, Profile
 from fedsim.statement.trust_facts import LOCAL_EXAMPLE, TrustFacts, trust_objections
 
-ADJACENCIES = ("zero_out", "add_remove", "replace_one")
 ACCOUNTANTS = ("pld", "rdp", "moments")
 NOISES = ("seeded", "secure")
 CLIPPINGS = ("flat", "per_layer", "automatic", "adaptive", "groups", "adaptive_groups")
@@ -238,7 +237,7 @@ class Facts:
             **own,
         )
 
-    @property
+    @cached_property
     def kind(self) -> ReleaseKind:
         """The kind of the releases; `NO_RELEASE` where the record names none that is known."""
         return self.choices.kind
