@@ -17,7 +17,7 @@ from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.training.streams import StreamKey
 from fedsim.core.streams import Purpose, stream_key
 from fedsim.data import Examples
-from fedsim.models.metrics import eval_mode
+from fedsim.models.tasks import eval_mode
 from fedsim.pate.board import Agenda, shares_of
 from fedsim.protocol.arrays import to_arrays
 

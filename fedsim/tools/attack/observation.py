@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedsim.accountant.arrays import Floats
+from fedsim.accountant.checks import Floats
 from fedsim.clients.gradients.per_example import PerExampleGradients
 from fedsim.clients.gradients.rule_gradients import scaled_loss
 from fedsim.clients.local_settings import LocalSettings

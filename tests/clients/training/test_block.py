@@ -28,8 +28,7 @@ from fedsim.clients.local_settings import (
 )
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.sampling.divided_lots import BallsAndBins, ShuffledEpochs
-from fedsim.clients.sampling.independent_lots import FixedSizeSampling, PoissonSampling
-from fedsim.clients.sampling.sampling import Sampling
+from fedsim.clients.sampling.sampling import FixedSizeSampling, PoissonSampling, Sampling
 from fedsim.clients.training.block import (
     BlockMember,
     BlockResult,

@@ -31,8 +31,7 @@ from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.mechanisms.dp_sgd.noise_allocation import NoiseAllocation, group_noise
 from fedsim.clients.mechanisms.noise_range import NoiseRangeError
 from fedsim.clients.sampling.divided_lots import ShuffledEpochs
-from fedsim.clients.sampling.independent_lots import FixedSizeSampling, PoissonSampling
-from fedsim.clients.sampling.sampling import Sampling
+from fedsim.clients.sampling.sampling import FixedSizeSampling, PoissonSampling, Sampling
 from fedsim.clients.training import block
 from fedsim.clients.training.block import BlockMember, BlockResult, block_of
 from fedsim.clients.training.shared_model import SharedModel
