@@ -27,7 +27,8 @@ from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.model_checks.isolation import check_isolation
 from fedsim.clients.model_checks.safety import check_private_model
 from fedsim.clients.sampling.sampling import PoissonSampling
-from fedsim.clients.training.block import BlockMember, block_of
+from fedsim.clients.training.block import block_of
+from fedsim.clients.training.member import BlockMember
 from fedsim.clients.training.plain import train_by_torch
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.training.streams import StreamKey
