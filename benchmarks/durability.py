@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 from records import Number, quartiles, write_record
 
-from fedsim.algorithms.algorithm import ServerState
+from fedsim.algorithms.state import ServerState
 from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.nodes import client_app

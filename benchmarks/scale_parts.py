@@ -27,7 +27,7 @@ from records import Number, machine_line, write_record
 from fedsim.accountant import Gaussian, PoissonSampled, PrivacyLedger
 from fedsim.accountant.ledger.journal import GENESIS, Charge, FileJournal
 from fedsim.accountant.trust import NoiseNeed, NoiseShares
-from fedsim.algorithms.algorithm import ServerState
+from fedsim.algorithms.state import ServerState
 from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.mechanisms.plan import PlanRequest, PrivacyPlan
 from fedsim.clients.mechanisms.planner import plan_privacy

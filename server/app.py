@@ -15,7 +15,8 @@ import numpy as np
 from flwr.app import ArrayRecord, Context, Message
 from flwr.serverapp import Grid, ServerApp
 
-from fedsim.algorithms.algorithm import Algorithm, ServerState
+from fedsim.algorithms.algorithm import Algorithm
+from fedsim.algorithms.state import ServerState
 from fedsim.core.plugin_errors import plugin_calls
 from fedsim.protocol.arrays import (
     COEFFICIENTS,

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from flwr.app import ArrayRecord
 
-from fedsim.algorithms.algorithm import ServerState
+from fedsim.algorithms.state import ServerState
 from fedsim.protocol.arrays import digest, to_numpy
 from fedsim.protocol.client_spend import ClientSpend
 from fedsim.protocol.errors import FederationError, ProtocolError

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from flwr.app import ArrayRecord
 
-from fedsim.algorithms.algorithm import ServerState
+from fedsim.algorithms.state import ServerState
 from fedsim.protocol.arrays import to_arrays, to_numpy
 from fedsim.protocol.messages import TrainReply
 from fedsim.server.aggregation.aggregator import Aggregator, ClientAnswer

@@ -14,7 +14,8 @@ from typing import Any, Protocol
 from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 
-from fedsim.algorithms.algorithm import Algorithm, Contribution, ServerState, Update
+from fedsim.algorithms.algorithm import Algorithm, Contribution, Update
+from fedsim.algorithms.state import ServerState
 from fedsim.core.plugin_errors import plugin_calls
 from fedsim.protocol.arrays import to_arrays, upload_base, with_round, without_update
 from fedsim.protocol.channel import NO_REPLY, ClientError, TrainAnswer

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from contenders.base import Contender, Work, check_device
 from contenders.turns import Turns
-from fedsim.algorithms.algorithm import ServerState
+from fedsim.algorithms.state import ServerState
 from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.federation import Federation

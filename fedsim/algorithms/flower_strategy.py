@@ -17,7 +17,8 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from pydantic import ConfigDict, create_model
 
-from fedsim.algorithms.algorithm import Algorithm, Arrays, ServerState, Training, Update
+from fedsim.algorithms.algorithm import Algorithm, Training, Update
+from fedsim.algorithms.state import Arrays, ServerState
 from fedsim.core.settings import Settings
 from fedsim.protocol.arrays import to_arrays, to_numpy
 from fedsim.protocol.flower_internals import server_identity

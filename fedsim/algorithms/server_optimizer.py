@@ -17,7 +17,7 @@ from fedsim.core.settings import Settings
 if TYPE_CHECKING:
     import numpy as np
 
-    from fedsim.algorithms.algorithm import Arrays, ServerState
+    from fedsim.algorithms.state import Arrays, ServerState
 
 
 class ServerOptimizer(Algorithm):

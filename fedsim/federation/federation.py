@@ -12,7 +12,8 @@ from flwr.app import ArrayRecord
 from torch import nn
 
 from fedsim.accountant.ledger.journal import FileJournal
-from fedsim.algorithms.algorithm import Algorithm, ServerState
+from fedsim.algorithms.algorithm import Algorithm
+from fedsim.algorithms.state import ServerState
 from fedsim.clients.faults import FaultPlan
 from fedsim.clients.gradients.parameters import FlatParameters
 from fedsim.clients.gradients.per_example import PerExampleGradients, PerExampleLoss

@@ -5,7 +5,7 @@ from typing import Any
 
 from flwr.serverapp import Grid, ServerApp
 
-from fedsim.algorithms.algorithm import ServerState
+from fedsim.algorithms.state import ServerState
 from fedsim.federation.aggregate_noise import ClientNoise, SumNoise
 from fedsim.federation.charges import ServerCharges
 from fedsim.federation.federation import Federation

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from flwr.app import ArrayRecord
 
-from fedsim.algorithms.algorithm import Algorithm, ServerState
+from fedsim.algorithms.algorithm import Algorithm
+from fedsim.algorithms.state import ServerState
 from fedsim.clients.gradients.per_example import PerExampleLoss
 from fedsim.clients.mechanisms.votes.mechanism import NO_LABEL
 from fedsim.clients.training.shared_model import SharedModel

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from fedsim.algorithms.algorithm import Algorithm, ServerState, Update
+from fedsim.algorithms.algorithm import Algorithm, Update
+from fedsim.algorithms.state import ServerState
 from fedsim.pate.board import LABELS, SHARES, VOTES, Agenda
 
 

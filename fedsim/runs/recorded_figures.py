@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from flwr.app import ArrayRecord
 
-from fedsim.algorithms.algorithm import ServerState
+from fedsim.algorithms.state import ServerState
 from fedsim.clients.mechanisms.votes.mechanism import NO_LABEL
 from fedsim.core.plugin_errors import plugin_calls
 from fedsim.core.text_formats import finite_or_none

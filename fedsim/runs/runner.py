@@ -12,7 +12,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
 import fedsim
-from fedsim.algorithms.algorithm import ServerState
+from fedsim.algorithms.state import ServerState
 from fedsim.core.commands import Phases
 from fedsim.core.errors import StorageError, describe_os_error
 from fedsim.experiment import LoadedExperiment, dump_experiment, load_experiment

@@ -19,7 +19,7 @@ from safetensors.numpy import load_file
 
 import fedsim
 from fedsim.accountant.ledger.journal import Charge
-from fedsim.algorithms.algorithm import ServerState
+from fedsim.algorithms.state import ServerState
 from fedsim.core.commands import Phases
 from fedsim.core.errors import FedsimError, InputError
 from fedsim.experiment import load_experiment

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedsim.algorithms.algorithm import ServerState
+from fedsim.algorithms.state import ServerState
 from fedsim.protocol.arrays import digest, to_arrays
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.round_files import RunCheckpoint

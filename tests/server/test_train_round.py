@@ -9,8 +9,8 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
-from fedsim.algorithms.algorithm import ServerState
 from fedsim.algorithms.built_in.fedavg import FedAvg
+from fedsim.algorithms.state import ServerState
 from fedsim.protocol.arrays import to_arrays, to_numpy
 from fedsim.protocol.flower_internals import server_identity
 from fedsim.protocol.messages import TrainReply, TrainRequest, Withdrawal

@@ -8,7 +8,7 @@ from fedsim.algorithms.algorithm import Algorithm, Update
 from fedsim.core.settings import Settings
 
 if TYPE_CHECKING:
-    from fedsim.algorithms.algorithm import ServerState
+    from fedsim.algorithms.state import ServerState
 
 
 class FedAvgOptions(Settings):

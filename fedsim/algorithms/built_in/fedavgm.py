@@ -10,7 +10,7 @@ from fedsim.core.settings import Settings
 if TYPE_CHECKING:
     import numpy as np
 
-    from fedsim.algorithms.algorithm import Arrays
+    from fedsim.algorithms.state import Arrays
 
 
 class FedAvgMOptions(Settings):

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, ClassVar
 from fedsim.algorithms.algorithm import Algorithm, Update
 
 if TYPE_CHECKING:
-    from fedsim.algorithms.algorithm import ServerState
+    from fedsim.algorithms.state import ServerState
 
 
 class FedMedian(Algorithm):

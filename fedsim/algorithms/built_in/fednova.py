@@ -7,7 +7,7 @@ from fedsim.algorithms.built_in.fedavg import FedAvgOptions
 from fedsim.core.settings import Settings
 
 if TYPE_CHECKING:
-    from fedsim.algorithms.algorithm import ServerState
+    from fedsim.algorithms.state import ServerState
 
 
 class FedNova(Algorithm):

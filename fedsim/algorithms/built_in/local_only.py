@@ -10,7 +10,7 @@ from fedsim.core.settings import Settings
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from fedsim.algorithms.algorithm import Arrays, ServerState
+    from fedsim.algorithms.state import Arrays, ServerState
 
 
 class LocalOnly(MrMtl):

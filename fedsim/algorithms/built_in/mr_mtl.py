@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-    from fedsim.algorithms.algorithm import Arrays, ServerState
+    from fedsim.algorithms.state import Arrays, ServerState
 
 CENTER = "center"
 UPLOADED = "clients that uploaded"

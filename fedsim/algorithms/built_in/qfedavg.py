@@ -8,7 +8,7 @@ from fedsim.algorithms.algorithm import Algorithm, Sent, Update
 from fedsim.core.settings import Settings
 
 if TYPE_CHECKING:
-    from fedsim.algorithms.algorithm import ServerState
+    from fedsim.algorithms.state import ServerState
 
 LOSS = "loss"
 

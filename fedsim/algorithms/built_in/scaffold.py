@@ -11,7 +11,7 @@ from fedsim.core.settings import Settings
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedsim.algorithms.algorithm import Arrays, ServerState
+    from fedsim.algorithms.state import Arrays, ServerState
 
 CORRECTION = "correction"
 

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 from fedsim.accountant import EpsilonDelta, Event, Gaussian, JointGaussian, PrivacyLedger
 from fedsim.accountant.groups import group_noise_multiplier
 from fedsim.accountant.ledger.journal import FileJournal
-from fedsim.algorithms.algorithm import ServerState
+from fedsim.algorithms.state import ServerState
 from fedsim.clients.client_settings import OwnPrivacySettings
 from fedsim.clients.mechanisms.client_privacy import ClientPrivacy, Table, resolve_client_privacy
 from fedsim.clients.mechanisms.plan import PrivacyPlan

@@ -24,7 +24,7 @@ from fedsim.accountant.ledger.journal import (
     total_of,
 )
 from fedsim.accountant.sampler_slack import SHARE, sampler_slack
-from fedsim.algorithms.algorithm import ServerState
+from fedsim.algorithms.state import ServerState
 from fedsim.clients.mechanisms.kinds import KINDS
 from fedsim.clients.sampling.schemes import SAMPLING_SCHEMES
 from fedsim.core.durable import GENESIS
