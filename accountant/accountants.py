@@ -1,4 +1,4 @@
-"""Accountants: they compose events and return the (epsilon, delta) of all of them.
+"""Privacy accountants: they compose events and return the (epsilon, delta) of the composition.
 
 The state is the number of runs of each mechanism. Composing adds to a counter; epsilon is computed
 on request. The counts do not depend on the order of the events, so neither does epsilon.
@@ -50,10 +50,10 @@ AccountantName = Literal["pld", "rdp", "moments"]
 
 @dataclass(frozen=True)
 class RdpOrders:
-    """The choice of the Rényi accountant at orders of one's own.
+    """The Rényi accountant with chosen orders, in place of an accountant's name.
 
     Attributes:
-        orders: each in (1, 65536].
+        orders: Rényi orders, each in (1, 65536].
 
     Raises:
         ValueError: there are no orders, or one is outside (1, 65536].
@@ -69,16 +69,16 @@ class RdpOrders:
 
 
 AccountantChoice = AccountantName | RdpOrders
-"""An accountant by its name, or the Rényi accountant at orders of one's own."""
+"""The name of an accountant, or the Rényi accountant with chosen orders."""
 
 
 class PrivacySpent(NamedTuple):
-    """The privacy spent by everything composed.
+    """The (epsilon, delta) of all composed events.
 
     Attributes:
-        epsilon: >= 0, infinite when something was released without a guarantee.
-        delta: the delta it holds at.
-        best_order: the Rényi order behind epsilon; None where no order is involved.
+        epsilon: >= 0; infinite after a release without a guarantee.
+        delta: the delta at which epsilon holds.
+        best_order: the Rényi order that gives epsilon; None if no order is involved.
     """
 
     epsilon: float
@@ -99,8 +99,8 @@ class Accountant(ABC):
     replace-one has sensitivity 2 C. FixedSizeSampled needs replace-one, EpochShuffled zero-out or
     replace-one; other combinations are refused.
 
-    Edge cases: nothing composed gives epsilon 0; NonPrivate, or noise multiplier 0 with a sampling
-    rate above 0, gives epsilon infinity and delta 1.
+    Edge cases: an accountant without events has epsilon 0; NonPrivate, or noise multiplier 0 with a
+    sampling rate above 0, gives epsilon infinity and delta 1.
 
     Args:
         adjacency: "zero_out", "add_remove" or "replace_one".
@@ -123,12 +123,12 @@ class Accountant(ABC):
 
     @property
     def history(self) -> tuple[tuple[Event, int], ...]:
-        """The composed events as (event, count), in order, equal neighbours in one entry."""
+        """The composed events as pairs (event, count) in order; equal neighbours share an entry."""
         return tuple(self._history)
 
     @property
     def steps(self) -> Mapping[Mechanism, int]:
-        """The number of runs of each mechanism, a copy: epsilon depends on nothing else."""
+        """A copy of the number of runs of each mechanism: epsilon depends on nothing else."""
         return dict(self._steps)
 
     @final
@@ -136,7 +136,7 @@ class Accountant(ABC):
         """Add `count` releases of `event` and return the accountant itself.
 
         Args:
-            event: one release.
+            event: the release to add.
             count: number of releases, a whole number >= 0.
 
         Raises:
@@ -154,12 +154,12 @@ class Accountant(ABC):
 
     @final
     def get_epsilon(self, delta: float) -> float:
-        """Return epsilon at `delta`; raises ValueError if delta is not in (0, 1)."""
+        """Return the epsilon of all events at `delta`; ValueError if delta is not in (0, 1)."""
         return self.get_privacy_spent(delta).epsilon
 
     @final
     def get_privacy_spent(self, delta: float) -> PrivacySpent:
-        """Return epsilon at `delta` and the Rényi order behind it.
+        """Return the epsilon of all events at `delta`, and the Rényi order that gives it.
 
         Raises:
             ValueError: `delta` is not in (0, 1).
@@ -177,7 +177,7 @@ class Accountant(ABC):
 
     @final
     def get_delta(self, epsilon: float) -> float:
-        """Return the delta at which everything composed is (epsilon, delta)-DP.
+        """Return the delta at which all events together are (epsilon, delta)-DP.
 
         Raises:
             ValueError: `epsilon` is negative or not finite.
@@ -198,7 +198,7 @@ class Accountant(ABC):
         return f"{type(self).__name__}({text}, releases={sum(n for _, n in self._history)})"
 
     def _settings(self) -> dict[str, Any]:
-        """Return the settings, beside the adjacency, that `repr` shows."""
+        """Return the settings other than the adjacency that `repr` shows."""
         return {}
 
     @abstractmethod
@@ -223,7 +223,7 @@ class _RenyiAccountant(Accountant):
 
     @final
     def rdp(self) -> tuple[tuple[float, float], ...]:
-        """Return (order, RDP) of everything composed so far; infinite after a NonPrivate event."""
+        """Return (order, RDP of all events) for each order; RDP is infinite after NonPrivate."""
         if self._non_private:
             return tuple((order, math.inf) for order in self.orders)
         values = self._total().tolist()
@@ -253,16 +253,16 @@ class _RenyiAccountant(Accountant):
 class RdpAccountant(_RenyiAccountant):
     """Rényi accountant: adds RDP curves (Mironov 2017, arXiv:1702.07476, Proposition 1).
 
-    Guarantee: as `Accountant`; an upper bound, typically 8 to 15 % above the exact epsilon. Few
-    EpsilonDelta events alone are composed exactly instead (`few_guarantees`).
+    Guarantee: that of `Accountant`; epsilon is an upper bound, typically 8 to 15 % above the exact
+    one. An account of only a few EpsilonDelta events is composed exactly (`few_guarantees`).
 
     Args:
         orders: Rényi orders to try, each in (1, 65536]. More orders can only lower epsilon.
         conversion: from RDP to (epsilon, delta): "tight", or the older "mironov".
-        adjacency: as `Accountant`.
+        adjacency: "zero_out", "add_remove" or "replace_one".
         refine: whether to search between the neighbours of the best order, which lowers epsilon
-            (not delta) by some 1e-3 relative at ten to a hundred times the cost. The order is then
-            chosen after the fact: fine for a schedule fixed in advance, not for a filter.
+            (not delta) by some 1e-3 relative at ten to a hundred times the cost. The order then
+            depends on the events: valid for a schedule fixed in advance, not for a privacy filter.
 
     Raises:
         ValueError: there are no orders, one is outside (1, 65536], or a name is unknown.
@@ -293,13 +293,13 @@ class RdpAccountant(_RenyiAccountant):
             return epsilon, order
         from scipy.optimize import minimize_scalar  # as long to import as all of this package
 
-        found = minimize_scalar(
+        minimum = minimize_scalar(
             lambda at: self._epsilon_at(float(at), delta),
             bounds=(low, high),
             method="bounded",
             options={"xatol": 1e-4 * (high - low), "maxiter": 40},
         )
-        return min((epsilon, order), (float(found.fun), float(found.x)))
+        return min((epsilon, order), (float(minimum.fun), float(minimum.x)))
 
     def _delta(self, epsilon: float) -> float:
         kinds = few_guarantees(self._steps.items())
@@ -321,11 +321,11 @@ class MomentsAccountant(_RenyiAccountant):
     Log moments lambda = 1 ... 31, that is RDP at the integer orders 2 ... 32, added up and
     converted by epsilon = min over lambda of (moments + log(1/delta)) / lambda.
 
-    Guarantee: as `Accountant`; an upper bound that is never below `RdpAccountant` and far above it
-    for very small and very large epsilon.
+    Guarantee: that of `Accountant`; epsilon is an upper bound, never below that of `RdpAccountant`,
+    and far above it where epsilon is very small or very large.
 
     Args:
-        adjacency: as `Accountant`.
+        adjacency: "zero_out", "add_remove" or "replace_one".
     """
 
     def __init__(self, *, adjacency: Adjacency = "zero_out") -> None:
@@ -334,9 +334,9 @@ class MomentsAccountant(_RenyiAccountant):
 
 @final
 class PldAccountant(Accountant):
-    """Privacy loss distribution accountant: numerically the exact composition, never below it.
+    """Privacy loss distribution accountant: the exact composition up to numerics, never below it.
 
-    Guarantee: as `Accountant`; at most 1e-3 above the exact epsilon in ordinary settings (see
+    Guarantee: that of `Accountant`; at most 1e-3 above the exact epsilon in ordinary settings (see
     `fedsim.accountant.pld.distribution` for the method and its limits). For FixedSizeSampled,
     exact means the composition of the dominating pairs, which no real data set may attain. Accounts
     with ZCDP or RepeatAndSelect use RDP.
@@ -359,14 +359,14 @@ _ACCOUNTANTS: dict[str, type[RdpAccountant] | type[PldAccountant] | type[Moments
 def choose_accountant(
     name: AccountantName, orders: Sequence[float] | None = None
 ) -> AccountantChoice:
-    """Return an accountant by its name, at orders of one's own if they are given.
+    """Return the choice of an accountant by its name, with Rényi orders if they are given.
 
     Args:
         name: "pld", "rdp" or "moments".
-        orders: Rényi orders, each in (1, 65536], for "rdp" alone; None: those of the accountant.
+        orders: Rényi orders, each in (1, 65536], for "rdp" only; None keeps the default orders.
 
     Raises:
-        ValueError: an order is outside its range, or another accountant than "rdp" has orders.
+        ValueError: an order is outside its range, or orders are given for "pld" or "moments".
     """
     if orders is None:
         return name
@@ -376,12 +376,12 @@ def choose_accountant(
 
 
 def accountant_name(accountant: AccountantChoice) -> AccountantName:
-    """Return the name of a chosen accountant."""
+    """Return the name of the chosen accountant: "pld", "rdp" or "moments"."""
     return "rdp" if isinstance(accountant, RdpOrders) else accountant
 
 
 def renyi_choice(accountant: AccountantChoice) -> AccountantChoice:
-    """Return the Rényi accountant beside another one: at its orders, where it has any."""
+    """Return the Rényi accountant to compare `accountant` with, at its orders if it has any."""
     return accountant if isinstance(accountant, RdpOrders) else "rdp"
 
 
@@ -392,10 +392,10 @@ def make_accountant(
 
     Args:
         name: "pld", "rdp" or "moments", or `RdpOrders`.
-        adjacency: as `Accountant`.
+        adjacency: "zero_out", "add_remove" or "replace_one".
 
     Raises:
-        ValueError: there is no accountant, or no adjacency, of that name.
+        ValueError: `name` is not an accountant, or `adjacency` not an adjacency.
     """
     if isinstance(name, RdpOrders):
         return RdpAccountant(name.orders, adjacency=adjacency)

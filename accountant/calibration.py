@@ -1,7 +1,7 @@
-"""Calibration: the noise, the number of steps or the sampling rate that a target epsilon affords.
+"""Calibration of the noise multiplier, the number of steps or the sampling rate to an epsilon.
 
-The search uses the accountant that later computes epsilon, so the result never exceeds the target
-by that accountant.
+The search uses the accountant that later computes epsilon, so the epsilon of the
+result, by that accountant, never exceeds the target.
 """
 
 import math
@@ -36,18 +36,18 @@ def calibrate_noise_multiplier(
 
     Guarantee: `steps` Poisson-sampled Gaussian steps with the returned z have
     get_epsilon(delta) <= target_epsilon by the same accountant, and at least
-    target_epsilon - tolerance. The second half can fail, towards more noise, where the PLD
+    target_epsilon - tolerance. The lower bound can fail, towards more noise, where the PLD
     accountant has to coarsen its grid (epsilon in the hundreds) or uses RDP instead.
 
     The result depends on the arguments alone and is cached.
 
     Args:
-        target_epsilon: > 0.
-        delta: in (0, 1).
+        target_epsilon: largest epsilon to spend, > 0.
+        delta: the delta of that epsilon, in (0, 1).
         sampling_rate: inclusion probability of each example, in (0, 1].
         steps: number of steps, >= 1.
         accountant: name of the accountant, such as "pld" or "rdp".
-        adjacency: what the guarantee protects against.
+        adjacency: "zero_out", "add_remove" or "replace_one".
         tolerance: how far below the target the spent epsilon may stay, > 0.
 
     Raises:
@@ -85,21 +85,22 @@ def calibrate_steps(
 ) -> int:
     """Return the largest number of steps that spends at most `target_epsilon`.
 
-    Guarantee: by the same accountant that many Poisson-sampled Gaussian steps have
-    get_epsilon(delta) <= target_epsilon, and one more has a larger one.
+    Guarantee: by the same accountant, the returned number of Poisson-sampled Gaussian steps has
+    get_epsilon(delta) <= target_epsilon, and one step more exceeds the target.
 
     The result depends on the arguments alone and is cached.
 
     Args:
-        target_epsilon: > 0.
-        delta: in (0, 1).
+        target_epsilon: largest epsilon to spend, > 0.
+        delta: the delta of that epsilon, in (0, 1).
         sampling_rate: inclusion probability of each example, in (0, 1].
-        noise_multiplier: z > 0.
+        noise_multiplier: noise standard deviation over the clip norm, z > 0.
         accountant: name of the accountant, such as "pld" or "rdp".
-        adjacency: what the guarantee protects against.
+        adjacency: "zero_out", "add_remove" or "replace_one".
 
     Raises:
-        ValueError: an argument is outside its range, not even one step fits, or even 10^12 do.
+        ValueError: an argument is outside its range, a single step spends too much, or even
+            10^12 steps stay below the target.
     """
     target = checks.positive("target_epsilon", target_epsilon)
     delta = checks.open_probability("delta", delta)
@@ -107,19 +108,19 @@ def calibrate_steps(
     noise = checks.positive("noise_multiplier", noise_multiplier)
     adjacency = check_adjacency(adjacency)
     steps = _steps(target, delta, rate, noise, accountant, adjacency)
-    what = (
+    schedule = (
         f"target_epsilon={target!r} at delta={delta!r}, sampling_rate={rate!r}, "
         f"noise_multiplier={noise!r}"
     )
     if steps == 0:
         spent = _epsilon(accountant, adjacency, delta, rate, noise, 1)
         raise ValueError(
-            f"{what} cannot be met: a single step spends epsilon {epsilon_text(spent)}; raise "
+            f"{schedule} cannot be met: a single step spends epsilon {epsilon_text(spent)}; raise "
             "target_epsilon, delta or noise_multiplier, or lower sampling_rate"
         )
     if steps == MOST:
         raise ValueError(
-            f"{what} allows any number of steps: even {MOST:.0e} stay below it; lower "
+            f"{schedule} allows any number of steps: even {MOST:.0e} stay below it; lower "
             "target_epsilon, delta or noise_multiplier, or raise sampling_rate"
         )
     return steps
@@ -137,21 +138,21 @@ def calibrate_sampling_rate(
 ) -> float:
     """Return the largest sampling rate, up to `tolerance`, that spends at most `target_epsilon`.
 
-    Guarantee: by the same accountant `steps` Poisson-sampled Gaussian steps at the returned rate
+    Guarantee: by the same accountant, `steps` Poisson-sampled Gaussian steps at the returned rate
     have get_epsilon(delta) <= target_epsilon, and at least target_epsilon - tolerance, with the
     exceptions of `calibrate_noise_multiplier`.
 
-    Edge cases: 1 where even that stays below the target.
+    Edge cases: returns 1 where even sampling every example stays below the target.
 
     The result depends on the arguments alone and is cached.
 
     Args:
-        target_epsilon: > 0.
-        delta: in (0, 1).
-        noise_multiplier: z > 0.
+        target_epsilon: largest epsilon to spend, > 0.
+        delta: the delta of that epsilon, in (0, 1).
+        noise_multiplier: noise standard deviation over the clip norm, z > 0.
         steps: number of steps, >= 1.
         accountant: name of the accountant, such as "pld" or "rdp".
-        adjacency: what the guarantee protects against.
+        adjacency: "zero_out", "add_remove" or "replace_one".
         tolerance: how far below the target the spent epsilon may stay, > 0.
 
     Raises:
@@ -198,8 +199,10 @@ def _noise_multiplier(
     def epsilon(noise: float) -> float:
         return _epsilon(name, adjacency, delta, rate, noise, steps)
 
-    what = f"target_epsilon={target!r} at delta={delta!r}, sampling_rate={rate!r}, steps={steps!r}"
-    return least_noise(epsilon, target, tolerance=tolerance, schedule=what)
+    schedule = (
+        f"target_epsilon={target!r} at delta={delta!r}, sampling_rate={rate!r}, steps={steps!r}"
+    )
+    return least_noise(epsilon, target, tolerance=tolerance, schedule=schedule)
 
 
 @lru_cache(maxsize=4096)

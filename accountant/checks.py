@@ -1,6 +1,6 @@
 """Checks of arguments, array types, and a cache of large values that is bounded by their bytes.
 
-`name` is the name of the argument in the message, `value` what the caller passed.
+In every check, `name` is the argument's name for the error message and `value` its value.
 """
 
 import math
@@ -102,15 +102,15 @@ Value = TypeVar("Value")
 
 
 class CachedByBytes(Generic[Arguments, Value]):
-    """A function that keeps its latest results while they have at most `limit` bytes together.
+    """A function with a cache of its latest results, of at most `limit` bytes together.
 
-    The newest result is kept whatever its size. Threads that ask for the same thing at the same
-    time may each compute it. Arguments must be positional and hashable.
+    The newest result is kept whatever its size. Threads that call with equal arguments at the same
+    time may each compute the result. Arguments must be positional and hashable.
 
     Args:
-        function: what is computed.
-        limit: in bytes.
-        size_of: returns the bytes of a result.
+        function: the function whose results are kept.
+        limit: largest total size of the kept results, in bytes.
+        size_of: returns the size of one result, in bytes.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class CachedByBytes(Generic[Arguments, Value]):
         update_wrapper(self, function)
 
     def __call__(self, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Value:
-        """Return the function's value at `args`, from the cache if it is there."""
+        """Return the function's value at `args`, from the cache if it is kept there."""
         if kwargs:
             raise TypeError("a cached function takes positional arguments only")
         with self._lock:
@@ -148,6 +148,6 @@ def cached_by_bytes(
 
     Args:
         limit: largest total size of the kept results, in bytes.
-        size_of: size of one result, in bytes.
+        size_of: returns the size of one result, in bytes.
     """
     return lambda function: CachedByBytes(function, limit, size_of)

@@ -1,7 +1,7 @@
-"""Events broken down into the mechanisms that accountants compose.
+"""Breaks events down into the mechanisms that accountants compose.
 
-A mechanism has one dominating pair of distributions or one RDP curve. The cost of an event depends
-on the adjacency, and only this module decides it. Combinations without a proof are refused.
+A mechanism has one dominating pair of distributions or one RDP curve. Which mechanisms an event has
+depends on the adjacency; only this module decides it. Combinations without a proof are refused.
 """
 
 import math
@@ -31,14 +31,14 @@ from fedsim.core.errors import FedsimError
 
 
 class UnsupportedEventError(FedsimError, ValueError):
-    """An event, or a part of it, for which the accountant has no proof."""
+    """Raised for an event, or a sub-event, whose privacy the accountant cannot bound."""
 
 
 class SampledGaussian(NamedTuple):
     """One step: Poisson sampling at rate q, then a Gaussian release with noise multiplier z > 0.
 
-    The pair is (1-q) N(0, z^2) + q N(1, z^2) against N(0, z^2): z is relative to the sensitivity,
-    which under replace-one adjacency (possible for q = 1 only) is 2 C.
+    The dominating pair is (1-q) N(0, z^2) + q N(1, z^2) against N(0, z^2): z is relative to the
+    sensitivity, which under replace-one adjacency (possible for q = 1 only) is 2 C.
 
     q = 1 is the plain Gaussian mechanism; q = 0 never occurs here, as it releases nothing.
     """
@@ -49,9 +49,9 @@ class SampledGaussian(NamedTuple):
 
 @dataclass(frozen=True)
 class ReplacedGaussian:
-    """Poisson sampling at rate q < 1, replace-one adjacency; z > 0 relative to C, not to 2 C.
+    """One Poisson-sampled Gaussian step under replace-one; q < 1, z > 0 relative to C, not to 2 C.
 
-    The pair is (1-q) N(0, z^2) + q N(1, z^2) against (1-q) N(0, z^2) + q N(-1, z^2).
+    The dominating pair is (1-q) N(0, z^2) + q N(1, z^2) and (1-q) N(0, z^2) + q N(-1, z^2).
     """
 
     sampling_rate: float
@@ -60,7 +60,7 @@ class ReplacedGaussian:
 
 @dataclass(frozen=True)
 class FixedSizeGaussian:
-    """A share q < 1 drawn without replacement, replace-one adjacency; z > 0 relative to C."""
+    """One Gaussian step on a share q < 1 drawn without replacement, replace-one; z is over C."""
 
     sampling_rate: float
     noise_multiplier: float
@@ -68,7 +68,7 @@ class FixedSizeGaussian:
 
 @dataclass(frozen=True)
 class AllocatedGaussian:
-    """One pass of balls-and-bins over b > 1 batches, zero-out or add-remove; z > 0."""
+    """One balls-and-bins pass over b > 1 Gaussian batches, zero-out or add-remove; z > 0."""
 
     batches: int
     noise_multiplier: float
@@ -76,14 +76,14 @@ class AllocatedGaussian:
 
 @dataclass(frozen=True)
 class Concentrated:
-    """Anything rho-zCDP, rho > 0."""
+    """Any release that is rho-zCDP, rho > 0."""
 
     rho: float
 
 
 @dataclass(frozen=True)
 class Approximate:
-    """Anything (epsilon, delta)-DP, delta < 1."""
+    """Any release that is (epsilon, delta)-DP, delta < 1."""
 
     epsilon: float
     delta: float
@@ -91,9 +91,12 @@ class Approximate:
 
 @dataclass(frozen=True)
 class Selection:
-    """The best of a random number of runs, each of which consists of `steps` (not empty).
+    """The best of a random number of runs, of which only the best result is released.
 
-    `mean` and `shape` are those of `RepeatAndSelect`.
+    Attributes:
+        steps: the mechanisms of one run, with the number of each.
+        mean: expected number of runs, > 1.
+        shape: parameter of the number's distribution, see `RepeatAndSelect`.
     """
 
     steps: "tuple[tuple[Mechanism, int], ...]"
@@ -113,7 +116,7 @@ Mechanism = (
 
 
 def sort_steps(steps: Mapping[Mechanism, int]) -> tuple[tuple[Mechanism, int], ...]:
-    """Return the steps in an order that depends on the steps alone, as a key for caches."""
+    """Return the steps sorted by mechanism, as a cache key that does not depend on their order."""
     return tuple(sorted(steps.items(), key=_sort_key))
 
 
@@ -140,14 +143,14 @@ class Breakdown:
 
 
 def break_down(event: Event, count: int = 1, adjacency: Adjacency = "zero_out") -> Breakdown:
-    """Return the mechanisms in `count` times `event`.
+    """Return the mechanisms that `count` releases of `event` add to an account.
 
     Several Gaussians about one and the same sample are one Gaussian with
     z = (sum of z_i^-2)^(-1/2) (McMahan et al. 2018, arXiv:1812.06210, section 3); counting them as
     separately sampled steps would under-report.
 
     Args:
-        event: what was released.
+        event: one release.
         count: number of releases, a whole number >= 0.
         adjacency: "zero_out", "add_remove" or "replace_one".
 
@@ -168,7 +171,7 @@ class _Walk:
     into: Breakdown
 
     def collect(self, event: Event, count: int) -> None:
-        """Add `count` times `event`."""
+        """Add `count` releases of `event` to the breakdown."""
         match event:
             case Gaussian() | JointGaussian():
                 self._add_gaussian(event.noise_multiplier, count)
@@ -281,7 +284,7 @@ class _Walk:
             self._add(Selection(sort_steps(inside.steps), event.mean, event.shape), count)
 
     def _add_gaussian(self, noise: float, count: int) -> None:
-        """Add Gaussians without sampling, z relative to C."""
+        """Add `count` Gaussian steps without sampling; `noise` is z relative to C."""
         if self.adjacency == "replace_one":
             noise *= 0.5
         if noise == 0.0:
@@ -300,7 +303,7 @@ class _Walk:
 
 
 def _noise_about_one_sample(event: Event, whole: Event) -> float | None:
-    """Return z of all that `event` releases about one sample; None if it releases nothing."""
+    """Return the joint z of all Gaussians in `event`; None if `event` releases nothing."""
     noises: Counter[float] = Counter()
     _collect_noises(event, 1, whole, noises)
     if not noises:
@@ -324,10 +327,10 @@ def _collect_noises(event: Event, count: int, whole: Event, into: Counter[float]
 
 
 def joint_noise_multiplier(steps: Mapping[float, int]) -> float:
-    """Return the z of the one Gaussian that equals several: (sum of n_i z_i^-2)^(-1/2).
+    """Return the z of the single Gaussian equal to several: (sum of n_i z_i^-2)^(-1/2).
 
     Args:
-        steps: how often each noise multiplier z_i > 0 occurs; not empty.
+        steps: the number n_i of Gaussians with each noise multiplier z_i > 0; not empty.
     """
     least = min(steps)  # taken out of the sum: no square over- or underflows
     return least / math.sqrt(sum(n * (least / z) ** 2 for z, n in steps.items()))

@@ -1,4 +1,4 @@
-"""Privacy events, descriptions of what was released, and the adjacency of a guarantee.
+"""Privacy events, which describe what was released, and the adjacency of a guarantee.
 
 An event is an immutable, hashable value. Accountants turn events into epsilon; ledgers store
 them. The meaning of an event never changes: a new mechanism is a new class.
@@ -7,15 +7,16 @@ The noise multiplier z is the noise's standard deviation over the clipping norm 
 whatever the adjacency: an accountant for replace-one adjacency, where the sum moves by up to 2 C,
 halves z itself.
 
-An adjacency says which pairs of data sets a guarantee speaks about. With per-example gradients
-clipped to norm C:
+An adjacency says which pairs of data sets a guarantee makes indistinguishable. With per-example
+gradients clipped to norm C:
 
 - "zero_out" (the default): one example's contribution is set to zero; the number of examples is
   public. The sum moves by at most C.
 - "add_remove": one example is added or removed; the number of examples is private, so nothing
-  public (sampling rate, number of steps, normaliser, weight) may be computed from it. C.
-- "replace_one": one example becomes another; the number of examples is public. 2 C, so noise z C
-  is only z / 2 times the sensitivity: epsilon is roughly twice that of the others.
+  public (sampling rate, number of steps, normaliser, weight) may be computed from it. The sum moves
+  by at most C.
+- "replace_one": one example becomes another; the number of examples is public. The sum
+  moves by up to 2 C, so noise z C is only z / 2 times the sensitivity and epsilon roughly doubles.
 """
 
 import math
@@ -52,7 +53,7 @@ class Gaussian(Event):
 
 @dataclass(frozen=True)
 class JointGaussian(Event):
-    """Several Gaussian releases about the same examples at once: ONE Gaussian release.
+    """Several Gaussian releases about the same examples, which count as ONE Gaussian release.
 
     Group m (of parameters, or the bits of adaptive clipping) has clipping norm C_m and noise of
     standard deviation z_m C_m per coordinate. Scaled by 1 / (z_m C_m) the groups are one vector
@@ -60,10 +61,10 @@ class JointGaussian(Event):
     arXiv:1812.06210, section 3). Inside a sampling event all groups share the sample.
 
     Attributes:
-        noise_multipliers: z_m >= 0 of each group, at least one; kept as a tuple.
+        noise_multipliers: z_m >= 0 of each group; at least one group; kept as a tuple.
 
     Raises:
-        ValueError: there are none, or one is negative, infinite or NaN.
+        ValueError: `noise_multipliers` is empty, or a value is negative, infinite or NaN.
     """
 
     noise_multipliers: tuple[float, ...]
@@ -90,7 +91,7 @@ class JointGaussian(Event):
 
 @dataclass(frozen=True)
 class PoissonSampled(Event):
-    """`event` applied to a sample that each example joins independently with one probability.
+    """`event` applied to a Poisson sample: each example joins independently with probability q.
 
     Attributes:
         sampling_rate: q in [0, 1], the inclusion probability of every example.
@@ -112,12 +113,12 @@ class PoissonSampled(Event):
 class FixedSizeSampled(Event):
     """`event` applied to a uniformly random subset of fixed size, drawn without replacement.
 
-    Another example takes the place of a missing one, so this is not Poisson sampling: it has a
-    guarantee of its own, under replace-one adjacency.
+    Another example takes the place of a missing one, so the guarantee differs from that of Poisson
+    sampling and holds under replace-one adjacency.
 
     Attributes:
-        population: number of examples drawn from, N >= 1, public.
-        batch: number of examples drawn, between 1 and `population`.
+        population: number of examples in the data set, N >= 1, public.
+        batch: number of examples in the subset, between 1 and `population`.
         event: what is released about the subset.
 
     Raises:
@@ -148,7 +149,7 @@ class EpochShuffled(Event):
     of one shuffle depend on each other (Chua et al. 2024, arXiv:2403.17673).
 
     Attributes:
-        batches: number of disjoint batches of the pass, >= 1; a fact for the reader.
+        batches: number of disjoint batches of the pass, >= 1; does not change epsilon.
         event: what is released about each batch.
 
     Raises:
@@ -165,7 +166,7 @@ class EpochShuffled(Event):
 
 @dataclass(frozen=True)
 class RandomAllocation(Event):
-    """One pass in which each example goes to one of the batches, at random and independently.
+    """One pass in which each example joins one of the batches, at random and independently.
 
     Also known as balls-and-bins sampling (Chua et al. 2024, arXiv:2412.16802). Batch sizes are
     random; `event` is released about each batch, an empty one too. Record it once per pass, with a
@@ -195,7 +196,7 @@ class ZCDP(Event):
     composes it: the code that records the event vouches for it.
 
     Attributes:
-        rho: >= 0, finite.
+        rho: the zCDP parameter, >= 0, finite.
 
     Raises:
         ValueError: `rho` is negative, infinite or NaN.
@@ -232,11 +233,11 @@ class EpsilonDelta(Event):
 
 @dataclass(frozen=True)
 class RepeatAndSelect(Event):
-    """`event` run a random number of times on the same data, only the best result released.
+    """`event` run a random number of times on the same data; only the best result is released.
 
-    The cost of choosing hyper-parameters (Papernot, Steinke 2022, arXiv:2110.03620). The number of
-    runs must be drawn from the stated distribution and kept secret; runs that were all looked at
-    are `SelfComposed` instead.
+    It accounts for tuning hyper-parameters (Papernot, Steinke 2022, arXiv:2110.03620). The number
+    of runs must be drawn from the stated distribution and kept secret; if the result of every run
+    is released, use `SelfComposed` instead.
 
     Attributes:
         event: what one run releases.
@@ -282,10 +283,10 @@ class SelfComposed(Event):
 
 @dataclass(frozen=True)
 class Composed(Event):
-    """All of `events` released, each with its own randomness; later ones may use earlier ones.
+    """A sequence of releases with independent randomness; later events may use earlier results.
 
     Attributes:
-        events: the events, in order; kept as a tuple. An empty one releases nothing.
+        events: the events, in order; kept as a tuple. An empty tuple releases nothing.
 
     Raises:
         ValueError: an element is not an event.
@@ -303,7 +304,7 @@ class Composed(Event):
 
 @dataclass(frozen=True)
 class NonPrivate(Event):
-    """A release without any guarantee: epsilon is infinite from here on."""
+    """A release without any guarantee, which makes epsilon infinite."""
 
 
 _EVENT_TYPES: dict[str, type[Event]] = {
@@ -328,8 +329,8 @@ _EVENT_TYPES: dict[str, type[Event]] = {
 def to_dict(event: Event) -> dict[str, Any]:
     """Return the event in the JSON form of the ledger, e.g. `{"type": "Gaussian", ...}`.
 
-    Edge cases: values come out as stored; `event_from_dict(to_dict(e)) == e`, also through JSON
-    text, because Python prints floats so that they read back exactly.
+    Edge cases: values stay exact: `event_from_dict(to_dict(e)) == e`, also through JSON text,
+    because Python prints floats so that they read back exactly.
 
     Raises:
         ValueError: `event` is not one of this module's events.
@@ -341,7 +342,7 @@ def to_dict(event: Event) -> dict[str, Any]:
 
 
 def event_from_dict(record: Mapping[str, Any]) -> Event:
-    """Return the event that `to_dict` wrote.
+    """Return the event of a record that `to_dict` wrote.
 
     Raises:
         ValueError: the type is unknown, a key is missing or unknown, or a value breaks the
@@ -363,7 +364,7 @@ def event_from_dict(record: Mapping[str, Any]) -> Event:
 
 
 def append_event(runs: list[tuple[Event, int]], event: Event, count: int) -> None:
-    """Append `count` times `event` to a run-length list, in place; equal neighbours are merged.
+    """Append `count` releases of `event` to a run-length list in place; equal neighbours merge.
 
     Args:
         runs: pairs (event, number of releases), in order.

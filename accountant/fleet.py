@@ -1,4 +1,4 @@
-"""The accounts of all clients of a federation, computed together."""
+"""The privacy accounts of all clients of a federation, computed together."""
 
 import math
 from collections import Counter
@@ -21,22 +21,22 @@ Client = str | int
 
 
 class FleetAccountant:
-    """One account per client, for thousands of clients with events of their own.
+    """One privacy account per client, for thousands of clients with different events.
 
-    A client's epsilon is the one of a single accountant of the same name that composed the same
+    A client's epsilon equals that of a single accountant of the same name that composed the same
     events: by "rdp" to 1e-12 relative, by "pld" to 2e-4 (both never below the exact value; the
-    fleet chooses its grids for the delta in question). (Sampled) Gaussians are fast: their curves
-    are computed together, as arrays. Other mechanisms are computed one by one. The epsilon
-    of a client that composed nothing since is kept, and equal accounts are computed once.
+    fleet chooses its grids for the requested delta). Gaussian mechanisms, sampled or not, are fast:
+    their curves are computed together, as arrays. Other mechanisms are computed one by one. The
+    epsilon of a client without new events is kept, and equal accounts are computed once.
 
     Guarantee: client k's releases are (get_epsilon(delta)[k], delta)-DP per example of client k.
     Where no person has data in two clients, the federation's guarantee is the largest of these
     (parallel composition), never the mean.
 
     Args:
-        accountant: "rdp", "pld", `RdpOrders`, or another accountant's name; others are computed
+        accountant: name of the accountant, or `RdpOrders`; accounts by "moments" are computed
             one by one.
-        adjacency: as of the single accountants.
+        adjacency: "zero_out", "add_remove" or "replace_one".
 
     Raises:
         ValueError: there is no such accountant or adjacency.
@@ -53,8 +53,8 @@ class FleetAccountant:
         self, accountant: AccountantChoice = "rdp", *, adjacency: Adjacency = "zero_out"
     ) -> None:
         self._name: AccountantChoice = accountant
-        own = accountant.orders if isinstance(accountant, RdpOrders) else None
-        self._orders = DEFAULT_ORDERS if own is None else own
+        orders = accountant.orders if isinstance(accountant, RdpOrders) else None
+        self._orders = DEFAULT_ORDERS if orders is None else orders
         self._adjacency: Adjacency = adjacency
         self._single()  # refuses unknown names
         self._breakdowns: dict[Event, Breakdown] = {}
@@ -65,7 +65,7 @@ class FleetAccountant:
 
     @property
     def clients(self) -> tuple[Client, ...]:
-        """All clients, in the order in which they first composed something."""
+        """All clients, in the order of their first composed event."""
         return tuple(self._counts)
 
     def events(self, client: Client) -> Mapping[Event, int]:
@@ -76,8 +76,8 @@ class FleetAccountant:
         """Add `count` releases of `event` to the account of `client` and return the fleet itself.
 
         Args:
-            client: name or number.
-            event: one release.
+            client: the client's name or number.
+            event: the release to add.
             count: number of releases, a whole number >= 0.
 
         Raises:
@@ -97,17 +97,17 @@ class FleetAccountant:
         """Check that the accountant has a rule for an event.
 
         Raises:
-            UnsupportedEventError: it has none.
+            UnsupportedEventError: the accountant has no rule for the event.
             ValueError: `event` is not an event.
         """
         self._learn(event)
 
     def get_epsilon(self, delta: float | Mapping[Client, float]) -> dict[Client, float]:
-        """Return the epsilon of clients, by client.
+        """Return the epsilon of each client.
 
         Args:
-            delta: one for all clients, or one for each client wanted; a client that composed
-                nothing has epsilon 0.
+            delta: one delta for all clients, or a mapping of the requested clients to deltas; a
+                client without events has epsilon 0.
 
         Raises:
             ValueError: a delta is not in (0, 1).
@@ -122,7 +122,7 @@ class FleetAccountant:
         return {client: self._answers[client][1] for client in delta}
 
     def own_epsilon_of(self, composition: Mapping[Event, int], delta: float) -> float:
-        """Return the epsilon of a composition, by an accountant of its own, on no account.
+        """Return the epsilon of a composition by a new accountant; no client's account changes.
 
         Args:
             composition: number of releases of each event.
@@ -137,10 +137,11 @@ class FleetAccountant:
         return accountant.get_epsilon(delta)
 
     def epsilons_of(self, compositions: Sequence[Mapping[Event, int]], delta: float) -> Floats:
-        """Return the epsilon of each composition, as of a client that composed it, on no account.
+        """Return the epsilon of each composition; no client's account changes.
 
         Args:
-            compositions: number of releases of each event; 0 is epsilon 0.
+            compositions: for each composition, the number of releases of each event; an empty
+                composition has epsilon 0.
             delta: in (0, 1).
 
         Raises:
@@ -162,7 +163,7 @@ class FleetAccountant:
         return np.array([self._answers[client][1] for client in self._counts])
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the whole state as JSON values."""
+        """Return the state of the fleet as JSON values."""
         numbers = {event: i for i, event in enumerate(self._breakdowns)}
         return {
             "schema_version": SCHEMA_VERSION,
@@ -176,7 +177,7 @@ class FleetAccountant:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> Self:
-        """Replace everything by the state that `state_dict` wrote and return the fleet itself.
+        """Replace the state by one that `state_dict` wrote and return the fleet itself.
 
         Raises:
             ValueError: the state is of another version, accountant or adjacency, or is malformed;
@@ -207,14 +208,14 @@ class FleetAccountant:
         return self._counts.setdefault(client, Counter())
 
     def _recorded_name(self) -> str | dict[str, list[float]]:
-        """Return the accountant as a JSON value."""
+        """Return the name of the accountant, or its orders, as a JSON value."""
         return {"rdp": list(self._orders)} if isinstance(self._name, RdpOrders) else self._name
 
     def _single(self) -> Accountant:
         return make_accountant(self._name, adjacency=self._adjacency)
 
     def _learn(self, event: Event) -> None:
-        """Break down an event that is new to the fleet; raise if there is no rule for it."""
+        """Break an event down if it is new to the fleet; raise if it has no accounting rule."""
         if not isinstance(event, Event):
             raise ValueError(f"event must be a privacy event such as Gaussian(1.0), got {event!r}")
         if event not in self._breakdowns:
@@ -222,7 +223,7 @@ class FleetAccountant:
             self._breakdowns[event] = break_down(event, 1, self._adjacency)
 
     def _answer(self, clients: Iterable[Client], delta: float) -> None:
-        """Compute the epsilon at `delta` of the clients for which it is not kept."""
+        """Compute and keep the epsilon at `delta` of the clients whose epsilon is not kept yet."""
         new = [client for client in clients if self._answers.get(client, (None,))[0] != delta]
         epsilons = self._epsilons_of([self._counts.get(client, {}) for client in new], delta)
         self._answers |= {c: (delta, e) for c, e in zip(new, epsilons.tolist(), strict=True)}

@@ -1,4 +1,4 @@
-"""The Gaussian mechanism without sampling, exactly (Balle, Wang 2018, arXiv:1805.06530, Theorem 8).
+"""The exact privacy of unsampled Gaussians (Balle, Wang 2018, arXiv:1805.06530, Theorem 8).
 
 T releases with noise multipliers z_1 ... z_T are one release with mu = sqrt(sum of z_t^-2), where
 mu = 1/z is the distance of the two Gaussians in standard deviations.
@@ -13,7 +13,7 @@ from fedsim.accountant import checks
 from fedsim.accountant.search import root_between
 
 _MAX_MU = 1e8  # epsilon is about 5e15 there: no guarantee is left to compute
-_LEAST_MU = 1e-290  # below, this much is assumed: a bound, and epsilon stays a normal number
+_LEAST_MU = 1e-290  # smaller mu are raised to it: still a bound, and epsilon stays a normal number
 _LOG_ROUNDING = 2e-15  # of log delta, relative; subtracted from the delta that is solved for
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(96)
 _REACH = 48.0  # e^-48 = 1e-21 of the integrand is left out
@@ -26,7 +26,7 @@ def gaussian_log_delta(mu: float, epsilon: float) -> float:
     directions, so the release is (epsilon, delta)-DP.
 
     Args:
-        mu: > 0, finite.
+        mu: distance of the two Gaussians in standard deviations, > 0, finite.
         epsilon: >= 0, finite.
 
     Raises:
@@ -38,12 +38,12 @@ def gaussian_log_delta(mu: float, epsilon: float) -> float:
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    """Return the smallest epsilon >= 0 with delta(epsilon) <= delta, to 1e-12 relative.
+    """Return the least epsilon >= 0 of N(mu, 1) against N(0, 1) at `delta`, to 1e-12 relative.
 
     Edge cases: mu above 1e8 gives infinity.
 
     Args:
-        mu: > 0, finite.
+        mu: distance of the two Gaussians in standard deviations, > 0, finite.
         delta: in (0, 1).
 
     Raises:

@@ -1,10 +1,10 @@
-"""Rules for groups of parameters, each clipped and noised on its own, and for adaptive clipping.
+"""Clip norms and noise of separately clipped groups of parameters, and of adaptive clipping.
 
 Group m is clipped to C_m and gets noise of standard deviation sigma_m = z_m C_m, once on the sum.
 An example moves the vector of groups, each divided by its sigma_m, by at most
 (sum of z_m^-2)^(1/2) in L2 norm, so all groups together are ONE Gaussian release with
-z* = (sum of z_m^-2)^(-1/2) (McMahan et al. 2018, arXiv:1812.06210, section 3). z* does not depend
-on the C_m, and not on the lot size.
+z* = (sum of z_m^-2)^(-1/2) (McMahan et al. 2018, arXiv:1812.06210, section 3). z* depends
+neither on the C_m nor on the batch size.
 """
 
 import math
@@ -19,10 +19,10 @@ _ROUNDING = 1e-12  # relative excess of sum C_m^2 over C^2 that rounding alone e
 
 
 def equal_clip_norms(clip_norm: float, num_groups: int) -> Floats:
-    """Return C_m = C / sqrt(M) for each of the M groups.
+    """Return equal clip norms C_m = C / sqrt(M) of M groups, shape (M,).
 
     Args:
-        clip_norm: C > 0, of the whole vector.
+        clip_norm: C > 0, the clip norm of the whole vector.
         num_groups: M >= 1.
 
     Raises:
@@ -36,10 +36,10 @@ def equal_clip_norms(clip_norm: float, num_groups: int) -> Floats:
 
 
 def dimension_clip_norms(clip_norm: float, dimensions: Sequence[int]) -> Floats:
-    """Return C_m = C sqrt(d_m / sum of d): the same clip per coordinate in every group.
+    """Return clip norms C_m = C sqrt(d_m / sum of d), which clip each coordinate alike, shape (M,).
 
     Args:
-        clip_norm: C > 0, of the whole vector.
+        clip_norm: C > 0, the clip norm of the whole vector.
         dimensions: d_m >= 1, the number of coordinates of each group.
 
     Raises:
@@ -51,14 +51,14 @@ def dimension_clip_norms(clip_norm: float, dimensions: Sequence[int]) -> Floats:
 
 
 def explicit_clip_norms(clip_norm: float, clip_norms: Sequence[float]) -> Floats:
-    """Return the given C_m after checking them: every rule's result passes through here.
+    """Check the clip norms C_m of the groups and return them, shape (M,).
 
     Guarantee: sum of C_m^2 <= C^2 (but for rounding), so clipping each group to C_m clips the whole
     vector to C.
 
     Args:
-        clip_norm: C > 0, of the whole vector.
-        clip_norms: C_m > 0, one for each group; at least one.
+        clip_norm: C > 0, the clip norm of the whole vector.
+        clip_norms: C_m > 0 of each group; at least one group.
 
     Raises:
         ValueError: a value is outside its range, or the sum of squares exceeds C^2.
@@ -82,10 +82,10 @@ def group_noise_multiplier(noise_multipliers: Sequence[float]) -> float:
     separately sampled steps under-reports.
 
     Args:
-        noise_multipliers: z_m >= 0, at least one; a 0 gives 0.
+        noise_multipliers: z_m >= 0 of each group, at least one; if any is 0, so is z*.
 
     Raises:
-        ValueError: there are none, or one is negative or not finite.
+        ValueError: `noise_multipliers` is empty, or a value is negative or not finite.
     """
     values = [checks.non_negative("noise_multipliers", value) for value in noise_multipliers]
     if not values:
@@ -99,7 +99,7 @@ def group_noise_multiplier(noise_multipliers: Sequence[float]) -> float:
 def least_energy_noise(
     noise_multiplier: float, clip_norms: Sequence[float], dimensions: Sequence[int]
 ) -> Floats:
-    """Return the sigma_m of least total noise energy sum d_m sigma_m^2 at a given z*.
+    """Return the noise sigma_m of each group with least sum of d_m sigma_m^2 at a given z*.
 
     sigma_m^2 = z^2 (sum over k of C_k sqrt(d_k)) C_m / sqrt(d_m), by Lagrange's condition
     d_m sigma_m^4 proportional to C_m^2; the energy is z^2 (sum of C_k sqrt(d_k))^2.
@@ -108,8 +108,8 @@ def least_energy_noise(
 
     Args:
         noise_multiplier: z > 0, of all groups together.
-        clip_norms: C_m > 0, one for each group.
-        dimensions: d_m >= 1, one for each group.
+        clip_norms: C_m > 0 of each group.
+        dimensions: d_m >= 1, the number of coordinates of each group.
 
     Raises:
         ValueError: a value is outside its range, or the lengths differ.
@@ -128,15 +128,15 @@ def least_energy_noise(
 def adaptive_clip_noise_multiplier(
     noise_multiplier: float, count_noise: float, num_groups: int = 1
 ) -> float:
-    """Return z_D for the gradients so that they and the quantile counts together have z.
+    """Return the z_D of the gradients at which gradients and quantile counts together have z.
 
     z_D = (z^-2 - M (2 sigma_b)^-2)^(-1/2): each example adds +1/2 or -1/2 to the count of every
     group, noised with sigma_b (Andrew et al. 2021, arXiv:1905.03871, Theorem 1, for M = 1).
 
     Args:
-        noise_multiplier: z > 0, what is accounted for.
+        noise_multiplier: z > 0 of gradients and counts together, the z that is accounted for.
         count_noise: sigma_b > 0, standard deviation of the noise on each count.
-        num_groups: M >= 0, groups whose clip adapts; 0 means none and gives z.
+        num_groups: M >= 0, the number of groups with an adaptive clip norm; 0 returns z itself.
 
     Raises:
         ValueError: a value is outside its range, or the counts alone spend all of z.
@@ -157,15 +157,15 @@ def adaptive_clip_noise_multiplier(
 def adaptive_clip_total_noise_multiplier(
     gradient_noise_multiplier: float, count_noise: float, num_groups: int = 1
 ) -> float:
-    """Return z of the gradients at z_D and the counts at sigma_b together, the inverse of above.
+    """Return the z of gradients with z_D and quantile counts with sigma_b together.
 
-    z = (z_D^-2 + M (2 sigma_b)^-2)^(-1/2). Account with this z if the gradient noise was not
-    raised by `adaptive_clip_noise_multiplier`.
+    z = (z_D^-2 + M (2 sigma_b)^-2)^(-1/2), the inverse of `adaptive_clip_noise_multiplier`. Account
+    with this z if that function did not raise the gradient noise.
 
     Args:
         gradient_noise_multiplier: z_D > 0.
-        count_noise: sigma_b > 0.
-        num_groups: M >= 0.
+        count_noise: sigma_b > 0, standard deviation of the noise on each count.
+        num_groups: M >= 0, the number of groups with an adaptive clip norm.
 
     Raises:
         ValueError: an argument is outside its range.

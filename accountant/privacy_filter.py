@@ -1,4 +1,4 @@
-"""Privacy filters: whether the budget affords the next release, for two kinds of budget."""
+"""Privacy filters, which decide whether the budget affords the next release."""
 
 import math
 import warnings
@@ -20,25 +20,25 @@ from fedsim.accountant.search import largest_count
 
 
 class Budget(Protocol):
-    """The rule of a `PrivacyFilter`: what it grants and what it has spent."""
+    """The spending rule of a `PrivacyFilter`: how many releases fit, and the epsilon spent."""
 
     order: float | None  # the Rényi order of the filter, if it has one
 
     def max_count(self, event: Event) -> int:
-        """Return the number of further releases of `event` that fit."""
+        """Return the number of further releases of `event` that fit in the budget."""
         ...
 
     def charge(self, event: Event, count: int) -> None:
-        """Add `count` releases, whether they fit or not."""
+        """Charge `count` releases of `event`, whether they fit in the budget or not."""
         ...
 
     def spent(self) -> float:
-        """Return epsilon of everything charged."""
+        """Return the epsilon of all charged releases."""
         ...
 
 
 class FixedSchedule:
-    """Any accountant's epsilon of everything charged stays at or below the target."""
+    """A budget on the epsilon of all charged releases, by any accountant."""
 
     order: float | None = None
 
@@ -52,7 +52,7 @@ class FixedSchedule:
         self._account(name)  # refuses unknown names
 
     def max_count(self, event: Event) -> int:
-        """Return the number of further releases of `event` that fit."""
+        """Return the number of further releases of `event` that fit in the budget."""
         # Rényi DP is cheap and never far above: a good start for the search by another accountant.
         guess = 1
         if self._name == "pld":
@@ -62,11 +62,11 @@ class FixedSchedule:
         )
 
     def charge(self, event: Event, count: int) -> None:
-        """Add `count` releases, whether they fit or not."""
+        """Charge `count` releases of `event`, whether they fit in the budget or not."""
         self._counts[event] += count
 
     def spent(self) -> float:
-        """Return epsilon of everything charged."""
+        """Return the epsilon of all charged releases."""
         return self._account(self._name).get_epsilon(self._delta)
 
     def _cost(self, name: AccountantChoice, event: Event, count: int) -> float:
@@ -80,7 +80,7 @@ class FixedSchedule:
 
 
 class RenyiFilter:
-    """The Rényi DP of everything charged, at one order, stays at or below its budget B."""
+    """A budget B on the sum of the RDP of all charged releases at one fixed order."""
 
     def __init__(
         self,
@@ -105,21 +105,21 @@ class RenyiFilter:
                 "use a larger order, or a larger target_epsilon or delta"
             )
         self.order = self._alpha
-        self._limit *= 1.0 - 1e-12  # whatever rounding does to the sums below
+        self._limit *= 1.0 - 1e-12  # covers the rounding of the sums below
         self._counts: Counter[Event] = Counter()
         self._costs: dict[Event, float] = {}
 
     def max_count(self, event: Event) -> int:
-        """Return the number of further releases of `event` that fit."""
+        """Return the number of further releases of `event` that fit in the budget."""
         cost, used = self._cost(event), self._used()
         return largest_count(lambda n: used + n * cost, self._limit)
 
     def charge(self, event: Event, count: int) -> None:
-        """Add `count` releases, whether they fit or not."""
+        """Charge `count` releases of `event`, whether they fit in the budget or not."""
         self._counts[event] += count
 
     def spent(self) -> float:
-        """Return epsilon of everything charged."""
+        """Return the epsilon of all charged releases."""
         used = np.array([self._used()])
         return epsilon_from_rdp((self._alpha,), used, self._delta)[0]
 
@@ -133,7 +133,7 @@ class RenyiFilter:
             if leak(steps) > 0.0:
                 raise UnsupportedEventError(
                     f"no rule for {event!r} in mode 'adaptive': a Rényi filter cannot account for "
-                    "events with a delta of their own; use mode 'fixed_schedule' or pure events"
+                    "events whose own delta is above 0; use mode 'fixed_schedule' or pure events"
                 )
             rdp = float(total_rdp(steps, (self._alpha,))[0])
             self._costs[event] = math.inf if breakdown.non_private else rdp
@@ -144,36 +144,37 @@ FilterMode = Literal["fixed_schedule", "adaptive"]
 
 
 class PrivacyFilter:
-    """A filter that grants releases while all of them together are (target_epsilon, delta)-DP.
+    """Grants releases as long as all of them together are (target_epsilon, delta)-DP.
 
     - mode "fixed_schedule": the sampling rates and noise multipliers of all releases, and their
-      order, must be fixed before anything is released; the filter then only cuts the schedule
-      off. All accountants are allowed. The cut depends on the schedule alone and reveals nothing.
+      order, must be fixed before the first release; the filter then only ends the schedule
+      early. All accountants are allowed. Where it ends depends on the schedule alone and reveals
+      nothing.
     - mode "adaptive": the next event may be chosen after looking at all releases so far. The
       rule is then a Rényi filter at ONE order, which is fixed here: releases are granted while the
       sum of their RDP at that order is at most B = epsilon - log((a-1)/a) + log(delta a)/(a-1),
       which makes them (a, B)-RDP (Feldman, Zrnic 2021, arXiv:2008.11193) and so
       (epsilon, delta)-DP (Canonne, Kamath, Steinke 2020, Proposition 12).
 
-    A filter on the composed privacy loss distribution is refused in adaptive mode: it looks natural
-    and is wrong (arXiv:2602.06756).
+    A filter on the composed privacy loss distribution is refused in adaptive mode: it is not valid
+    there (arXiv:2602.06756).
 
     A second request for the same event takes about a microsecond: the largest count is computed
     once per event and counted down afterwards.
 
     Guarantee: for every sequence of requests, the releases granted never exceed the target under
-    the stated adjacency. Releases that `record` adds count, too.
+    the stated adjacency. Releases added by `record` count, too.
 
     Args:
-        target_epsilon: > 0.
-        delta: in (0, 1).
+        target_epsilon: largest epsilon of all releases together, > 0.
+        delta: the delta of that epsilon, in (0, 1).
         mode: "fixed_schedule" or "adaptive".
-        accountant: "pld", "rdp", ... or `RdpOrders`; by default "pld", and "rdp" in adaptive
-            mode.
-        order: Rényi order > 1 of the adaptive filter. By default the one that allows most
-            Gaussian releases, which depends on epsilon and delta only; for sampled ones the best
-            order of an `RdpAccountant` on the schedule one expects is better.
-        adjacency: as of the accountants.
+        accountant: "pld", "rdp", "moments" or `RdpOrders`; by default "pld", and "rdp" in
+            adaptive mode.
+        order: Rényi order > 1 of the adaptive filter. By default the order that allows most
+            Gaussian releases, which depends on epsilon and delta only; for sampled releases the
+            best order of an `RdpAccountant` on the expected schedule is better.
+        adjacency: "zero_out", "add_remove" or "replace_one".
 
     Raises:
         ValueError: an argument is outside its range, or the combination is not valid.
@@ -210,19 +211,19 @@ class PrivacyFilter:
         else:
             raise ValueError(f"mode must be one of {list(get_args(FilterMode))}, got {mode!r}")
         self._ledger = PrivacyLedger()
-        self._event: Event | None = None  # the event asked about last ...
+        self._event: Event | None = None  # the event of the last request ...
         self._left = 0  # ... and how many more of it may be granted
 
     @property
     def ledger(self) -> PrivacyLedger:
-        """A copy of everything granted or recorded, in order."""
+        """A ledger of all granted and recorded releases, in order; a copy."""
         return PrivacyLedger().merge(self._ledger)
 
     @property
     def spent(self) -> float:
-        """Epsilon at `delta` of what was granted and recorded.
+        """Epsilon at `delta` of all granted and recorded releases.
 
-        In mode "adaptive" a figure for display: only the target itself is guaranteed there.
+        In mode "adaptive" it is for display only: the guarantee there is the target itself.
         """
         return self._budget.spent()
 
@@ -232,7 +233,7 @@ class PrivacyFilter:
         return self._budget.order
 
     def is_affordable(self, event: Event, count: int = 1) -> bool:
-        """Whether `count` more releases of `event` fit; nothing is charged.
+        """Whether `count` more releases of `event` fit in the budget; nothing is charged.
 
         Args:
             event: one release.
@@ -252,7 +253,7 @@ class PrivacyFilter:
         return self.is_affordable(event, count)
 
     def max_count(self, event: Event) -> int:
-        """Return the number of further releases of `event` that fit; 10^12 means any number.
+        """Return the number of further releases of `event` that fit; 10^12 means no limit.
 
         Raises:
             UnsupportedEventError: the event has no accounting rule.
@@ -270,11 +271,12 @@ class PrivacyFilter:
 
         Args:
             event: one release.
-            count: number of releases wanted, a whole number >= 0.
+            count: number of releases requested, a whole number >= 0.
 
         Raises:
             UnsupportedEventError: the event has no accounting rule; nothing was charged.
-            ValueError: `event` is not an event, or `count` is negative or not whole; likewise.
+            ValueError: `event` is not an event, or `count` is negative or not whole; nothing was
+                charged.
         """
         granted = min(checks.whole_number("count", count), self.max_count(event))
         if granted:
@@ -284,7 +286,7 @@ class PrivacyFilter:
         return granted
 
     def record(self, event: Event, count: int = 1) -> None:
-        """Charge releases that have happened already, such as those of an interrupted run.
+        """Charge releases that already happened, such as those of an interrupted run.
 
         Args:
             event: one release.
@@ -292,7 +294,8 @@ class PrivacyFilter:
 
         Raises:
             UnsupportedEventError: the event has no accounting rule; nothing was charged.
-            ValueError: `event` is not an event, or `count` is negative or not whole; likewise.
+            ValueError: `event` is not an event, or `count` is negative or not whole; nothing was
+                charged.
         """
         count = checks.whole_number("count", count)
         self.max_count(event)  # refuses what has no rule
@@ -303,7 +306,7 @@ class PrivacyFilter:
 
 
 def _orders(accountant: AccountantChoice | None, order: float | None) -> tuple[float, ...]:
-    """Return the orders that an adaptive filter chooses from."""
+    """Return the Rényi orders from which an adaptive filter chooses one."""
     if order is not None:
         return (order,)
     return accountant.orders if isinstance(accountant, RdpOrders) else DEFAULT_ORDERS

@@ -1,11 +1,11 @@
-"""What the integer sampler of a release adds to ε and δ.
+"""The slack in ε and δ that covers the integer sampler of a release's noise.
 
-The accountants are of noise rint(N(0, 2⁴⁸)). The law of what `spline_integers` draws differs from
-it by a factor close to 1 for each value (docs/finite_precision.md has the theorem and its proof):
+The accountants assume noise rint(N(0, 2⁴⁸)). The law of the values that `spline_integers` draws
+differs from it by a factor close to 1 for each value (theorem and proof: docs/finite_precision.md):
 
 - within 4093 · 2¹⁶ (15.99 standard deviations) the ratio of the two probabilities is e^ℓ, where
   ℓ is at most 5e-8 in size and E ℓ² ≤ 1e-23;
-- what lies outside, and the table's rounding, have a probability of at most 2⁻¹⁸⁷ under either law.
+- values outside, and the table's rounding, have a probability of at most 2⁻¹⁸⁷ under either law.
 
 For a mechanism that draws N values and is (ε, δ)-DP with the accountants' noise, Bernstein's
 inequality for the sum of ℓ and two changes of measure give, with the drawn noise and for every δ₁,
@@ -13,7 +13,7 @@ inequality for the sum of ℓ and two changes of measure give, with the drawn no
     (ε + 2t, e^t δ + (1 + e^(ε + t)) (δ₁ + N 2⁻¹⁸⁷))-DP,
     t = N (E ℓ² + 2⁻¹⁸⁷) + sqrt(2 N E ℓ² ln(1/δ₁)) + (2/3) 5e-8 ln(1/δ₁).
 
-N is `MAX_DRAWS` here, whatever was drawn: the slack of an account does not grow with its steps.
+N is always `MAX_DRAWS` here, so the slack of an account does not grow with its steps.
 """
 
 import math
@@ -31,11 +31,11 @@ _OUTSIDE = 2.0**-187
 
 
 class Slack(NamedTuple):
-    """What the sampler adds to a guarantee.
+    """The amounts that the sampler adds to ε and δ of a guarantee.
 
     Attributes:
-        epsilon: 2t; infinite where nothing can be proven.
-        delta: what is added to the δ of the accountants; 1 where nothing can be proven.
+        epsilon: 2t, added to ε; infinite where nothing can be proven.
+        delta: added to the δ of the accountants; 1 where nothing can be proven.
     """
 
     epsilon: float
@@ -43,19 +43,19 @@ class Slack(NamedTuple):
 
 
 def sampler_slack(epsilon: float, delta: float) -> Slack:
-    """Return what the sampler adds to the ε of the accountants at δ (1 - 2⁻¹⁴).
+    """Return the slack that the sampler adds to the ε of the accountants at δ (1 - 2⁻¹⁴).
 
     Guarantee: a mechanism that is (epsilon, delta · (1 - SHARE))-DP with noise rint(N(0, 2⁴⁸)) is
     (epsilon + slack.epsilon, delta)-DP with at most MAX_DRAWS values of `spline_integers`;
     slack.delta is at most delta · SHARE.
 
-    Edge cases: epsilon infinite gives (0, 0), since there is nothing to add to. The slack is
+    Edge cases: an infinite epsilon has slack (0, 0). The slack is
     infinite where (1 + e^epsilon) MAX_DRAWS 2⁻¹⁸⁷ is not far below delta: for epsilon above 79 at
     delta = 1e-5, above 55 at 1e-15.
 
     Args:
-        epsilon: >= 0, of the accountants at delta · (1 - SHARE).
-        delta: in (0, 1), of the whole guarantee.
+        epsilon: the ε of the accountants at delta · (1 - SHARE), >= 0.
+        delta: the δ of the whole guarantee, in (0, 1).
 
     Raises:
         ValueError: an argument is outside its range.
@@ -75,17 +75,17 @@ def sampler_slack(epsilon: float, delta: float) -> Slack:
 
 
 def epsilon_with_slack(get_epsilon: Callable[[float], float], delta: float) -> float:
-    """Return ε at `delta` of releases with the sampler's noise.
+    """Return the ε at `delta` of releases whose noise comes from the sampler.
 
-    Guarantee: if everything released is (get_epsilon(d), d)-DP for every d with the accountants'
-    noise, it is (epsilon, delta)-DP with at most MAX_DRAWS values of `spline_integers`.
+    Guarantee: if all releases are (get_epsilon(d), d)-DP for every d with the accountants' noise,
+    they are (epsilon, delta)-DP with at most MAX_DRAWS values of `spline_integers`.
 
-    Edge cases: nothing released gives 0, which is recognised by an ε of 0 at a δ of 2⁻²⁰⁰ too; an
+    Edge cases: without releases ε is 0, recognised by an ε of 0 at a δ of 2⁻²⁰⁰ too; an
     infinite ε stays infinite; an ε for which nothing can be proven (`sampler_slack`) is infinite.
 
     Args:
-        get_epsilon: ε of the accountants at a δ in (0, 1); does not increase with it.
-        delta: in (0, 1), of the whole guarantee.
+        get_epsilon: returns the ε of the accountants at a δ in (0, 1); does not increase with δ.
+        delta: the δ of the whole guarantee, in (0, 1).
 
     Raises:
         ValueError: `delta` is outside its range.
@@ -98,20 +98,20 @@ def epsilon_with_slack(get_epsilon: Callable[[float], float], delta: float) -> f
 
 
 def target_without_slack(target_epsilon: float, delta: float) -> tuple[float, float]:
-    """Return the (ε, δ) that the accountants must meet, for a target that holds with the slack.
+    """Return the (ε, δ) that the accountants must meet so that the target holds with the slack.
 
-    Guarantee: if everything released is (ε, δ)-DP as returned with the accountants' noise,
+    Guarantee: if all releases have the returned (ε, δ) with the accountants' noise,
     `epsilon_with_slack` is at most `target_epsilon` at `delta`.
 
     Args:
-        target_epsilon: > 0.
-        delta: in (0, 1), of the target.
+        target_epsilon: the ε that must hold with the slack, > 0.
+        delta: the δ of that ε, in (0, 1).
 
     Raises:
         ValueError: an argument is outside its range, or the target is below the slack alone.
     """
     epsilon = min(checks.positive("target_epsilon", target_epsilon), _MAX_EPSILON)
-    # Where nothing is proven at so large an ε, the target is a smaller one.
+    # No slack is proven for very large ε: aim for a smaller ε there.
     while (slack := sampler_slack(epsilon, delta).epsilon) == math.inf and epsilon > 1.0:
         epsilon *= 0.99
     if epsilon <= slack:
@@ -123,17 +123,17 @@ def target_without_slack(target_epsilon: float, delta: float) -> tuple[float, fl
 
 
 def delta_with_slack(get_delta: Callable[[float], float], epsilon: float) -> float:
-    """Return δ at `epsilon` of releases with the sampler's noise.
+    """Return the δ at `epsilon` of releases whose noise comes from the sampler.
 
-    Guarantee: if everything released is (e, get_delta(e))-DP for every e >= 0 with the accountants'
-    noise, it is (epsilon, delta)-DP with at most MAX_DRAWS values of `spline_integers`.
+    Guarantee: if all releases are (e, get_delta(e))-DP for every e >= 0 with the accountants'
+    noise, they are (epsilon, delta)-DP with at most MAX_DRAWS values of `spline_integers`.
 
-    Edge cases: nothing released (δ is 0 at ε = 0) gives 0; the result is at most 1. For ε < 2t, the
-    δ at ε - 2t < 0 is at most the one at 0 plus 2t - ε.
+    Edge cases: without releases (δ is 0 at ε = 0) δ is 0; the result is at most 1. For ε < 2t, the
+    δ at ε - 2t < 0 is at most the δ at 0 plus 2t - ε.
 
     Args:
-        get_delta: δ of the accountants at an ε >= 0; does not increase with it.
-        epsilon: >= 0, finite.
+        get_delta: returns the δ of the accountants at an ε >= 0; does not increase with ε.
+        epsilon: the ε of the guarantee, >= 0, finite.
 
     Raises:
         ValueError: `epsilon` is outside its range.
@@ -143,7 +143,7 @@ def delta_with_slack(get_delta: Callable[[float], float], epsilon: float) -> flo
         return 0.0
     if epsilon > _MAX_EPSILON:
         return 1.0
-    # Any δ₁ is allowed: a small share of what is there, and no less than what N values add anyway.
+    # Any δ₁ is valid: take a small share of δ, and no less than the δ that N values add anyway.
     failure = max(
         float(get_delta(epsilon)) * _FAILURE_SHARE / (1.0 + math.exp(epsilon)), _ALL_OUTSIDE
     )
@@ -154,7 +154,7 @@ def delta_with_slack(get_delta: Callable[[float], float], epsilon: float) -> flo
 
 
 def _shift(failure: float) -> float:
-    """Return t of the module's formula: ℓ summed over all draws exceeds it with probability δ₁."""
+    """Return t of the module's formula, which the sum of ℓ exceeds with probability δ₁."""
     logarithm = -math.log(failure)
     mean = MAX_DRAWS * _MEAN_SQUARE + _ALL_OUTSIDE
     spread = math.sqrt(2.0 * MAX_DRAWS * _MEAN_SQUARE * logarithm)
@@ -162,7 +162,7 @@ def _shift(failure: float) -> float:
 
 
 def _additive(exponent: float, failure: float) -> float:
-    """Return the additive terms of δ: those of both changes of measure."""
+    """Return the additive terms of δ, from both changes of measure."""
     return (1.0 + math.exp(exponent)) * (failure + _ALL_OUTSIDE)
 
 

@@ -1,4 +1,4 @@
-"""The largest count, or the least noise, whose epsilon stays within a limit."""
+"""Searches for the largest number of releases or the least noise within an epsilon limit."""
 
 import math
 from collections.abc import Callable
@@ -14,15 +14,15 @@ NOISE_TOLERANCE = 1e-4  # in epsilon
 
 
 def largest_count(cost: Callable[[int], float], limit: float, start: int = 1) -> int:
-    """Return n in [0, `MOST`] with cost(n) <= limit < cost(n + 1).
+    """Return the number of releases n in [0, `MOST`] with cost(n) <= limit < cost(n + 1).
 
-    n is 0 if even cost(1) is above the limit, and `MOST` if cost(MOST) is not. Where cost does not
-    grow everywhere there may be several such n; this is one of them.
+    n is 0 if even cost(1) is above the limit, and `MOST` if cost(MOST) is within it. If cost does
+    not grow everywhere, several n qualify and one of them is returned.
 
     Args:
-        cost: of n >= 1 releases.
-        limit: finite.
-        start: a guess of the answer, >= 1.
+        cost: returns the cost (such as epsilon) of n >= 1 releases.
+        limit: largest cost, finite.
+        start: a guess of n, >= 1.
     """
     low, high = (0, 0.0), (MOST + 1, math.inf)  # cost(low) <= limit < cost(high)
     n, stride = min(max(1, start), MOST), 1
@@ -43,7 +43,7 @@ def largest_count(cost: Callable[[int], float], limit: float, start: int = 1) ->
 
 
 def _between(low: tuple[int, float], high: tuple[int, float], limit: float, *, bisect: bool) -> int:
-    """Return a count strictly between, by interpolation: cost is about a power of the count.
+    """Return a count strictly between `low` and `high`, as if cost were a power of the count.
 
     Occasional bisection makes the bracket shrink for every curve.
     """
@@ -65,19 +65,19 @@ def least_noise(
 ) -> float:
     """Return a noise multiplier z with target - tolerance <= epsilon(z) <= target.
 
-    Edge cases: where epsilon jumps over that range, z right above the jump.
+    Edge cases: where epsilon jumps over that range, z is right above the jump.
 
     Args:
-        epsilon: of z > 0; falls with z.
-        target: > 0.
-        tolerance: as `solve_falling`.
-        interpolate: as `solve_falling`. Ledgers hold every digit of z, so each caller keeps its
-            own choice.
-        schedule: what the messages call the target and its schedule.
+        epsilon: returns epsilon at a noise multiplier z > 0; falls with z.
+        target: largest epsilon, > 0.
+        tolerance: how far below the target epsilon may stay, > 0.
+        interpolate: whether to interpolate; see `solve_falling`. Ledgers hold every digit of z, so
+            a caller must not change its choice.
+        schedule: words for the target and its schedule in error messages.
 
     Raises:
-        ValueError: the target is not > 0, even the most noise spends too much, or even the least
-            stays below the target.
+        ValueError: the target is not > 0, even the largest noise spends too much, or even the
+            smallest stays below the target.
     """
     target = checks.positive("target_epsilon", target)
     low, high = _noise_bracket(epsilon, target, schedule)
@@ -87,7 +87,7 @@ def least_noise(
 def _noise_bracket(
     epsilon: Callable[[float], float], target: float, schedule: str
 ) -> tuple[Point, Point]:
-    """Return points a factor 2 apart, with epsilon above the target and at or below it."""
+    """Return two points a factor 2 apart: epsilon is above the target at the first only."""
     noise = 1.0
     point = (noise, epsilon(noise))
     above = point[1] > target
@@ -100,7 +100,7 @@ def _noise_bracket(
             )
         if noise < LEAST_NOISE:
             raise ValueError(
-                f"{schedule} needs no noise to speak of: noise_multiplier={point[0]:g} spends "
+                f"{schedule} needs almost no noise: noise_multiplier={point[0]:g} spends "
                 f"epsilon {point[1]:.3g}; lower target_epsilon or delta"
             )
         previous, point = point, (noise, epsilon(noise))
@@ -119,15 +119,15 @@ def solve_falling(
 ) -> float:
     """Return x between `low` and `high` whose epsilon is in [target - tolerance, target].
 
-    Edge cases: where epsilon jumps over that range, x right above the jump (to 1e-12 relative).
+    Edge cases: where epsilon jumps over that range, x is right above the jump (to 1e-12 relative).
 
     Args:
-        epsilon: of x > 0; falls with x.
-        target: > 0.
-        tolerance: > 0. Interpolation uses at most 1 % of the target, which keeps small targets
-            meaningful.
-        low: a point with epsilon above the target.
-        high: a point with epsilon at or below it; its x is larger.
+        epsilon: returns epsilon at x > 0; falls with x.
+        target: largest epsilon, > 0.
+        tolerance: how far below the target epsilon may stay, > 0. Interpolation uses at most 1 %
+            of the target, which keeps small targets meaningful.
+        low: a point (x, epsilon) with epsilon above the target.
+        high: a point (x, epsilon) with larger x and epsilon at or below the target.
         interpolate: whether to interpolate, in fewer steps; otherwise every step is a bisection.
     """
     if interpolate:
@@ -150,18 +150,18 @@ def solve_falling(
 def root_between(
     f: Callable[[float], float], low: float, high: float, *, absolute: float, relative: float
 ) -> float:
-    """Return a root of f between two points by Brent's method, as scipy's brentq to the last bit.
+    """Return a root of f between two points by Brent's method, bit for bit scipy's brentq.
 
-    Written out, as it takes less time to run than scipy's solvers take to import.
+    It avoids the import of scipy's solvers, which takes longer than the search itself.
 
     Args:
-        f: continuous, of other signs at the two points.
-        low: a point.
-        high: another point.
-        absolute: tolerance of the root; with `relative`, of its size.
-        relative: likewise.
+        f: a continuous function with opposite signs at `low` and `high`.
+        low: one end of the interval.
+        high: the other end of the interval.
+        absolute: absolute tolerance of the root; the tolerances add up.
+        relative: tolerance of the root relative to its size.
     """
-    a, b, c = low, high, low  # the point before, the best point, and one of the other sign
+    a, b, c = low, high, low  # the previous point, the best point, and a point of opposite sign
     of_a, of_b, of_c = f(a), f(b), 0.0
     before = step = 0.0
     if of_a == 0.0:

@@ -1,16 +1,16 @@
-"""Who sees what: certificates for each observer, and the shares of noise of each client.
+"""Trust models: the certificates against each adversary, and each client's share of the noise.
 
-A certificate is an ε at a δ against one observer. Local trust has one against the server, which
-sees single uploads. Distributed trust has two: against an observer of sums, and against a server
-that sees single uploads, which only the client's own share of the noise hides. Central trust has
-one against an observer of global models. Certificates of different observers or units are never
-added, averaged or compared.
+A certificate is an ε at a δ against one adversary. Local trust has one certificate, against the
+server, which sees single uploads. Distributed trust has two: against an adversary that sees sums,
+and against a server that sees single uploads, which only the noise of that client hides. Central
+trust has one, against an adversary that sees global models. Certificates against different
+adversaries or of different units are never added, averaged or compared.
 
-Shares of noise are such that every sum that is opened hides each client. Client j of a round
-adds N(0, (a_j s_j)² I) to its part of a sum. Only the sum is seen, and only if
-it has at least m parts. Of these, t may come from clients that collude with the observer, or add no
-noise. The other h = m - t are honest. One unit of client k moves its part by at most a_k C_k, so
-against the sum client k has the noise multiplier
+Under distributed trust, the noise in every opened sum must hide each client. Client j of a round
+adds N(0, (a_j s_j)² I) to its upload. Only the sum is seen, and only if it has at least m uploads.
+Of these, t may come from clients that collude with the adversary, or add no noise. The other
+h = m - t are honest. One unit of client k moves its upload by at most a_k C_k, so against the sum
+client k has the noise multiplier
 
     sqrt(Σ_{j honest} (a_j s_j)²) / (a_k C_k).
 
@@ -37,23 +37,23 @@ OBSERVERS: Mapping[str, tuple[Observer, ...]] = {
     "distributed": ("sums", "server"),
     "central": ("models",),
 }
-"""Observers of each trust model; the claimed view is the first."""
+"""The adversaries of each trust model; the privacy claim is against the first."""
 
 CLAIMED_AGAINST: Mapping[str, Observer] = {trust: seen[0] for trust, seen in OBSERVERS.items()}
-"""The observer that an ε is claimed against, by trust model."""
+"""The adversary against which ε is claimed, by trust model."""
 
 _ROUNDED = 1e-9  # relative: square roots and the noise of groups
 
 
 def is_explained_by_shares(claimed: PrivacyLedger, own: PrivacyLedger, *, honest: int) -> bool:
-    """Whether a ledger against sums follows from the shares in the ledger against the server.
+    """Whether the claims in a ledger against sums follow from the client's shares of noise.
 
     The noise of h honest clients with equal shares is √h times one share. So each claimed noise
     multiplier may be at most √h times that of the client's own share in the same release.
 
     Args:
-        claimed: ledger of a client against an observer of sums.
-        own: its ledger against a server that sees its uploads.
+        claimed: ledger of a client against an adversary that sees sums.
+        own: ledger of the same client against a server that sees its uploads.
         honest: h, the fewest honest clients of a sum that is opened, >= 1.
     """
     factor = math.sqrt(honest) * (1.0 + _ROUNDED)
@@ -63,17 +63,19 @@ def is_explained_by_shares(claimed: PrivacyLedger, own: PrivacyLedger, *, honest
     )
 
 
-def _is_explained(claimed: Event, own: Event, factor: float) -> bool:
-    if isinstance(claimed, Gaussian) and isinstance(own, Gaussian):
-        return claimed.noise_multiplier <= own.noise_multiplier * factor
-    if isinstance(claimed, JointGaussian) and isinstance(own, JointGaussian):
-        pairs = list(zip(claimed.noise_multipliers, own.noise_multipliers, strict=False))
-        same = len(claimed.noise_multipliers) == len(own.noise_multipliers)
+def _is_explained(claimed: Event, server_event: Event, factor: float) -> bool:
+    if isinstance(claimed, Gaussian) and isinstance(server_event, Gaussian):
+        return claimed.noise_multiplier <= server_event.noise_multiplier * factor
+    if isinstance(claimed, JointGaussian) and isinstance(server_event, JointGaussian):
+        pairs = list(zip(claimed.noise_multipliers, server_event.noise_multipliers, strict=False))
+        same = len(claimed.noise_multipliers) == len(server_event.noise_multipliers)
         return same and all(noise <= share * factor for noise, share in pairs)
-    inner, share = getattr(claimed, "event", None), getattr(own, "event", None)
+    inner, share = getattr(claimed, "event", None), getattr(server_event, "event", None)
     if not isinstance(inner, Event) or not isinstance(share, Event):
         return False
-    return replace(cast(Any, claimed), event=share) == own and _is_explained(inner, share, factor)
+    return replace(cast(Any, claimed), event=share) == server_event and _is_explained(
+        inner, share, factor
+    )
 
 
 _ROUNDED_UP = 1.0 + 2.0**-40  # more than a few operations round down
@@ -81,13 +83,15 @@ _ROUNDED_UP = 1.0 + 2.0**-40  # more than a few operations round down
 
 @dataclass(frozen=True)
 class NoiseNeed:
-    """The noise that one client needs in a sum.
+    """The noise that one client needs in a sum of uploads.
 
     Attributes:
-        scale: a_k C_k, by how much one unit of the client moves its part of the sum; 0 for a client
-            that sends nothing.
-        against_sums: z_k, the noise multiplier of its claim against whoever sees sums.
-        against_server: noise multiplier of its claim against whoever sees its part; 0: none.
+        scale: a_k C_k, the most that one unit of the client moves its upload; 0 for a client that
+            sends nothing.
+        against_sums: z_k, the noise multiplier of the client's claim against an adversary that sees
+            sums.
+        against_server: noise multiplier of the client's claim against a server that sees its
+            upload; 0 for a client without such a claim.
     """
 
     scale: float
@@ -97,10 +101,10 @@ class NoiseNeed:
 
 @dataclass(frozen=True)
 class NoiseShares:
-    """Equal shares of noise in a sum.
+    """Equal shares of noise of the clients in a sum of uploads.
 
     Attributes:
-        share: R / √h, standard deviation of one client's noise in its part of the sum.
+        share: R / √h, standard deviation of the noise in one client's upload.
         honest: h, the fewest honest clients in a sum that is opened.
     """
 
@@ -116,7 +120,7 @@ class NoiseShares:
         Args:
             needs: the need of each client.
             min_clients: m, the fewest clients whose sum is ever opened.
-            colluding_clients: t, how many of them may collude with the observer, or add no noise.
+            colluding_clients: t, how many of them may collude with the adversary, or add no noise.
 
         Raises:
             ValueError: no honest client would be left, or a need is not a finite number >= 0.
@@ -131,12 +135,16 @@ class NoiseShares:
         return cls(share * _ROUNDED_UP, honest)
 
     def own_multiplier(self, scale: float) -> float:
-        """Return the noise multiplier of a client's own share, against whoever sees its part."""
+        """Return the noise multiplier of one upload with scale a_k C_k, by its own noise alone."""
         return self.share / checks.positive("scale", scale)
 
 
 def honest_clients(*, min_clients: int, colluding_clients: int) -> int:
-    """Return h = m - t.
+    """Return h = m - t, the fewest honest clients in an opened sum.
+
+    Args:
+        min_clients: m, the fewest clients whose sum is ever opened.
+        colluding_clients: t, how many of them may collude with the adversary, or add no noise.
 
     Raises:
         ValueError: no honest client would be left.

@@ -1,1 +1,1 @@
-"""Ledgers: what was released, in memory and as a hash-chained file."""
+"""Privacy ledgers: records of releases, in memory and as a hash-chained file."""

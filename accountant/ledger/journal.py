@@ -1,17 +1,17 @@
-"""The durable ledger: one hash-chained record per client and round, on disk before a release.
+"""The durable privacy ledger: one hash-chained record per client and round, on disk before release.
 
-Each client has a chain of its own, so that clients may write from several processes in any order
-and the same experiment still gives the same records. A record is a line of JSON:
+Each client has its own chain, so clients may write from several processes in any order and the same
+experiment still gives the same records. A record is a line of JSON:
 
-    {"client": 3, "round": 5, "request": digest of all that the answer depends on,
+    {"client": 3, "round": 5, "request": digest of everything that the reply depends on,
      "steps": 5, "ledger": [{"event": EVENT, "count": n}], "previous": HASH, "hash": HASH}
 
-`ledger` is the charge in the view that the client's ε is claimed for. Where that is the view of
-sums, the record has a second ledger of the same form, `against_server`, before `previous`: the
-charge against a server that sees the client's own upload. Each holds for its own observer.
+`ledger` is the charge against the adversary that the client's ε is claimed for. If that adversary
+sees only sums, the record has a second ledger of the same form, `against_server`, before
+`previous`: the charge against a server that sees the client's single upload.
 
 `hash` is the SHA-256 of the record without it, as JSON with sorted keys and no spaces; `previous`
-is the hash of the client's record before, or 64 zeros.
+is the hash of the client's previous record, or 64 zeros.
 """
 
 import hashlib
@@ -34,21 +34,27 @@ _SORTED = json.JSONEncoder(separators=(",", ":"), sort_keys=True)
 
 
 class JournalError(FedsimError, ValueError):
-    """A durable ledger that cannot be trusted; the message names the record."""
+    """Raised for a durable ledger that is damaged or changed; the message names the record."""
 
 
 class JournalWriteError(JournalError):
-    """A charge that the disk refuses; nothing may be released."""
+    """Raised if a charge cannot be written to disk; nothing may be released."""
 
 
 @dataclass(frozen=True)
 class Charge:
-    """The spend of one client in one round.
+    """The privacy charge of one client in one round.
 
-    `steps` is the number of steps that the charge pays for. Lots of an epoch are charged when the
-    epoch starts, so there it differs from the sum of the counts. `against_server` is the charge
-    against whoever sees the client's own upload; None where `ledger` is that, or no noise protects
-    from it.
+    Attributes:
+        client: the client's number.
+        round_number: the number of the round.
+        request: digest of everything that the client's reply depends on.
+        steps: number of training steps that the charge pays for. Batches of an epoch are charged
+            when the epoch starts, so there it differs from the sum of the counts.
+        ledger: the releases, as charged against the adversary of the client's claim.
+        previous: hash of the client's previous record, or `GENESIS`.
+        against_server: the releases as charged against a server that sees the client's upload; None
+            if `ledger` is that charge, or no noise protects the upload from the server.
     """
 
     client: int
@@ -61,7 +67,7 @@ class Charge:
 
     @cached_property
     def hash(self) -> str:
-        """SHA-256 that chains this record to the client's records before it."""
+        """SHA-256 of the record, which chains it to the client's previous records."""
         request, previous, (_, records), second = self._texts
         other = "" if second is None else f'"against_server":{second[1]},'
         text = (
@@ -89,7 +95,7 @@ class Charge:
             where: the place of the line, for error messages.
 
         Raises:
-            JournalError: not a record, or its hash does not fit its content.
+            JournalError: the line is not a record, or the hash does not fit the content.
         """
         try:
             fields: dict[str, Any] = json.loads(line)
@@ -132,16 +138,16 @@ class Charge:
 
 @lru_cache(maxsize=1024)
 def _json_of(entries: tuple[tuple[Event, int], ...]) -> tuple[str, str]:
-    """Return the records of a ledger as JSON, plain and with sorted keys.
+    """Return the records of a ledger as JSON, with keys as written and with sorted keys.
 
-    The clients of a federation mostly spend the same, so the text is made once for many records.
+    Most clients of a federation have equal charges, so the text is made once for many records.
     """
     content = records_of(entries)
     return _COMPACT.encode(content), _SORTED.encode(content)
 
 
 def total_of(charges: Iterable[Charge]) -> PrivacyLedger:
-    """Return the ledger of all charges of one client together, in the claimed view."""
+    """Return the ledger of all charges of one client, against the adversary of its claim."""
     total = PrivacyLedger()
     for charge in charges:
         total.merge(charge.ledger)
@@ -149,7 +155,7 @@ def total_of(charges: Iterable[Charge]) -> PrivacyLedger:
 
 
 def total_against_server(charges: Iterable[Charge]) -> PrivacyLedger | None:
-    """Return the ledger of all charges of one client against the server; None where none has one.
+    """Return the ledger of one client's charges against the server; None if no charge has one.
 
     Raises:
         JournalError: some charges have such a ledger and others do not.
@@ -170,18 +176,18 @@ def total_against_server(charges: Iterable[Charge]) -> PrivacyLedger | None:
 
 
 class Journal(Protocol):
-    """The durable ledger in which clients write each charge before they release anything."""
+    """A durable ledger to which clients write each charge before its release."""
 
     def history(self, client: int, *, after: int = 0) -> tuple[Charge, ...]:
-        """Return the charges of a client, oldest first, without the first `after` of them."""
+        """Return the charges of a client, oldest first, without the first `after` charges."""
         ...
 
     def append(self, charge: Charge) -> None:
-        """Write a charge; when this returns, it survives a crash."""
+        """Write a charge, which survives a crash once this returns."""
         ...
 
     def append_all(self, charges: Sequence[Charge]) -> None:
-        """Write charges in their order; when this returns, they survive a crash."""
+        """Write charges in order, which survive a crash once this returns."""
         ...
 
 
@@ -200,10 +206,10 @@ class FileJournal:
     read from the file on request.
 
     Guarantee: when `append` returns, its records are on disk. A record that a crash cut short was
-    never followed by a release; the next `append` removes its remains.
+    never followed by a release; the next `append` removes it.
 
     Raises:
-        JournalError: on reading, a record that was changed or does not continue its client's chain.
+        JournalError: on reading, a record was changed or does not continue its client's chain.
     """
 
     def __init__(self, path: Path) -> None:
@@ -213,7 +219,7 @@ class FileJournal:
         self._write_error: str | None = None
 
     def history(self, client: int, *, after: int = 0) -> tuple[Charge, ...]:
-        """Return the charges of a client, oldest first, without the first `after` of them."""
+        """Return the charges of a client, oldest first, without the first `after` charges."""
         self._refresh()
         chain = self._chains.get(client)
         if chain is None or len(chain.places) <= after:
@@ -227,13 +233,13 @@ class FileJournal:
         return tuple(charges)
 
     def head(self, client: int) -> str:
-        """Return the hash of a client's last record, the `previous` of its next one."""
+        """Return the hash of a client's last record, which its next record has as `previous`."""
         self._refresh()
         chain = self._chains.get(client)
         return GENESIS if chain is None else chain.head
 
     def clients(self) -> tuple[int, ...]:
-        """Return the clients that were ever charged."""
+        """Return the numbers of all clients with a charge, ascending."""
         self._refresh()
         return tuple(sorted(self._chains))
 
@@ -241,20 +247,20 @@ class FileJournal:
         """Write a charge and force it to disk.
 
         Raises:
-            JournalError: it does not continue its client's chain.
+            JournalError: the charge does not continue its client's chain.
         """
         self.append_all([charge])
 
     def append_all(self, charges: Sequence[Charge]) -> None:
-        """Write charges in their order and force them to disk together: one wait for many clients.
+        """Write charges in order and force them to disk with a single wait for all clients.
 
-        None of them may be followed by a release before this returns. After a crash some of them
-        may be there and others not; those that are count as spent.
+        No release of these charges may happen before this returns. After a crash some of the records
+        may be on disk and others not; the records on disk count as spent.
 
         Raises:
-            JournalError: one does not continue its client's chain; nothing was written.
-            JournalWriteError: the disk refuses the records, now or earlier: after a failure nobody
-                can tell which pages are on disk, so only another process may go on.
+            JournalError: a charge does not continue its client's chain; nothing was written.
+            JournalWriteError: writing fails now or failed earlier: after a failure it is unknown
+                which pages are on disk, so only a new process may continue.
         """
         if not charges:
             return
@@ -288,7 +294,7 @@ class FileJournal:
                 self._catch_up(file)
 
     def _catch_up(self, file: BinaryIO) -> None:
-        """Read the whole records that were added since the last look."""
+        """Read the complete records that were added since the last read."""
         if file.seek(0, os.SEEK_END) < self._offset:
             raise JournalError(f"{self._path.name} was shortened: records are missing")
         file.seek(self._offset)
@@ -300,7 +306,7 @@ class FileJournal:
             self._remember(charge, len(line) + 1)
 
     def _check(self, charge: Charge, head: str | None, *, where: str) -> None:
-        """Check that a charge continues its client's chain, or `head` if that is given."""
+        """Check that a charge continues its client's chain, or the hash `head` if it is given."""
         chain = self._chains.get(charge.client)
         expected = head or (GENESIS if chain is None else chain.head)
         if charge.previous != expected:

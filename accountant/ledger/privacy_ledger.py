@@ -1,4 +1,4 @@
-"""The privacy ledger: what was released, in order, for an account that anyone can recompute."""
+"""The privacy ledger: all releases in order, from which anyone can recompute epsilon."""
 
 import hashlib
 import json
@@ -22,11 +22,11 @@ from fedsim.accountant.sampler_slack import epsilon_with_slack
 class PrivacyLedger:
     """An append-only run-length list of (event, count); equal neighbours share one entry.
 
-    A ledger states facts and does no accounting of its own, so it takes every event, also those
-    that a given accountant does not support. Nothing can be removed from it.
+    A ledger records releases and does no accounting, so it accepts every event, also events that a
+    given accountant does not support. Nothing can be removed from it.
 
     Guarantee: the epsilon of a ledger is that of an accountant that composed the same events, in
-    whatever order they were recorded or merged.
+    any order of recording or merging.
 
     Example:
         >>> from fedsim.accountant.events import Gaussian
@@ -40,14 +40,14 @@ class PrivacyLedger:
 
     @property
     def entries(self) -> tuple[tuple[Event, int], ...]:
-        """The recorded (event, count), oldest first; every count is at least 1."""
+        """The recorded pairs (event, count), oldest first; every count is at least 1."""
         return tuple(self._runs)
 
     def record(self, event: Event, count: int = 1) -> Self:
         """Append `count` releases of `event` and return the ledger itself.
 
         Args:
-            event: one release.
+            event: the release to record.
             count: number of releases, a whole number >= 0.
 
         Raises:
@@ -59,13 +59,13 @@ class PrivacyLedger:
         return self
 
     def merge(self, other: "PrivacyLedger") -> Self:
-        """Append everything in `other`, which stays as it is, and return the ledger itself."""
+        """Append all entries of `other` and return the ledger itself; `other` does not change."""
         for event, count in other.entries:
             self.record(event, count)
         return self
 
     def starts_with(self, other: "PrivacyLedger") -> bool:
-        """Whether `other` is a prefix of this ledger: everything in it, in its order."""
+        """Whether `other` is a prefix of this ledger: the same first releases, in order."""
         if not other._runs:
             return True
         *before, (event, count) = other._runs
@@ -74,7 +74,7 @@ class PrivacyLedger:
         return same_event and self._runs[: len(before)] == before
 
     def entries_after(self, prefix: "PrivacyLedger") -> tuple[tuple[Event, int], ...]:
-        """Return the (event, count) recorded after those of `prefix`.
+        """Return the pairs (event, count) that this ledger has after those of `prefix`.
 
         Raises:
             ValueError: this ledger does not start with `prefix`.
@@ -88,11 +88,11 @@ class PrivacyLedger:
         return ((event, more), *rest) if more else tuple(rest)
 
     def compose_into(self, accountant: Accountant) -> Accountant:
-        """Compose everything recorded into `accountant` and return it.
+        """Compose all recorded events into `accountant` and return the accountant.
 
         Raises:
-            UnsupportedEventError: the accountant has no rule for an entry. Entries before it have
-                been composed: use a fresh accountant.
+            UnsupportedEventError: the accountant has no rule for an entry. Earlier entries
+                have been composed: use a new accountant.
         """
         for event, count in self._runs:
             accountant.compose(event, count)
@@ -104,7 +104,7 @@ class PrivacyLedger:
         accountant: AccountantChoice = "pld",
         adjacency: Adjacency = "zero_out",
     ) -> float:
-        """Return epsilon at `delta` of everything recorded.
+        """Return the epsilon at `delta` of all recorded releases.
 
         Args:
             delta: in (0, 1).
@@ -125,15 +125,16 @@ class PrivacyLedger:
         accountant: AccountantChoice = "pld",
         adjacency: Adjacency = "zero_out",
     ) -> float:
-        """Return epsilon at `delta` of everything recorded, with the slack of fedsim's sampler.
+        """Return the epsilon at `delta` of all releases, with the slack of fedsim's noise sampler.
 
         Args:
             delta: in (0, 1).
-            accountant: as in `epsilon`.
-            adjacency: as in `epsilon`.
+            accountant: "pld", "rdp" or "moments".
+            adjacency: "zero_out", "add_remove" or "replace_one".
 
         Raises:
-            ValueError: as in `epsilon`.
+            ValueError: `delta` is not in (0, 1), the accountant or adjacency is unknown, or an
+                entry is not supported.
         """
         account = self.compose_into(make_accountant(accountant, adjacency=adjacency))
         return epsilon_with_slack(account.get_epsilon, delta)
@@ -141,13 +142,13 @@ class PrivacyLedger:
     def digest(self) -> str:
         """Return the SHA-256 of `to_json()`, in hexadecimal.
 
-        Equal ledgers have equal digests, on every machine. The order of the entries counts, so a
-        digest identifies a history; two histories of one epsilon may differ in it.
+        Equal ledgers have equal digests, on every machine. A digest depends on the order of the
+        entries: two ledgers of equal epsilon may have different digests.
         """
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
     def to_json(self) -> str:
-        """Return {"schema_version": v, "ledger": to_list()} as JSON in one canonical spelling.
+        """Return {"schema_version": v, "ledger": to_list()} as canonical JSON.
 
         Keys are sorted and there are no spaces; floats are the shortest text that reads back to
         the same number.
@@ -157,7 +158,7 @@ class PrivacyLedger:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Return the ledger that `to_json` wrote.
+        """Return the ledger of a text that `to_json` wrote.
 
         Raises:
             ValueError: the text is not JSON, of another schema version, or not a ledger.
@@ -174,12 +175,12 @@ class PrivacyLedger:
         return cls.from_list(content["ledger"])
 
     def to_text(self) -> str:
-        """Return `to_list()` as JSON; equal ledgers of many clients cost as much as one."""
+        """Return `to_list()` as JSON, cached so that equal ledgers are encoded once."""
         return _text_of(tuple(self._runs))
 
     @classmethod
     def from_text(cls, text: str) -> Self:
-        """Return the ledger that `to_text` wrote; equal texts cost as much as one.
+        """Return the ledger of a text that `to_text` wrote, cached so that equal texts are parsed once.
 
         Raises:
             ValueError: the text is not JSON, or not a ledger.
@@ -194,7 +195,7 @@ class PrivacyLedger:
 
     @classmethod
     def from_list(cls, records: Iterable[Mapping[str, Any]]) -> Self:
-        """Return the ledger that `to_list` wrote.
+        """Return the ledger of records that `to_list` wrote.
 
         Raises:
             ValueError: a record is not {"event": EVENT, "count": n}; its position is named.
@@ -214,7 +215,7 @@ class PrivacyLedger:
     def __eq__(self, other: object) -> bool:
         return self._runs == other._runs if isinstance(other, PrivacyLedger) else NotImplemented
 
-    __hash__ = None  # type: ignore[assignment]  # it grows, so it cannot be a key
+    __hash__ = None  # type: ignore[assignment]  # it changes, so it cannot be a key
 
     def __len__(self) -> int:
         return len(self._runs)

@@ -1,18 +1,18 @@
-"""Privacy loss distributions: the exact composition of (sampled) Gaussians, by FFT.
+"""Exact composition of (sampled) Gaussians by privacy loss distributions and the FFT.
 
 Each step's privacy loss is put on a grid so that the discrete loss dominates the true one
 (`loss_pmf`); the loss of the composition is the convolution of the discrete ones (Koskela, Jälkö,
 Honkela 2020, arXiv:1906.03049). Then delta(epsilon) = E[(1 - e^(epsilon - L))_+].
 
-Everything that could lower delta is added back: the mass beyond the window and beyond each step's
-grid, and the rounding noise of the FFT. So the answers are upper bounds. They exceed the exact
-ones by about T h^2 (s + 1) / 12 in epsilon (h the grid's spacing, s + 1 the best Rényi order),
+Every error that could lower delta is added back: the mass beyond the window and beyond each step's
+grid, and the rounding noise of the FFT. So the results are upper bounds. They exceed the exact
+values by about T h^2 (s + 1) / 12 in epsilon (h the grid's spacing, s + 1 the best Rényi order),
 since rounding adds variance h^2/6 to each loss; `_grid` chooses h to keep that near 1e-4. Where the
 next finer grid begins, the pmfs on the two grids are mixed with gradually changing weights, which
 is a bound too. So epsilon does not fall when a step is added, up to rounding (1e-9 relative).
 
-`Concentrated` (zCDP) and `Selection` have an RDP curve and no dominating pair: an account with one
-of them uses RDP.
+`Concentrated` (zCDP) and `Selection` have an RDP curve and no dominating pair: an account with
+either uses RDP.
 
 Where delta is near or below what the FFT resolves (about 1e-13 for hundreds of steps), the losses
 are tilted (`fourier`). Limits: below about 1e-16 for thousands of steps, where the infinite losses
@@ -72,13 +72,13 @@ _BLEND = 0.1  # share of an octave of h over which one grid gives way to the nex
 _NATS_BELOW = (7.0, 0.5)  # of log delta, below a bound: where tilted losses begin
 _LOG_TAIL = 37.0  # e^-37 = 9e-17 of the composed mass may lie outside the window, on each side
 _CACHE_BYTES = 128 << 20  # for spectra, and again for profiles
-# Beyond these, less noise or more sampling is assumed: a bound, and the grid keeps its digits.
+# Outside these limits less noise or more sampling is assumed: a bound, and the grid keeps digits.
 _MOST_NOISE, _LEAST_RATE = 1e9, 1e-100
 _LEAST_ALLOCATED_NOISE, _MOST_ALLOCATED_NOISE, _MOST_BATCHES = 0.2, 1e4, 1 << 40
 
 
 def pld_epsilon(steps: Mapping[Mechanism, int], delta: float) -> float:
-    """Return epsilon at `delta` of all steps together.
+    """Return the epsilon at `delta` of the composition of all steps.
 
     Guarantee: the composition is (epsilon, delta)-DP under the adjacency for which the events
     were broken down.
@@ -91,7 +91,9 @@ def pld_epsilon(steps: Mapping[Mechanism, int], delta: float) -> float:
 
 
 def pld_delta(steps: Mapping[Mechanism, int], epsilon: float) -> float:
-    """Return delta at `epsilon` of all steps together; guarantee and steps as `pld_epsilon`.
+    """Return the delta at `epsilon` of the composition of all steps.
+
+    Guarantee: that of `pld_epsilon`.
 
     Args:
         steps: number of runs of each mechanism; not empty, counts >= 1.
@@ -101,7 +103,7 @@ def pld_delta(steps: Mapping[Mechanism, int], epsilon: float) -> float:
 
 
 def _normalise(steps: Mapping[Mechanism, int]) -> _Counts:
-    """Return the steps in order, with all plain Gaussians joined into the one they equal."""
+    """Return the steps sorted, with all unsampled Gaussians joined into one equivalent Gaussian."""
     plain: Counter[float] = Counter()
     rest: Counter[Mechanism] = Counter()
     for mechanism, count in steps.items():
@@ -117,7 +119,7 @@ def _normalise(steps: Mapping[Mechanism, int]) -> _Counts:
             case AllocatedGaussian(batches, noise) if noise >= _LEAST_ALLOCATED_NOISE:
                 allocated = min(batches, _MOST_BATCHES), min(noise, _MOST_ALLOCATED_NOISE)
                 rest[AllocatedGaussian(*allocated)] += count
-            case AllocatedGaussian(_, noise):  # the batch of the example may as well be known
+            case AllocatedGaussian(_, noise):  # bounded by a pass whose batches are known
                 plain[noise] += count
             case _:
                 rest[mechanism] += count
@@ -140,15 +142,15 @@ def _epsilon(counts: _Counts, delta: float) -> float:
     profile = _composed(steps)
     if profile is not None and delta >= profile.resolution:
         return profile.epsilon(delta)
-    found, order = _epsilon_by_rdp(counts, delta)
-    if profile is None or found == math.inf:
-        return found
-    found = min(found, profile.epsilon(delta))
-    for nats in _NATS_BELOW:  # the closer to epsilon, the less rounding counts
-        least = max(profile.spacing, found - nats / (order - 1.0))
+    epsilon, order = _epsilon_by_rdp(counts, delta)
+    if profile is None or epsilon == math.inf:
+        return epsilon
+    epsilon = min(epsilon, profile.epsilon(delta))
+    for nats in _NATS_BELOW:  # rounding matters less the closer this is to epsilon
+        least = max(profile.spacing, epsilon - nats / (order - 1.0))
         tilted = tilted_profile(steps, profile.spacing, order - 1.0, least)
-        found = found if tilted is None else min(found, max(least, tilted.epsilon(delta)))
-    return found
+        epsilon = epsilon if tilted is None else min(epsilon, max(least, tilted.epsilon(delta)))
+    return epsilon
 
 
 @lru_cache(maxsize=1 << 12)
@@ -184,7 +186,7 @@ def _delta_by_rdp(counts: _Counts, epsilon: float) -> tuple[float, float]:
 
 
 def _dominated(counts: _Counts) -> _Steps | None:
-    """Return the steps if all of them have a dominating pair."""
+    """Return the steps, or None if a mechanism has no dominating pair."""
     steps: list[tuple[Dominated, int]] = []
     for mechanism, count in counts:
         if isinstance(mechanism, (Concentrated, Selection)):
@@ -194,7 +196,7 @@ def _dominated(counts: _Counts) -> _Steps | None:
 
 
 def _plain_mu(steps: _Steps) -> float | None:
-    """Return 1/z if the steps are one Gaussian without sampling, which has a closed form."""
+    """Return 1/z if the steps are a single unsampled Gaussian (a closed form); None otherwise."""
     kind, _ = steps[0]
     if len(steps) == 1 and isinstance(kind, SampledGaussian) and kind.sampling_rate == 1.0:
         return 1.0 / kind.noise_multiplier
@@ -207,9 +209,9 @@ def _profile_bytes(profile: PrivacyProfile | None) -> int:
 
 @cached_by_bytes(_CACHE_BYTES, _profile_bytes)
 def _composed(steps: _Steps) -> PrivacyProfile | None:
-    """Return the composition, or None where no grid of at most `_MAX_POINTS` points will do."""
+    """Return the composition's profile, or None if it needs more than `_MAX_POINTS` points."""
     if leak(steps) > 0.5:
-        return None  # next to nothing is left for the grid to hold
+        return None  # most of the mass is infinite: a grid would hold too little
     spacing, share = _grid(steps)
     while spacing <= _COARSEST:
         if _cells(steps, spacing) <= MAX_CELLS:
@@ -228,11 +230,11 @@ def _composed(steps: _Steps) -> PrivacyProfile | None:
 
 
 def _grid(steps: _Steps) -> tuple[float, float]:
-    """Return the grid's spacing, and the share in which twice that spacing is mixed in.
+    """Return the grid's spacing, and the weight of the grid with twice that spacing in the mixture.
 
-    A power of two, so that different T and z share their pmfs. The saddle point s of the composed
-    loss is about 6 / sqrt(variance) for the delta that people ask for, but the tail of a single
-    step limits it to about z^2 log(1/q).
+    The spacing is a power of two, so that different T and z share their pmfs. The saddle point s of
+    the composed loss is about 6 / sqrt(variance) for the usual delta, but the tail of a single step
+    limits it to about z^2 log(1/q).
     """
     total = sum(n for _, n in steps)
     deviation = math.sqrt(sum(n * mechanism_variance(kind) for kind, n in steps))
@@ -262,7 +264,7 @@ def _cells(steps: _Steps, spacing: float) -> float:
 
 
 def _window(steps: _Steps, spacing: float, direction: int) -> tuple[int, int]:
-    """Return grid indices between which all but e^-37 of the mass lies on each side."""
+    """Return the least and largest grid index; at most e^-37 of the mass lies beyond either."""
     pmfs = [(mechanism_pmfs(kind, spacing)[direction], n) for kind, n in steps]
     lowest = sum(n * pmf.first for pmf, n in pmfs)
     highest = sum(n * (pmf.first + pmf.mass.size - 1) for pmf, n in pmfs)
@@ -271,7 +273,7 @@ def _window(steps: _Steps, spacing: float, direction: int) -> tuple[int, int]:
 
 
 def _reach(steps: _Steps, spacing: float, direction: int, sign: int) -> float:
-    """Return x with P[sign L > x] <= e^-37: the least of Chernoff's bounds at s = 2^j."""
+    """Return x with P[sign L > x] <= e^-37, by the best Chernoff bound over s = 2^j."""
 
     def bound(j: int) -> float:
         total = sum(n * log_mgf(kind, spacing, direction, sign * 2.0**j) for kind, n in steps)
@@ -282,7 +284,7 @@ def _reach(steps: _Steps, spacing: float, direction: int, sign: int) -> float:
     best = bound(start)
     for direction_of_j in (-1, 1):  # the bound is quasi-convex in j: walk downhill both ways
         j = start + direction_of_j
-        while (trial := bound(j)) < best - spacing:  # less is not worth a look
+        while (trial := bound(j)) < best - spacing:  # smaller gains do not matter
             best, j = trial, j + direction_of_j
     return best
 
@@ -296,7 +298,7 @@ class _Tail(NamedTuple):
     missing: float
 
     def mix(self, coarse: "_Tail", share: float) -> "_Tail":
-        """Return the mixture with `share` of a loss on the grid of twice the spacing.
+        """Return the mixture with weight `share` of a loss on a grid of twice the spacing.
 
         delta is linear in the masses, so a mixture of bounds is a bound.
         """
@@ -325,8 +327,8 @@ def _profile(steps: _Steps, spacing: float, windows: list[tuple[int, int]]) -> l
 def _compose(steps: _Steps, spacing: float, direction: int, low: int, high: int) -> _Tail:
     """Return the composed loss, computed on the circle of grid points low..high.
 
-    What lies above the window wraps around to its low end and is added back; what lies below
-    wraps around to the high end, where it only makes delta larger.
+    Mass above the window wraps around to its low end and is added back; mass below wraps around
+    to the high end, where it only makes delta larger.
     """
     size = _reused_size(high - low + 1)
     spectrum = reduce(
@@ -342,7 +344,7 @@ def _compose(steps: _Steps, spacing: float, direction: int, low: int, high: int)
 
 
 def _reused_size(points: int) -> int:
-    """Return a size >= points that is 2^k or 3 2^k: fast, and few, so that spectra are reused."""
+    """Return a size 2^k or 3 2^k, >= points: fast, and so few that spectra are reused."""
     double = 1 << max(4, (points - 1).bit_length())
     return 3 * double // 4 if points <= 3 * double // 4 else double
 

@@ -1,9 +1,9 @@
-"""Epsilons of many compositions at one delta, by privacy loss distributions.
+"""The epsilon of many compositions at one delta, by privacy loss distributions.
 
-The method and its guarantee are those of `pld`. Knowing delta beforehand makes it several times
-faster: the Rényi curves, which a fleet has anyway, give the grid's spacing, the window and a lower
-end for the search; only the tail above that end is summed up; and the direction "add" is
-transformed only where Chernoff's bound does not already show that "remove" is the larger one.
+The method and its guarantee are those of `distribution`. Knowing delta beforehand makes it several
+times faster: the Rényi curves, which a fleet computes anyway, give the grid's spacing, the window
+and a lower end for the search; only the tail above that end is summed up; and the direction "add"
+is transformed only where Chernoff's bound does not already show that "remove" is larger.
 """
 
 import math
@@ -36,7 +36,7 @@ _SLOPES = np.array([0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24
 
 
 class MechanismCurves:
-    """Curves of (sampled) Gaussians: each is computed once, those of one call together."""
+    """A cache of curves of (sampled) Gaussians; each call computes all new curves together."""
 
     def __init__(self) -> None:
         self._rdp: dict[SampledGaussian, Floats] = {}  # at `_ORDERS`
@@ -44,18 +44,18 @@ class MechanismCurves:
         self._add: dict[SampledGaussian, Floats] = {}
 
     def compute(self, kinds: Iterable[SampledGaussian]) -> None:
-        """Compute the curves of the mechanisms that are new."""
+        """Compute and keep the curves of those mechanisms in `kinds` that are new."""
         new = sorted(set(kinds) - self._rdp.keys())
         if new:
             self._rdp.update(zip(new, rdp_table(new, DEFAULT_ORDERS), strict=True))
             self._add.update(zip(new, _add_curves(new), strict=True))
 
     def total_rdp(self, steps: _Steps) -> Floats:
-        """Return the RDP of a composition at `_ORDERS`."""
+        """Return the RDP of a composition at `_ORDERS`, float64 (orders,)."""
         return _counts(steps) @ np.stack([self._rdp[kind] for kind, _ in steps])
 
     def total_add(self, steps: _Steps) -> Floats:
-        """Return the log moments of the "add" loss of a composition at `_SLOPES`."""
+        """Return log E[e^(s L)] of the composed "add" loss L at `_SLOPES` s, float64 (slopes,)."""
         return _counts(steps) @ np.stack([self._add[kind] for kind, _ in steps])
 
 
@@ -65,7 +65,7 @@ def _counts(steps: _Steps) -> Floats:
 
 class _Answer(NamedTuple):
     epsilon: float
-    slope: float  # of -log delta there
+    slope: float  # derivative of -log delta at epsilon
 
 
 def pld_epsilons(
@@ -73,16 +73,16 @@ def pld_epsilons(
     delta: float,
     curves: MechanismCurves | None = None,
 ) -> Floats:
-    """Return epsilon at `delta` of each composition.
+    """Return the epsilon at `delta` of each composition, float64 (compositions,).
 
-    Guarantee: as `pld.pld_epsilon`: never below the exact value. The grids differ from those of
-    `pld`, so the two upper bounds may differ, by up to 2e-4.
+    Guarantee: that of `pld_epsilon`: never below the exact value. The grids differ from those of
+    `pld_epsilon`, so the two upper bounds may differ, by up to 2e-4.
 
     Args:
         compositions: for each client the number of runs of each mechanism; not empty, counts >= 1.
-            Those with other mechanisms than (sampled) Gaussians go to `pld.pld_epsilon`.
-        delta: in (0, 1). Below 1e-8, where a transform's rounding counts, all of them go there.
-        curves: of earlier calls; new mechanisms are added to them.
+            `pld_epsilon` computes those with other mechanisms than (sampled) Gaussians.
+        delta: in (0, 1). Below 1e-8, where the FFT's rounding matters, `pld_epsilon` computes all.
+        curves: curves kept from earlier calls; new mechanisms are added to them.
     """
     if delta < _LEAST_DELTA:
         return np.array([pld_epsilon(steps, delta) for steps in compositions])
@@ -100,9 +100,9 @@ def pld_epsilons(
 
 
 def _normalised(steps: Mapping[Mechanism, int]) -> _Steps | None:
-    """Return the steps sorted, with all plain Gaussians joined into the one they equal.
+    """Return the steps sorted, with all unsampled Gaussians joined into one equivalent Gaussian.
 
-    None if there are other mechanisms, or ones so extreme that `pld` gives them special treatment.
+    The result is None if there are other mechanisms, or rates or noise that `distribution` limits.
     """
     plain: Counter[float] = Counter()
     rest: Counter[SampledGaussian] = Counter()
@@ -134,7 +134,7 @@ def _add_curves(kinds: Sequence[SampledGaussian]) -> Floats:
 
 
 def _add_moments(rates: Floats, noises: Floats) -> Floats:
-    """Return log E_mu0[r^-s] at `_SLOPES`; infinity, which proves nothing, where it is unsafe."""
+    """Return log E_mu0[r^-s] at `_SLOPES`; infinity, a trivial bound, where rounding is unsafe."""
     result = np.full((rates.size, _SLOPES.size), math.inf)
     safe = (rates >= 1e-6) & (rates <= 0.9) & (noises >= 0.3) & (noises <= 1e3)
     if safe.any():
@@ -152,7 +152,7 @@ def _epsilon(steps: _Steps, curves: MechanismCurves, delta: float) -> float:
     spacing = grid_spacing(steps, slope)
     remove = _one_direction(steps, spacing, 0, rdp, upper, delta)
     if remove is not None and (finer := grid_spacing(steps, remove.slope)) < 0.8 * spacing:
-        spacing = finer  # the slope of the Rényi bound was too small a guess
+        spacing = finer  # the Rényi bound's slope was too small
         remove = _one_direction(steps, spacing, 0, rdp, upper, delta)
     if remove is None:
         return _by_pld(steps, delta)
@@ -168,10 +168,10 @@ def _by_pld(steps: _Steps, delta: float) -> float:
 
 
 def _add_is_smaller(add: Floats, epsilon: float, delta: float) -> bool:
-    """Whether "add" surely has delta(epsilon) <= delta.
+    """Whether a bound proves that "add" has delta(epsilon) <= delta.
 
     (1 - e^-x)_+ <= e^(s x) s^s / (s + 1)^(s + 1) for all x, so the moment generating function at
-    any s bounds delta. The moments are good to 1e-8; the margin is a thousand times that.
+    any s bounds delta. The moments are exact to 1e-8; the margin is 1000 times as large.
     """
     constant = _SLOPES * np.log(_SLOPES) - (_SLOPES + 1.0) * np.log1p(_SLOPES)
     bound = float((add - _SLOPES * epsilon + constant).min())
@@ -179,9 +179,14 @@ def _add_is_smaller(add: Floats, epsilon: float, delta: float) -> bool:
 
 
 def grid_spacing(steps: _Steps, slope: float) -> float:
-    """Return the grid's spacing h: epsilon's excess is about T h^2 (s + 1) / 12, see `pld`.
+    """Return the grid's spacing h, at which epsilon is about T h^2 (s + 1) / 12 too large.
 
-    It is a power of 2^(1/4), so that clients with the same mechanism share its pmf.
+    It is a power of 2^(1/4), so that clients with the same mechanism share its pmf. `distribution`
+    has the formula.
+
+    Args:
+        steps: mechanisms and their counts.
+        slope: s, the best Rényi order minus 1.
     """
     total = sum(count for _, count in steps)
     deviation = math.sqrt(sum(count * loss_variance(*kind) for kind, count in steps))
@@ -193,13 +198,13 @@ def grid_spacing(steps: _Steps, slope: float) -> float:
 def _one_direction(
     steps: _Steps, spacing: float, direction: int, rdp: Floats, upper: float, delta: float
 ) -> _Answer | None:
-    """Return epsilon of "remove" (0) or "add" (1); None where this grid cannot answer.
+    """Return the epsilon of one direction; None if the grid is too large or too coarse for it.
 
     Args:
         steps: the composition.
-        spacing: of the grid.
-        direction: 0 or 1.
-        rdp: of the composition, at `_ORDERS`; it only steers.
+        spacing: the grid's spacing.
+        direction: 0 for "remove", 1 for "add".
+        rdp: the composition's RDP at `_ORDERS`; it only chooses the window.
         upper: an upper bound of epsilon, by Rényi DP.
         delta: in (0, 1).
     """
@@ -214,7 +219,7 @@ def _one_direction(
     missing = sum(n * pmf.infinite for pmf, n in pmfs) + delta * math.exp(-_BEYOND) + noise
     if missing > 0.1 * delta:
         return None
-    # Epsilon is rarely below half of its Rényi bound: look there first, everywhere if need be.
+    # Epsilon is rarely below half of its Rényi bound: search there first, then everywhere.
     for start in (max(0, low, math.floor(0.5 * upper / spacing)), max(0, low)):
         window = np.take(circle, np.arange(start, max(low + circle.size, start + 1)), mode="wrap")
         curve = DeltaCurve.of(start, spacing, np.maximum(window, 0.0), missing)
@@ -228,7 +233,7 @@ def _one_direction(
 def _window(
     pmfs: Sequence[tuple[LossPmf, int]], spacing: float, rdp: Floats, delta: float
 ) -> tuple[int, int]:
-    """Return grid indices beyond which at most e^-20 delta lies, on each side (Chernoff)."""
+    """Return the least and largest grid index; at most e^-20 delta lies beyond each (Chernoff)."""
     lowest = sum(count * pmf.first for pmf, count in pmfs)
     highest = sum(count * (pmf.first + pmf.mass.size - 1) for pmf, count in pmfs)
     tail = _BEYOND - math.log(delta)
@@ -247,7 +252,7 @@ def _low_reach(pmfs: Sequence[tuple[LossPmf, int]], tail: float, slope: float) -
         return (_log_mgf(pmfs, -slope) + tail) / slope
 
     best = bound(slope)
-    for factor in (0.5, 2.0):  # quasi-convex in the slope; the low tail of "add" is a long one
+    for factor in (0.5, 2.0):  # quasi-convex in the slope; "add" has a long low tail
         trial = slope * factor
         while (value := bound(trial)) < best - 0.01 * abs(best):
             best, trial = value, trial * factor
@@ -271,7 +276,7 @@ def _variance(pmf: LossPmf) -> float:
 
 
 def _circle(pmfs: Sequence[tuple[LossPmf, int]], points: int) -> tuple[Floats, float]:
-    """Return the composed pmf on a circle of at least `points` and a bound on its rounding."""
+    """Return the composed pmf on a circle of >= `points` points, and a bound on its rounding."""
     size = fft_size(points)
     spectra = []
     for pmf, count in pmfs:

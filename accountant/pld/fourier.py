@@ -1,6 +1,6 @@
-"""Powers of probability distributions by FFT, also at very small delta.
+"""Powers of probability distributions by FFT, with tilting for very small delta.
 
-Where plain transforms drown in rounding, compositions are tilted.
+Where rounding exceeds delta in plain transforms, compositions are tilted.
 
 With L the composed privacy loss, K its log moment generating function and s > 0, let L_s be L under
 the tilted law P_s[L = l] = e^(s l - K(s)) P[L = l]. It is the composition of the tilted losses of
@@ -12,8 +12,8 @@ so an error of the tilted masses that is e in total changes delta by at most e^(
 times e: little beside delta, where s is the best Rényi order minus 1. (The saddle point that such
 an s is near: Alghamdi et al. 2023, arXiv:2208.09595.)
 
-What is lost is added back as in `distribution`: the tilted mass beyond the window (e^-37 on each
-side, by Chernoff's bound), the rounding of the transform, the infinite losses, which no tilt
+Every missing mass is added back as in `distribution`: the tilted mass beyond the window (e^-37 on
+each side, by Chernoff's bound), the rounding of the transform, the infinite losses, which no tilt
 scales, and the rounding of the exponents, as a factor.
 """
 
@@ -28,11 +28,11 @@ from fedsim.accountant.checks import Complexes, Floats
 from fedsim.accountant.pld.mechanisms import Dominated, mechanism_pmfs
 from fedsim.accountant.pld.privacy_profile import DeltaCurve, PrivacyProfile
 
-_DROPPED = 60.0  # a term below e^-60 = 9e-27 is nothing beside rounding
+_DROPPED = 60.0  # a term below e^-60 = 9e-27 is far below rounding
 
 
 def fft_size(points: int) -> int:
-    """Return the least size >= points for which a real FFT is fast."""
+    """Return the least size >= `points` at which a real FFT is fast."""
     from scipy import fft  # slow to import, and releases of all examples need none
 
     size: Any = fft.next_fast_len(points, real=True)  # its stub says None
@@ -40,14 +40,14 @@ def fft_size(points: int) -> int:
 
 
 def power(spectrum: Complexes, exponent: int) -> Complexes:
-    """Return spectrum**exponent; terms below e^-60 become 0.
+    """Return spectrum**exponent, with terms below e^-60 set to 0.
 
-    By squaring, which is faster and more exact than the complex power. Of a smooth distribution
-    composed many times hardly a frequency is left, so most terms need not be computed at all.
+    Repeated squaring is faster and more exact than the complex power. A smooth distribution
+    composed many times keeps few frequencies, so most terms need not be computed at all.
 
     Args:
-        spectrum: of a probability distribution: no term is above 1 in modulus.
-        exponent: >= 1.
+        spectrum: spectrum of a probability distribution: no term is above 1 in modulus.
+        exponent: the power, a whole number >= 1.
     """
     energy = np.square(spectrum.real) + np.square(spectrum.imag)
     kept = np.flatnonzero(energy > math.exp(-2.0 * _DROPPED / exponent))
@@ -57,14 +57,14 @@ def power(spectrum: Complexes, exponent: int) -> Complexes:
 
 
 def circular(spectrum: Complexes, size: int, total: int) -> tuple[Floats, float]:
-    """Return the distribution with that spectrum and a bound on its summed rounding errors.
+    """Return the distribution with a given spectrum, and a bound on its summed rounding errors.
 
     An FFT errs by a few eps in the 2-norm, and a power of a spectrum by eps times the exponent.
 
     Args:
-        spectrum: product of powers of spectra, as from `power`.
+        spectrum: product of results of `power`.
         size: number of points of the circle.
-        total: sum of the exponents.
+        total: sum of the exponents of those powers.
     """
     circle = np.fft.irfft(spectrum, size)
     energy = float(np.square(circle).sum())  # not a BLAS dot: its threads cost milliseconds here
@@ -93,14 +93,14 @@ def tilted_profile(
 ) -> PrivacyProfile | None:
     """Return the profile of a composition for epsilon >= `least_epsilon`; None if it is too large.
 
-    Guarantee: at these epsilon, delta is nowhere below that of the steps together. Any tilt gives a
-    bound; the best order of a Rényi bound at the same delta, minus 1, gives one without loss.
+    Guarantee: at these epsilon, delta is never below that of the composition. Every tilt gives a
+    bound; the best order of a Rényi bound at the same delta, minus 1, gives a tight one.
 
     Args:
-        steps: mechanisms and counts >= 1.
-        spacing: of the grid of losses.
-        tilt: s > 0.
-        least_epsilon: > 0.
+        steps: mechanisms and their counts >= 1.
+        spacing: spacing of the grid of losses.
+        tilt: the tilt s > 0.
+        least_epsilon: least epsilon at which the profile is valid, > 0.
     """
     curves: list[DeltaCurve] = []
     for direction in (0, 1):
@@ -134,7 +134,7 @@ def _tilted_curve(
         spectrum *= power(np.fft.rfft(np.bincount(places % size, masses, size)), n)
         total, log_finite = total + n, log_finite + n * math.log1p(-pmf.infinite)
     circle, noise = circular(spectrum, size, total)
-    # Of the rounding only what is weighted with e^(-s l) counts, by Cauchy and Schwarz.
+    # By Cauchy and Schwarz, only the rounding weighted with e^(-s l) matters.
     noise *= math.sqrt(min(1.0, -1.0 / (size * math.expm1(-2.0 * tilt * spacing))))
     start = max(first, math.floor(least_epsilon / spacing) + 1)
     places = np.arange(start, max(first + size, start + 1))
@@ -152,7 +152,7 @@ def _reach(
     tilt: float,
     sign: int,
 ) -> float:
-    """Return x with P_s[sign L > x] <= e^-37: the least of Chernoff's bounds at 2^j."""
+    """Return x with P_s[sign L > x] <= e^-37, by the best Chernoff bound over 2^j."""
     centre = sum(n * log_mgf(kind, spacing, direction, tilt) for kind, n in steps)
 
     def bound(j: int) -> float:
@@ -165,11 +165,11 @@ def _reach(
 
 @lru_cache(maxsize=1 << 16)
 def log_mgf(kind: Dominated, spacing: float, direction: int, s: float) -> float:
-    """Return log E[exp(s L); L finite] of one step.
+    """Return log E[exp(s L); L finite] of the loss L of one step.
 
     Args:
         kind: the mechanism.
-        spacing: of the grid of losses.
+        spacing: spacing of the grid of losses.
         direction: 0 for "remove", 1 for "add".
         s: any number.
     """

@@ -1,11 +1,11 @@
-"""The privacy loss of one step, on a grid (connect the dots).
+"""The privacy loss distribution of one step on a grid ("connect the dots").
 
 The dominating pair is mu = (1-q) N(0, z^2) + q N(1, z^2) against mu0 = N(0, z^2) (Zhu, Dong, Wang
 2022, arXiv:2106.08567, Theorem 11): "remove" compares mu with mu0, "add" compares mu0 with mu. Its
 loss L = log r, r(x) = 1 - q + q e^t with t = (x - 1/2) / z^2, rises with x.
 
 Connect the dots (Doroshenko et al. 2022, arXiv:2207.04380): for each cell between neighbouring grid
-points a < b the masses P_c and Q_c that the pair has there move to a and b such that both masses
+points a < b the masses P_c and Q_c of the pair in the cell move to a and b so that both masses
 are kept. The discrete pair dominates the true one, and agrees with it at every grid point.
 
 Replace-one adjacency. Let H_t(P || Q) = sup over A of P(A) - t Q(A). Two pairs are used here that
@@ -16,7 +16,7 @@ N(0)(A) - c N(u)(A) - t N(w)(A), all with covariance z^2, is largest for u = a e
 unit vector e. Proof: by Neyman and Pearson, N(u)(A) >= Phi(Phi^-1(N(0)(A)) - |u| / z), likewise w;
 and half-spaces orthogonal to e attain both bounds at once.
 
-- Poisson sampling. Given everybody else's part in the sample, the releases are
+- Poisson sampling. Given which other examples are in the sample, the releases are
   (1-q) N(0) + q N(v) and (1-q) N(0) + q N(v'), |v|, |v'| <= 1. Moved by -v, H_t is q times the
   supremum of the lemma with c = (1-q)(t-1)/q, u = -v and w = v' - v: largest for v = e, v' = -e.
   The pair is (1-q) N(0) + q N(1) against (1-q) N(0) + q N(-1).
@@ -50,7 +50,7 @@ _NODES, _WEIGHTS = (
 
 @dataclass(frozen=True, eq=False)
 class LossPmf:
-    """Probability masses of a discrete privacy loss.
+    """The probability mass function of a discrete privacy loss.
 
     Attributes:
         first: index of the first grid point; mass[i] sits at loss (first + i) * spacing.
@@ -66,7 +66,7 @@ class LossPmf:
 
     @classmethod
     def of(cls, first: int, mass: Floats, infinite: float) -> Self:
-        """Return the pmf with its total made exactly 1.
+        """Return the pmf with these masses, normalised so that its total is exactly 1.
 
         Args:
             first: grid index of the first mass.
@@ -80,7 +80,7 @@ class LossPmf:
 
 
 def loss_range(q: float, z: float) -> tuple[float, float]:
-    """Return the least and largest loss of "remove": beyond lies less than 1e-20 of the mass.
+    """Return the least and largest "remove" loss, beyond which lies less than 1e-20 of the mass.
 
     Args:
         q: sampling rate in (0, 1].
@@ -91,7 +91,7 @@ def loss_range(q: float, z: float) -> tuple[float, float]:
 
 @lru_cache(maxsize=4096)
 def loss_variance(q: float, z: float) -> float:
-    """Return the variance of the "remove" loss to a few digits, enough to choose the grid.
+    """Return the variance of the "remove" loss to a few digits, enough to choose a grid.
 
     Args:
         q: sampling rate in (0, 1].
@@ -114,7 +114,7 @@ def _pmf_bytes(pmfs: tuple[LossPmf, LossPmf]) -> int:
 
 @cached_by_bytes(_CACHE_BYTES, _pmf_bytes)
 def step_pmfs(q: float, z: float, spacing: float) -> tuple[LossPmf, LossPmf]:
-    """Return the ("remove", "add") loss of one step with all masses rounded to `spacing`.
+    """Return the pmfs of the ("remove", "add") losses of one step on a grid.
 
     Guarantee: each pmf, taken as a privacy loss distribution, dominates its direction of the step:
     delta(epsilon) is nowhere below the true one, except by rounding (1e-15).
@@ -133,7 +133,7 @@ def step_pmfs(q: float, z: float, spacing: float) -> tuple[LossPmf, LossPmf]:
     remove = np.zeros(epsilon.size)
     remove[:-1] += to_low / math.expm1(spacing)
     remove[1:] += to_high / -math.expm1(-spacing)
-    # What lies outside the grid moves up: to the next grid point, or to infinity.
+    # Mass outside the grid moves up: to the next grid point, or to infinity.
     above = _mixture_below(-x[-1], q, z, sign=-1.0)
     below = _mixture_below(x[0], q, z)
     if q == 1.0:  # the two directions are alike
@@ -156,7 +156,7 @@ Mirrored = ReplacedGaussian | FixedSizeGaussian | Approximate
 
 
 def mirrored_range(mechanism: Mirrored) -> tuple[float, float]:
-    """Return the least and largest loss: beyond lies less than 1e-20 of the mass."""
+    """Return the least and largest loss, beyond which lies less than 1e-20 of the mass."""
     match mechanism:
         case ReplacedGaussian():
             q, z = mechanism.sampling_rate, mechanism.noise_multiplier
@@ -175,12 +175,12 @@ def _mirrored_bytes(pmf: LossPmf) -> int:
 
 @cached_by_bytes(_CACHE_BYTES, _mirrored_bytes)
 def mirrored_pmf(mechanism: Mirrored, spacing: float) -> LossPmf:
-    """Return the pmf of the loss, the same in the directions "remove" and "add".
+    """Return the pmf of a mechanism's loss, the same in the directions "remove" and "add".
 
-    Guarantee: as `step_pmfs`.
+    Guarantee: that of `step_pmfs`.
 
     Args:
-        mechanism: one run of it.
+        mechanism: the mechanism, run once.
         spacing: the grid's spacing h > 0.
     """
     match mechanism:
@@ -201,8 +201,8 @@ def mirrored_pmf(mechanism: Mirrored, spacing: float) -> LossPmf:
 def _mirrored(positive: Floats, infinite: float, spacing: float) -> LossPmf:
     """Return the pmf of a pair that is its own mirror image, from its masses at losses > 0.
 
-    P has at -l what Q has at l, e^-l times the mass of P there; the rest is at 0, where it also
-    takes what the mirror image of `infinite` would put below every loss.
+    The mass of P at -l is the mass of Q at l, which is e^-l times the mass of P at l. All other
+    mass is at 0, including the mirror image of `infinite`, which would lie below every loss.
     """
     negative = positive * np.exp(-spacing * np.arange(1.0, positive.size + 1.0))
     centre = 1.0 - infinite - float(positive.sum()) - float(negative.sum())
@@ -211,7 +211,7 @@ def _mirrored(positive: Floats, infinite: float, spacing: float) -> LossPmf:
 
 
 def _replaced_masses(q: float, z: float, spacing: float) -> tuple[Floats, float]:
-    """Return the masses at the positive grid points, and that beyond, of `ReplacedGaussian`."""
+    """Return the masses of `ReplacedGaussian` at the positive grid points, and the mass beyond."""
     last = math.ceil(mirrored_range(ReplacedGaussian(q, z))[1] / spacing)
     epsilon = spacing * np.arange(last + 1, dtype=np.float64)
     x = _replaced_position(epsilon, q, z)
@@ -223,7 +223,7 @@ def _replaced_masses(q: float, z: float, spacing: float) -> tuple[Floats, float]
 
 
 def _replaced_position(epsilon: Floats, q: float, z: float) -> Floats:
-    """Return x with loss epsilon >= 0.
+    """Return the positions x at which the loss is epsilon >= 0.
 
     w = e^(x/z^2) solves k w^2 - b w - e^epsilon k = 0 with b = (1-q) (e^epsilon - 1) and
     k = q e^(-1/(2 z^2)), so it is (b + (b^2 + 4 k^2 e^epsilon)^(1/2)) / (2 k).
@@ -238,7 +238,7 @@ def _replaced_position(epsilon: Floats, q: float, z: float) -> Floats:
 
 
 def _replaced_cell_parts(x: Floats, epsilon: Floats, q: float, z: float) -> tuple[Floats, Floats]:
-    """Return e^b Q_c - P_c and P_c - e^a Q_c of every cell [a, b], as `_cell_parts`."""
+    """Return e^b Q_c - P_c and P_c - e^a Q_c of every cell [a, b] of the replace-one pair."""
     xa, xb = x[:-1], x[1:]
     narrow = (xb - xa) < 0.5 * z * min(1.0, z)
     to_low, to_high = np.empty_like(xa), np.empty_like(xa)
@@ -271,7 +271,7 @@ def _narrow_replaced(
     share_p, share_q = share(xa, 1.0), share(xa, -1.0)
 
     def rise_to(x: Floats) -> Floats:
-        """Return the loss at x minus that at xa: two terms >= 0, so nothing cancels."""
+        """Return the loss at x minus the loss at xa: two terms >= 0, so nothing cancels."""
         move = (x - xa) / z / z
         return np.log1p(share_p * np.expm1(move)) - np.log1p(share_q * np.expm1(-move))
 
@@ -288,11 +288,11 @@ def _narrow_replaced(
 
 
 def _two_point_masses(epsilon: float, delta: float, spacing: float) -> tuple[Floats, float]:
-    """Return the masses at positive grid points, and that at infinity, of (epsilon, delta)-DP.
+    """Return the masses of an (epsilon, delta)-DP release at positive grid points and infinity.
 
-    The dominating pair is infinite with probability delta, else epsilon or -epsilon with odds
+    The dominating pair has infinite loss with probability delta, else epsilon or -epsilon with odds
     e^epsilon : 1 (Kairouz, Oh, Viswanath 2015, arXiv:1311.0776); epsilon is split between its
-    neighbours on the grid so that both masses are kept.
+    neighbouring grid points so that both masses are kept.
     """
     upper = max(1, math.ceil(epsilon / spacing))
     mass = np.zeros(upper)
@@ -364,7 +364,9 @@ def _narrow_cells(
     half_x, half_t = 0.5 * (xb - xa), 0.5 * (tb - ta)
     for node, weight in zip(_NODES, _WEIGHTS, strict=True):
         x = xa + half_x * (1.0 + node)
-        density = np.exp(ta - 0.5 * (x / z) ** 2)  # times e^ta, which may overflow on its own
+        density = np.exp(
+            ta - 0.5 * (x / z) ** 2
+        )  # times e^ta, which could overflow if computed alone
         rise = np.expm1(half_t * (1.0 + node))
         high += weight * density * rise
         low += weight * density * (1.0 + rise) * np.expm1(half_t * (1.0 - node))
@@ -384,7 +386,7 @@ def _wide_cells(
 
 
 def _normal_mass(a: Floats, b: Floats) -> Floats:
-    """Return the standard normal mass of [a, b], from whichever tail keeps its digits."""
+    """Return the standard normal mass of [a, b], from the tail that keeps more digits."""
     flip = a > 0
     return ndtr(np.where(flip, -a, b)) - ndtr(np.where(flip, -b, a))
 

@@ -1,12 +1,12 @@
-"""The mechanisms that have a dominating pair, and their losses on a grid.
+"""Privacy loss distributions on a grid of all mechanisms that have a dominating pair.
 
-One of them is computed here: one pass of random allocation (balls and bins).
+Most come from `loss_pmf`; this module computes one pass of random allocation (balls and bins).
 
 The dominating pair of a pass is P, the mean over i of N(e_i, z^2 I), against Q = N(0, z^2 I), both
-in b dimensions (Chua et al. 2024, arXiv:2412.16802; why adaptive steps reduce to it stands in
-`rdp/random_allocation.py`). Under Q its likelihood ratio r is the mean of b independent ratios w_i
-of one Gaussian. Efficient losses for it: Feldman, Shenfeld 2026, arXiv:2602.17284; what follows is
-another way, by the convex order.
+in b dimensions (Chua et al. 2024, arXiv:2412.16802; `rdp/random_allocation.py` shows why adaptive
+steps reduce to it). Under Q its likelihood ratio r is the mean of b independent ratios w_i
+of one Gaussian. The method below uses the convex order; for another efficient method see Feldman,
+Shenfeld 2026, arXiv:2602.17284.
 
 Both hockey-stick divergences, E_Q[(r - t)_+] of "remove" and E_Q[(1 - t r)_+] of "add", are
 expectations of convex functions of r. So a mean-preserving spread of r gives a pair that dominates
@@ -14,10 +14,10 @@ expectations of convex functions of r. So a mean-preserving spread of r gives a 
 every rounding here is such a spread: a value between two grid points moves to both of them, in the
 proportion that keeps its mean (connect the dots). Mass above the grid moves to its last point and
 to infinity, where it keeps its mean as mass of P alone; mass below moves to the first point and to
-0, where P has nothing.
+0, where P has no mass.
 
-The sum of b ratios is built from sums of 1, 2, 4, ... of them. A sum's values lie on a grid of
-their own: even in log scale about the mean of the sum, and wider far from it. A spread between
+The sum of b ratios is built from sums of 1, 2, 4, ... ratios. Each sum has its grid of values: even
+in log scale about the mean of the sum, and wider far from it. A spread between
 points that are h apart in log scale adds at most h^2/4 to the relative variance of a value, which
 is small beside that of r.
 """
@@ -53,12 +53,12 @@ _CACHE_BYTES = 64 << 20
 
 @dataclass(frozen=True, eq=False)
 class _Ratios:
-    """A sum of likelihood ratios under Q.
+    """The distribution of a sum of likelihood ratios under Q.
 
     Attributes:
-        values: its finite values, rising from 0.
-        masses: their probabilities.
-        mean: its mean, with the part at infinity.
+        values: the finite values of the sum, ascending from 0.
+        masses: the probabilities of the values.
+        mean: the mean of the sum, including the part at infinity.
         infinite: the part of the mean that lies at infinity.
     """
 
@@ -69,10 +69,10 @@ class _Ratios:
 
 
 def allocation_range(batches: int, z: float) -> tuple[float, float]:
-    """Return the least and largest finite loss of "remove".
+    """Return the least and largest finite "remove" loss of one pass.
 
     Args:
-        batches: b >= 2.
+        batches: number of batches, b >= 2.
         z: noise multiplier > 0.
     """
     values = _mean_ratio(batches, z).values
@@ -80,10 +80,10 @@ def allocation_range(batches: int, z: float) -> tuple[float, float]:
 
 
 def allocation_variance(batches: int, z: float) -> float:
-    """Return the variance of the "remove" loss, up to the grid.
+    """Return the variance of the "remove" loss of one pass, up to the rounding to the grid.
 
     Args:
-        batches: b >= 2.
+        batches: number of batches, b >= 2.
         z: noise multiplier > 0.
     """
     ratios = _mean_ratio(batches, z)
@@ -99,13 +99,13 @@ def _pmf_bytes(pmfs: tuple[LossPmf, LossPmf]) -> int:
 
 @cached_by_bytes(_CACHE_BYTES, _pmf_bytes)
 def allocation_pmfs(batches: int, z: float, spacing: float) -> tuple[LossPmf, LossPmf]:
-    """Return the ("remove", "add") loss of one pass on a grid.
+    """Return the pmfs of the ("remove", "add") losses of one pass on a grid.
 
     Guarantee: each pmf, taken as a privacy loss distribution, dominates its direction of the pass:
     delta(epsilon) is nowhere below the true one, except by rounding (1e-15).
 
     Args:
-        batches: b >= 2.
+        batches: number of batches, b >= 2.
         z: noise multiplier > 0.
         spacing: distance of grid points, > 0.
     """
@@ -123,7 +123,7 @@ def allocation_pmfs(batches: int, z: float, spacing: float) -> tuple[LossPmf, Lo
 
 @lru_cache(maxsize=256)
 def _mean_ratio(batches: int, z: float) -> _Ratios:
-    """Return the mean of b independent ratios."""
+    """Return the distribution of the mean of b independent ratios."""
     total = single = _one_ratio(z)
     for bit in bin(batches)[3:]:
         total = _sum(total, total)
@@ -134,7 +134,7 @@ def _mean_ratio(batches: int, z: float) -> _Ratios:
 
 
 def _one_ratio(z: float) -> _Ratios:
-    """Return the ratio N(1, z^2) / N(0, z^2) under N(0, z^2)."""
+    """Return the distribution of the ratio N(1, z^2) / N(0, z^2) under N(0, z^2)."""
     low, high = loss_range(1.0, z)
     spacing = (high - low) / _POINTS
     pmf, _ = step_pmfs(1.0, z, spacing)
@@ -144,20 +144,20 @@ def _one_ratio(z: float) -> _Ratios:
     return _Ratios(np.exp(np.append(-np.inf, loss)), np.append(zero, masses), 1.0, pmf.infinite)
 
 
-def _sum(one: _Ratios, other: _Ratios) -> _Ratios:
-    """Return the sum of two independent sums, on a grid of its own."""
-    values = np.add.outer(one.values, other.values).ravel()
-    masses = np.multiply.outer(one.masses, other.masses).ravel()
-    mean, infinite = one.mean + other.mean, one.infinite + other.infinite
+def _sum(first: _Ratios, second: _Ratios) -> _Ratios:
+    """Return the distribution of the sum of two independent sums, on a new grid."""
+    values = np.add.outer(first.values, second.values).ravel()
+    masses = np.multiply.outer(first.masses, second.masses).ravel()
+    mean, infinite = first.mean + second.mean, first.infinite + second.infinite
     return _spread(values, masses, _grid(values, masses, mean), infinite, mean)
 
 
 def _grid(values: Floats, masses: Floats, mean: float) -> Floats:
-    """Return the values of a grid for a sum: even about its mean in log scale, wider far from it.
+    """Return grid points for a sum: even in log scale about its mean, wider far from it.
 
     Args:
         values: values of the sum, float64 (n,).
-        masses: their probabilities, float64 (n,).
+        masses: probabilities of the values, float64 (n,).
         mean: the sum's mean.
     """
     positive = values[values > 0.0]
@@ -178,28 +178,28 @@ def _spread(values: Floats, masses: Floats, grid: Floats, infinite: float, mean:
     """Return a mean-preserving spread of a variable to 0, grid points and infinity.
 
     Args:
-        values: its values >= 0, float64 (n,).
-        masses: their probabilities, float64 (n,).
-        grid: the new values > 0, rising, float64 (m,).
+        values: values >= 0 of the variable, float64 (n,).
+        masses: probabilities of the values, float64 (n,).
+        grid: the new values > 0, ascending, float64 (m,).
         infinite: the part of the mean that lies at infinity.
-        mean: the mean.
+        mean: the variable's mean.
     """
     points = np.concatenate(([0.0], grid))
     inside = np.minimum(values, points[-1])
     infinite += float((masses * (values - inside)).sum())
     cell = np.minimum(np.searchsorted(points, inside, side="right"), grid.size) - 1
     share = (inside - points[cell]) / np.diff(points)[cell]
-    found = np.bincount(cell, masses * (1.0 - share), points.size)
-    found += np.bincount(cell + 1, masses * share, points.size)
-    found /= found.sum()  # doubling would double the error of the total
-    return _Ratios(points, found, mean, infinite)
+    new_masses = np.bincount(cell, masses * (1.0 - share), points.size)
+    new_masses += np.bincount(cell + 1, masses * share, points.size)
+    new_masses /= new_masses.sum()  # doubling would double the error of the total
+    return _Ratios(points, new_masses, mean, infinite)
 
 
 Dominated = SampledGaussian | ReplacedGaussian | FixedSizeGaussian | AllocatedGaussian | Approximate
 
 
 def mechanism_range(mechanism: Dominated) -> tuple[float, float]:
-    """Return the least and largest loss of "remove": beyond lies less than 1e-20 of the mass."""
+    """Return the least and largest "remove" loss, beyond which lies less than 1e-20 of the mass."""
     match mechanism:
         case SampledGaussian():
             return loss_range(*mechanism)
@@ -210,14 +210,16 @@ def mechanism_range(mechanism: Dominated) -> tuple[float, float]:
 
 
 def mechanism_variance(mechanism: Dominated) -> float:
-    """Return the variance of the loss, roughly, enough to choose the grid."""
+    """Return the approximate variance of a mechanism's loss, enough to choose a grid."""
     match mechanism:
         case SampledGaussian():
             return loss_variance(*mechanism)
         case AllocatedGaussian(batches, z):
             return allocation_variance(batches, z)
         case ReplacedGaussian(q, z):
-            return 4.0 * loss_variance(q, z)  # small losses are those of two examples added up
+            return 4.0 * loss_variance(
+                q, z
+            )  # a small loss is about the sum of two examples' losses
         case FixedSizeGaussian(q, z):
             return loss_variance(q, 0.5 * z)
         case Approximate(epsilon):
@@ -225,13 +227,13 @@ def mechanism_variance(mechanism: Dominated) -> float:
 
 
 def mechanism_pmfs(mechanism: Dominated, spacing: float) -> tuple[LossPmf, LossPmf]:
-    """Return the pmfs of the loss in the directions "remove" and "add".
+    """Return the pmfs of a mechanism's loss in the directions "remove" and "add".
 
     Guarantee: each pmf, taken as a privacy loss distribution, dominates its direction of the
     mechanism: delta(epsilon) is nowhere below the true one, except by rounding (1e-15).
 
     Args:
-        mechanism: one run of it.
+        mechanism: the mechanism, run once.
         spacing: the grid's spacing h > 0.
     """
     match mechanism:

@@ -1,11 +1,11 @@
-"""The privacy profile delta(epsilon) of a discrete loss, and the composition of few guarantees.
+"""Privacy profiles delta(epsilon) of discrete losses, and exact composition of few guarantees.
 
 An (epsilon_i, delta_i)-DP release is dominated by one that reveals everything with probability
 delta_i and otherwise is randomised response: loss +epsilon_i or -epsilon_i, with odds e^epsilon_i
 (Kairouz, Oh, Viswanath 2015, arXiv:1311.0776, Theorem 3.3 and its proof). Their composition is the
-least bound that knows these numbers alone; for unequal releases it is Theorem 1.5 of Murtagh,
-Vadhan 2016, arXiv:1507.03113. It is never above the sums of basic composition. The loss of all has
-a value for each number of flips of each kind, which are few where the releases are.
+least bound that follows from these numbers alone; for unequal releases it is Theorem 1.5 of
+Murtagh, Vadhan 2016, arXiv:1507.03113. It is never above the sums of basic composition. The composed loss
+has a value for each number of flips of each kind, which are few if the releases are few.
 """
 
 import math
@@ -29,7 +29,7 @@ _Kinds = tuple[tuple[Approximate, int], ...]
 
 
 def few_guarantees(steps: Iterable[tuple[Mechanism, int]]) -> _Kinds | None:
-    """Return the steps in order if all are (epsilon, delta) guarantees and few; None otherwise.
+    """Return the steps sorted if all are (epsilon, delta) guarantees and few; None otherwise.
 
     Args:
         steps: pairs (mechanism, number of runs >= 1).
@@ -48,11 +48,11 @@ def few_guarantees(steps: Iterable[tuple[Mechanism, int]]) -> _Kinds | None:
 def composed_epsilon(kinds: _Kinds, delta: float) -> float:
     """Return the least epsilon of the composition at `delta`, rounded up.
 
-    Guarantee: the composition is (epsilon, delta)-DP. Infinity where `delta` does not cover the
+    Guarantee: the composition is (epsilon, delta)-DP. Epsilon is infinite if `delta` is at most the
     probability that a release reveals everything.
 
     Args:
-        kinds: as from `few_guarantees`.
+        kinds: the guarantees and their counts, from `few_guarantees`.
         delta: in (0, 1).
     """
     (first, count), *others = kinds
@@ -77,12 +77,12 @@ def composed_epsilon(kinds: _Kinds, delta: float) -> float:
 
 
 def composed_delta(kinds: _Kinds, epsilon: float) -> float:
-    """Return delta of the composition at `epsilon`, rounded up.
+    """Return the delta of the composition at `epsilon`, rounded up.
 
     Guarantee: the composition is (epsilon, delta)-DP.
 
     Args:
-        kinds: as from `few_guarantees`.
+        kinds: the guarantees and their counts, from `few_guarantees`.
         epsilon: >= 0, finite.
     """
     losses, log_p = _losses(kinds)
@@ -95,16 +95,16 @@ def composed_delta(kinds: _Kinds, epsilon: float) -> float:
 
 @lru_cache(maxsize=64)
 def _losses(kinds: _Kinds) -> tuple[Floats, Floats]:
-    """Return the losses of the composition, falling, and the logarithms of their probabilities."""
+    """Return the losses of the composition, descending, and their log probabilities."""
     losses, log_p = np.zeros(1), np.zeros(1)
     for kind, count in kinds:
         if kind.epsilon == 0.0:
             continue
         flips = np.arange(count + 1.0)
         choices = gammaln(count + 1.0) - gammaln(flips + 1.0) - gammaln(count - flips + 1.0)
-        own = choices - flips * kind.epsilon - count * math.log1p(math.exp(-kind.epsilon))
+        kind_log_p = choices - flips * kind.epsilon - count * math.log1p(math.exp(-kind.epsilon))
         losses = np.add.outer(losses, (count - 2.0 * flips) * kind.epsilon).ravel()
-        log_p = np.add.outer(log_p, own).ravel()
+        log_p = np.add.outer(log_p, kind_log_p).ravel()
     order = np.argsort(-losses, kind="stable")
     losses, log_p = losses[order], log_p[order]
     losses.setflags(write=False)
@@ -114,10 +114,10 @@ def _losses(kinds: _Kinds) -> tuple[Floats, Floats]:
 
 @dataclass(frozen=True, eq=False)
 class DeltaCurve:
-    """delta(epsilon) = E[(1 - e^(epsilon - L))_+] for a loss L on the grid, epsilon >= 0.
+    """The curve delta(epsilon) = E[(1 - e^(epsilon - L))_+] of a loss L on a grid, epsilon >= 0.
 
     Only the grid points l_j = (first + j) * spacing >= 0 matter; between them delta is linear in
-    e^epsilon, so both directions of the question have a closed form from cumulative sums.
+    e^epsilon, so delta and epsilon both have a closed form from cumulative sums.
 
     Attributes:
         first: index of the first grid point, >= 0.
@@ -143,7 +143,7 @@ class DeltaCurve:
             first: grid index of the first mass.
             spacing: the grid's spacing h > 0.
             pmf: the masses, float64 (cells,).
-            missing: mass outside the grid, added to every delta.
+            missing: constant added to every delta, for mass outside the grid.
         """
         backwards = pmf[::-1]
         mass = np.cumsum(backwards)[::-1]  # from the tail: the small numbers first
@@ -155,7 +155,7 @@ class DeltaCurve:
 
     @property
     def bytes(self) -> int:
-        """Size of the arrays."""
+        """Size of the arrays, in bytes."""
         return self.mass.nbytes + self.discounted.nbytes + self.at_points.nbytes
 
     def delta(self, epsilon: float) -> float:
@@ -167,7 +167,7 @@ class DeltaCurve:
         return min(1.0, max(0.0, self.mass[j] - gap * self.discounted[j]) + self.missing)
 
     def epsilon(self, delta: float) -> float:
-        """Return the least epsilon >= 0 with delta(epsilon) <= `delta`; infinity if none has."""
+        """Return the least epsilon >= 0 with delta(epsilon) <= `delta`, or infinity."""
         left = delta - self.missing
         if left <= 0.0:
             return math.inf
@@ -193,30 +193,30 @@ def _discount(values: Floats, spacing: float) -> Floats:
     result = np.empty(values.size)
     before = 0.0  # the discounted sum of all earlier values at the first place of the run
     for start in range(0, values.size, run):
-        own = result[start : start + run]
-        scale = growth[: own.size]
-        np.multiply(values[start : start + run], scale, out=own)
-        own[0] += before
-        np.cumsum(own, out=own)
-        own /= scale
-        before = own[-1] * math.exp(-spacing)
+        part = result[start : start + run]
+        scale = growth[: part.size]
+        np.multiply(values[start : start + run], scale, out=part)
+        part[0] += before
+        np.cumsum(part, out=part)
+        part /= scale
+        before = part[-1] * math.exp(-spacing)
     return result
 
 
 @dataclass(frozen=True, eq=False)
 class PrivacyProfile:
-    """The profile of a mechanism: the larger delta of the two directions, "remove" and "add"."""
+    """The privacy profile of a mechanism: the larger delta of the directions "remove" and "add"."""
 
     directions: tuple[DeltaCurve, DeltaCurve]
 
     @property
     def resolution(self) -> float:
-        """The delta below which the constants added for rounding become noticeable."""
+        """The delta below which the constants added for rounding matter."""
         return 1e4 * max(curve.missing for curve in self.directions)
 
     @property
     def spacing(self) -> float:
-        """Distance of grid points."""
+        """Distance of neighbouring grid points."""
         return self.directions[0].spacing
 
     def delta(self, epsilon: float) -> float:

@@ -1,17 +1,17 @@
-"""epsilon(delta) to many digits, by inverting a Laplace transform: an estimate, NOT a bound.
+"""Estimates epsilon(delta) to many digits by inverting a Laplace transform; NOT a bound.
 
 With K(s) the log moment generating function of the composed loss, for any c > 0
 
     delta(epsilon) = 1/(2 pi i) * integral over Re s = c of exp(K(s) - s epsilon) / (s (s+1)) ds
 
 (Zhu, Dong, Wang 2022, arXiv:2106.08567; Alghamdi et al. 2023, arXiv:2208.09595). There is no grid
-of losses and nothing is truncated, so this shares no error with `pld` and serves as its
-cross-check. It is also several times faster. But its error is only estimated, so no guarantee may
-be printed from it: that is what `pld` is for.
+of losses and nothing is truncated, so this shares no error with `distribution` and serves as
+its cross-check. It is also several times faster. But its error is only estimated, so no guarantee
+may be printed from it: use `distribution` for that.
 
 The contour runs through the saddle point, where the integrand cancels least. The integral is
-believed only if a halved step and a refined expectation give the same, if the terms do not cancel,
-and if they die out within the budget. Otherwise `InversionError` is raised. That happens for a few
+accepted only if a halved step and a refined expectation give the same value, if the terms do not
+cancel, and if they decay within the budget. Otherwise `InversionError` is raised. That happens for few
 steps with small sampling rates, whose transform decays slowly, and for astronomical epsilon.
 """
 
@@ -43,14 +43,14 @@ _CANDIDATES = np.exp(np.linspace(math.log(1e-4), math.log(16.0), 97))
 
 
 class InversionError(FedsimError, ArithmeticError):
-    """The inversion cannot be trusted for this composition; use the PLD accountant."""
+    """Raised where the inversion is not reliable for a composition; use the PLD accountant."""
 
 
 def near_exact_epsilon(steps: _Steps, delta: float) -> float:
     """Return an estimate of epsilon at `delta`, usually good to 9 digits; not a bound.
 
     Args:
-        steps: how often each mechanism runs; not empty, counts >= 1, zero-out or add-remove.
+        steps: number of runs >= 1 of each mechanism; not empty; zero-out or add-remove.
         delta: in (0, 1).
 
     Raises:
@@ -63,20 +63,20 @@ def near_exact_epsilon(steps: _Steps, delta: float) -> float:
         raise InversionError(f"epsilon is not finite by Rényi DP, got {dict(steps)!r}")
     remove = _solve(_Transform(steps, "remove"), log_delta, 0.9 * upper, order)
     add = _Transform(steps, "add")
-    # Rarely is "add" the larger one: usually one look at its Chernoff bound is enough.
+    # "add" is rarely larger: usually its Chernoff bound shows that it is not.
     if _saddle(add, remove, order).log_bound <= log_delta:
         return remove
     return max(remove, _solve(add, log_delta, remove, order))
 
 
 class _Saddle(NamedTuple):
-    """Where the contour crosses the real axis.
+    """The point where the contour crosses the real axis.
 
     Attributes:
         c: the real part of the contour.
-        top: log of the integrand there.
+        top: log of the integrand at c.
         width: scale of the integrand's decay along the contour.
-        log_bound: Chernoff's bound on log delta, from c.
+        log_bound: Chernoff's bound on log delta at c.
     """
 
     c: float
@@ -94,14 +94,14 @@ class _Value(NamedTuple):
 class _Transform:
     """K(s) of one direction of a composition, by the trapezoid rule in the noise's space.
 
-    "remove" is log E_mu0[r^(s+1)], "add" log E_mu0[r^-s], in the notation of `rdp`.
+    "remove" is log E_mu0[r^(s+1)], "add" log E_mu0[r^-s], in the notation of `rdp.poisson`.
     """
 
     steps: _Steps
     direction: Literal["remove", "add"]
 
     def __call__(self, s: Complexes, refinement: int = 1) -> tuple[Complexes, int]:
-        """Return K at every s and how many exponentials it took."""
+        """Return K at every s, and the number of exponentials computed."""
         powers = s + 1.0 if self.direction == "remove" else -s
         total, work = np.zeros(s.shape, dtype=np.complex128), 0
         for (q, z), count in self.steps.items():
@@ -118,7 +118,7 @@ class _Transform:
 
 
 def _nodes(q: float, z: float, powers: Complexes, refinement: int) -> tuple[Floats, Floats]:
-    """Return log weights and log r at the nodes of E_mu0[r^power] for all the powers.
+    """Return the log weights and log r at the quadrature nodes of E_mu0[r^power] for all powers.
 
     r^(iy) has frequencies up to y / z^2, the Gaussian up to about 9 / z; r vanishes pi z^2 off
     the real axis.
@@ -143,7 +143,7 @@ def _rdp(steps: _Steps) -> Floats:
 
 
 def _solve(transform: _Transform, log_delta: float, epsilon: float, order: float) -> float:
-    """Return epsilon at the wanted log delta by Newton's method; 0 if delta(0) is smaller."""
+    """Return the epsilon at `log_delta` by Newton's method; 0 if delta(0) is smaller."""
     error = math.nan
     for refinement in _REFINEMENTS:
         epsilon = _newton(transform, log_delta, epsilon, order, refinement)
@@ -168,7 +168,7 @@ def _newton(
 
 
 def _saddle(transform: _Transform, epsilon: float, order: float) -> _Saddle:
-    """Return the saddle point, near the Rényi order that is best at this epsilon or delta."""
+    """Return the saddle point at `epsilon`, searched near the best Rényi order `order`."""
 
     def heights(points: Floats) -> Floats:
         return transform(points.astype(np.complex128))[0].real - points * epsilon
@@ -189,7 +189,7 @@ def _saddle(transform: _Transform, epsilon: float, order: float) -> _Saddle:
 
 
 def _invert(transform: _Transform, epsilon: float, saddle: _Saddle, refinement: int) -> _Value:
-    """Return the integral along the contour by the trapezoid rule.
+    """Return log delta and its slope from the contour integral, by the trapezoid rule.
 
     The rule returns the sum over k of delta(epsilon + k p) exp(k c p) with p = 2 pi / step: the
     negative k add at most exp(-c p), the positive ones exp(-2 pi^2 (width / step)^2) where the

@@ -1,1 +1,1 @@
-"""Rényi differential privacy: curves of each mechanism, and conversion to (ε, δ)."""
+"""Rényi differential privacy: the RDP curve of each mechanism, and conversion to (ε, δ)."""

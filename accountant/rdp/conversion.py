@@ -1,12 +1,13 @@
-"""From Rényi differential privacy to (epsilon, delta), and log moments between whole orders.
+"""Conversion from Rényi DP to (epsilon, delta), and log moments between whole orders.
 
 "tight", the default, is Canonne, Kamath, Steinke 2020 (arXiv:2004.00010, Proposition 12), the
-tightest known one per order that has a closed form; the same bound is Theorem 21 of Balle et al.
+tightest known closed form per order; the same bound is Theorem 21 of Balle et al.
 2020. An RDP guarantee also bounds the total variation distance, through the Kullback-Leibler
 divergence (Bretagnolle, Huber 1979): delta(0) <= sqrt(1 - exp(-RDP)). It decides when epsilon is 0.
 
 "mironov" is Mironov 2017 (arXiv:1702.07476, Proposition 3), the conversion of the moments
-accountant: RDP + log(1/delta) / (alpha - 1). Never below the tight one; for comparison.
+accountant: RDP + log(1/delta) / (alpha - 1). It is never below the tight
+conversion; for comparison.
 """
 
 import math
@@ -36,19 +37,19 @@ def epsilon_from_rdp(
     conversion: ConversionName = "tight",
     leak: float = 0.0,
 ) -> tuple[float, float]:
-    """Return (epsilon, the order that gave it).
+    """Return epsilon at `delta`, and the Rényi order that gives it.
 
     Guarantee: a mechanism that is (orders[i], rdp[i])-RDP for every i, but for an event of
     probability `leak`, is (epsilon, delta)-DP.
 
-    Edge cases: infinity where `leak` takes up all of `delta`.
+    Edge cases: epsilon is infinite if `leak` is at least `delta`.
 
     Args:
         orders: Rényi orders, each > 1.
         rdp: the RDP at each order, >= 0; infinity is allowed.
         delta: in (0, 1).
         conversion: "tight" or "mironov".
-        leak: in [0, 1], the part of delta that is spent outright.
+        leak: probability in [0, 1] that the data are revealed outright, see `curves.leak`.
 
     Raises:
         ValueError: `delta` is outside (0, 1), there is no such conversion, or the arrays are empty
@@ -79,7 +80,7 @@ def delta_from_rdp(
     conversion: ConversionName = "tight",
     leak: float = 0.0,
 ) -> tuple[float, float]:
-    """Return (delta, the order that gave it), the inverse of `epsilon_from_rdp`.
+    """Return delta at `epsilon`, and the Rényi order that gives it; inverts `epsilon_from_rdp`.
 
     Guarantee: a mechanism that is (orders[i], rdp[i])-RDP for every i, but for an event of
     probability `leak`, is (epsilon, delta)-DP.
@@ -89,7 +90,7 @@ def delta_from_rdp(
         rdp: the RDP at each order, >= 0; infinity is allowed.
         epsilon: finite, >= 0.
         conversion: "tight" or "mironov".
-        leak: in [0, 1], the part of delta that is spent outright.
+        leak: probability in [0, 1] that the data are revealed outright, see `curves.leak`.
 
     Raises:
         ValueError: `epsilon` is negative, there is no such conversion, or the arrays are empty or
@@ -125,13 +126,13 @@ def _total_variation(rdp: float) -> float:
 
 
 def interpolate_log_moments(whole_orders: Floats, moments: Floats, orders: Floats) -> Floats:
-    """Return the chord between the log moments at the whole orders around each order.
+    """Return log moments at `orders`, by linear interpolation between the whole orders.
 
     Args:
         whole_orders: increasing whole numbers >= 2; must contain floor and ceil of every order
             above 1 (order 1 itself is known: its moment is 0).
-        moments: the log moment at each of them; infinity is allowed.
-        orders: > 1, any shape.
+        moments: the log moment at each whole order; infinity is allowed.
+        orders: Rényi orders > 1, one-dimensional.
     """
     low, high = np.floor(orders), np.ceil(orders)
     table = dict(zip((1.0, *whole_orders.tolist()), (0.0, *moments.tolist()), strict=True))

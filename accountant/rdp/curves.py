@@ -1,4 +1,4 @@
-"""The RDP curve of every mechanism, of any number of them together, and of many clients at once."""
+"""RDP curves of mechanisms and of their compositions, for one client or many at once."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -25,7 +25,7 @@ from fedsim.accountant.rdp.without_replacement import rdp_without_replacement
 
 
 def total_rdp(steps: Iterable[tuple[Mechanism, int]], orders: tuple[float, ...]) -> Floats:
-    """Return the RDP of all steps together, float64 (orders,); `leak` is a separate cost.
+    """Return the RDP of the composition of all steps, float64 (orders,); `leak` comes on top.
 
     Args:
         steps: pairs (mechanism, number of runs).
@@ -42,7 +42,7 @@ def leak(steps: Iterable[tuple[Mechanism, int]]) -> float:
 
     An (epsilon, delta)-DP release is dominated by one that reveals everything with probability
     delta and is epsilon-DP otherwise (Kairouz, Oh, Viswanath 2015, arXiv:1311.0776, Theorem 3.4's
-    proof); the probabilities of n of them combine to 1 - (1 - delta)^n.
+    proof); n such releases reveal everything with probability 1 - (1 - delta)^n.
     """
     kept = math.fsum(
         count * math.log1p(-mechanism.delta)
@@ -56,7 +56,7 @@ def mechanism_rdp(mechanism: Mechanism, orders: tuple[float, ...]) -> Floats:
     """Return the RDP of one mechanism, read-only float64 (orders,).
 
     Args:
-        mechanism: one run of it.
+        mechanism: the mechanism, run once.
         orders: Rényi orders in (1, 65536]; not checked again.
     """
     match mechanism:
@@ -93,12 +93,12 @@ def _cached(mechanism: Mechanism, orders: tuple[float, ...]) -> Floats:
 
 
 def _pure_rdp(epsilon: float, alphas: Floats) -> Floats:
-    """Return the RDP of any epsilon-DP mechanism: that of randomised response.
+    """Return the RDP of any epsilon-DP mechanism, bounded by that of randomised response.
 
-    It is the pair of losses +-epsilon with probability 1 / (1 + e^-+epsilon), which dominates every
-    epsilon-DP pair: log((e^(a e) + e^((1-a) e)) / (1 + e^e)) / (a - 1). At most epsilon, and at
-    most a epsilon^2 / 2 (Bun, Steinke 2016, Proposition 3.3), which takes over where the logarithm
-    has no digits left.
+    Randomised response has the losses +-epsilon with probability 1 / (1 + e^-+epsilon) and dominates
+    every epsilon-DP pair; its RDP is log((e^(a e) + e^((1-a) e)) / (1 + e^e)) / (a - 1). It is at
+    most epsilon and at most a epsilon^2 / 2 (Bun, Steinke 2016, Proposition 3.3); the latter is used
+    where the logarithm has no digits left.
     """
     with np.errstate(over="ignore"):
         simple = np.minimum(epsilon, 0.5 * alphas * epsilon * epsilon)
@@ -112,10 +112,10 @@ def _pure_rdp(epsilon: float, alphas: Floats) -> Floats:
 def rdp_table(mechanisms: Sequence[Mechanism], orders: tuple[float, ...]) -> Floats:
     """Return the RDP of each mechanism, float64 (mechanisms, orders).
 
-    Guarantee and values are those of `curves.mechanism_rdp`, to 1e-12 relative.
+    Guarantee: the values are those of `mechanism_rdp`, to 1e-12 relative.
 
     Args:
-        mechanisms: one run of each.
+        mechanisms: the mechanisms, each run once.
         orders: Rényi orders, each in (1, 65536].
     """
     table = np.empty((len(mechanisms), len(orders)))
@@ -133,13 +133,13 @@ def rdp_table(mechanisms: Sequence[Mechanism], orders: tuple[float, ...]) -> Flo
 def epsilons_from_rdp(
     orders: Sequence[float], rdp: Floats, delta: float, leaks: Floats | None = None
 ) -> Floats:
-    """Return the epsilon of every row of `rdp`: `conversion.epsilon_from_rdp`, "tight", for many.
+    """Return the epsilon of every client at `delta` by the "tight" conversion, float64 (clients,).
 
     Args:
         orders: Rényi orders, each > 1.
-        rdp: RDP at each order, a row per client, >= 0; infinity is allowed.
+        rdp: float64 (clients, orders), the RDP of each client, >= 0; infinity is allowed.
         delta: in (0, 1).
-        leaks: the part of delta that each client has spent already, in [0, 1]; by default none.
+        leaks: float64 (clients,), each client's `leak` in [0, 1]; by default 0.
     """
     alphas = np.asarray(orders, dtype=np.float64)
     spent = np.zeros(rdp.shape[0]) if leaks is None else leaks

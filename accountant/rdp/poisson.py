@@ -46,7 +46,7 @@ def rdp_sampled_gaussian(
     noise_multiplier: float,
     orders: Sequence[float] = DEFAULT_ORDERS,
 ) -> Floats:
-    """Return the RDP of one Poisson-sampled Gaussian step, read-only, one value per order.
+    """Return the RDP of one Poisson-sampled Gaussian step, read-only float64 (orders,).
 
     Guarantee: the step is (alpha, value)-RDP under zero-out and add-remove adjacency, each
     example moving the sum by at most 1 in L2 norm before noise of standard deviation z.
@@ -74,12 +74,12 @@ def rdp_replaced_gaussian(
     noise_multiplier: float,
     orders: Sequence[float] = DEFAULT_ORDERS,
 ) -> Floats:
-    """Return the RDP of one Poisson-sampled Gaussian step under REPLACE-ONE adjacency, read-only.
+    """Return the RDP of a Poisson-sampled Gaussian under REPLACE-ONE, read-only float64 (orders,).
 
     Guarantee: the step is (alpha, value)-RDP if one example, clipped to norm C, is replaced by
     another, for noise of standard deviation z C.
 
-    Precision and edge cases: as `rdp_sampled_gaussian`; q = 1 gives 2 alpha / z^2.
+    Precision and edge cases are those of `rdp_sampled_gaussian`; q = 1 gives 2 alpha / z^2.
 
     Args:
         sampling_rate: inclusion probability q of each example, in [0, 1].
@@ -113,10 +113,10 @@ def _replaced_curve(q: float, z: float, orders: tuple[float, ...]) -> Floats:
 
 @lru_cache(maxsize=64)
 def check_orders(orders: tuple[float, ...]) -> tuple[float, ...]:
-    """Return the orders as floats.
+    """Check the Rényi orders and return them as floats.
 
     Raises:
-        ValueError: there are none, or one is not in (1, 65536].
+        ValueError: `orders` is empty, or an order is not in (1, 65536].
     """
     if not orders:
         raise ValueError("orders must not be empty")
@@ -138,7 +138,7 @@ def _curve(q: float, z: float, orders: tuple[float, ...]) -> Floats:
     elif z < 1e-100:
         curve = np.full_like(alphas, math.inf)
     else:
-        # Beyond these, less noise or more sampling is assumed: a bound, and no square underflows.
+        # Outside these limits less noise or more sampling is assumed: still a bound, no underflow.
         z, q = min(z, 1e50), max(q, 1e-100)
         curve = alphas * (0.5 / z / z)  # sampling never hurts
         if q < 1.0:
@@ -198,7 +198,7 @@ def _log_moment_fractional(alpha: float, q: float, z: float) -> float:
 
 
 def _log_moment_replaced(alpha: float, q: float, z: float) -> float:
-    """Return log E_Q[(P/Q)^alpha], as `_log_moment_fractional`; the zeros of P and Q are alike."""
+    """Return log E_Q[(P/Q)^alpha] by the trapezoid rule; the zeros of P and Q are mirror images."""
     corner = 0.5 + z * z * (math.log1p(-q) - math.log(q))
     log_excess = _log_integral(
         lambda x: _log_integrand_replaced(x, alpha, q, z),
@@ -219,12 +219,12 @@ def _log_integral(
     z: float,
     corners: Sequence[float],
 ) -> float | None:
-    """Return the log of an integral of Gaussians of width z; None where it has too many nodes.
+    """Return the log of an integral of Gaussians of width z; None if it needs too many nodes.
 
     Args:
-        log_integrand: at each node.
-        lowest: nothing that counts lies below.
-        highest: nothing that counts lies above.
+        log_integrand: returns the log of the integrand at each node.
+        lowest: the integrand is negligible below it.
+        highest: the integrand is negligible above it.
         z: width of the integrand's features.
         corners: real parts of singularities that lie pi z^2 off the real axis.
     """

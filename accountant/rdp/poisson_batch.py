@@ -1,4 +1,4 @@
-"""Moments of many Poisson-sampled Gaussians at once: the fast kernel behind RDP curves.
+"""RDP curves of many Poisson-sampled Gaussians at once, computed as arrays.
 
 Notation as in `rdp`: mu0 = N(0, z^2), r = 1 + u = 1 - q + q e^t with t = (x - 1/2) / z^2, and
 A(b) = E_mu0[r^b]. At integer orders A is the cancellation-free binomial sum; elsewhere one
@@ -31,8 +31,8 @@ _TERMS = 14  # ... with this many terms: the first one left out is 1e-16 of the 
 def is_supported(rates: Floats, noises: Floats, orders: Sequence[float]) -> NDArray[np.bool_]:
     """Whether `rdp_curves` is valid for each mechanism, bool (mechanisms,).
 
-    It is for 0 < q < 1 where no product overflows: with the default orders, every z between 0.5
-    and 1e6.
+    It is valid for 0 < q < 1 if no product overflows: with the default orders, for every z between
+    0.5 and 1e6.
 
     Args:
         rates: sampling rates q, float64 (mechanisms,).
@@ -52,11 +52,11 @@ def is_supported(rates: Floats, noises: Floats, orders: Sequence[float]) -> NDAr
 def rdp_curves(rates: Floats, noises: Floats, orders: Sequence[float]) -> Floats:
     """Return the RDP of Poisson-sampled Gaussians, float64 (mechanisms, orders).
 
-    Guarantee: as `rdp.rdp_sampled_gaussian`; the values agree to 1e-12 relative.
+    Guarantee: that of `rdp_sampled_gaussian`; the values agree to 1e-12 relative.
 
     Args:
         rates: sampling rates q, float64 (mechanisms,).
-        noises: noise multipliers z, float64 (mechanisms,); `is_supported` for every pair.
+        noises: noise multipliers z, float64 (mechanisms,); `is_supported` must hold for each.
         orders: Rényi orders > 1.
     """
     alphas = np.asarray(orders, dtype=np.float64)
@@ -71,15 +71,15 @@ def rdp_curves(rates: Floats, noises: Floats, orders: Sequence[float]) -> Floats
 
 
 def log_moment_table(rates: Floats, noises: Floats, exponents: Floats) -> Floats:
-    """Return log E_mu0[r^b], a row per mechanism, a column per exponent b, by quadrature.
+    """Return log E_mu0[r^b] by quadrature, float64 (mechanisms, exponents).
 
     b = alpha > 1 gives (alpha - 1) times the RDP of "remove", b = -s < 0 that of "add": the log
     moment generating function of its loss at s, since E_mu[(mu0/mu)^(s+1)] = E_mu0[r^-s].
 
     Args:
-        rates: sampling rates q in (0, 1).
-        noises: noise multipliers z, as many; for b > 0 pairs for which `is_supported` is true.
-        exponents: each below 0 or above 1; a negative one times log(1 - q) below 600.
+        rates: sampling rates q in (0, 1), float64 (mechanisms,).
+        noises: noise multipliers z, float64 (mechanisms,); for b > 0 `is_supported` must hold.
+        exponents: exponents b below 0 or above 1; a negative b times log(1 - q) is below 600.
     """
     least, most = float(exponents.min()), float(exponents.max())
     low, high = min(0.0, least) - _TAIL * noises, max(2.0, most) + _TAIL * noises
@@ -149,7 +149,7 @@ def _log_gap(u: Floats) -> Floats:
 
 
 class _Binomials(NamedTuple):
-    """All terms of the binomial sums at several integer orders, one sum after another."""
+    """The terms of the binomial sums at several integer orders, concatenated order by order."""
 
     k: NDArray[np.intp]
     rest: Floats
@@ -170,7 +170,7 @@ def _binomials(orders: tuple[float, ...]) -> _Binomials:
 
 
 def _log_moments_whole(rates: Floats, noises: Floats, orders: tuple[float, ...]) -> Floats:
-    """Return log A at integer orders: the sum of `rdp._log_moments_whole`, for all mechanisms."""
+    """Return log A at integer orders by the binomial sum, float64 (mechanisms, orders)."""
     table = _binomials(orders)
     result = np.empty((rates.size, len(orders)))
     width = max(1, _ELEMENTS // table.k.size)
@@ -178,7 +178,7 @@ def _log_moments_whole(rates: Floats, noises: Floats, orders: tuple[float, ...])
         part = slice(start, start + width)
         q, z = rates[part, None], noises[part, None]
         k = np.arange(table.k.max() + 1.0)
-        k[:2] = 2.0  # unused, and finite
+        k[:2] = 2.0  # any finite value: these two are not used
         step = k * np.log(q) + _log_expm1(k * (k - 1.0) * (0.5 / z / z))
         terms = np.take(step, table.k, axis=1)
         terms += table.log_choose + table.rest * np.log1p(-q)

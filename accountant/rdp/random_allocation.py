@@ -1,11 +1,11 @@
 """RDP of one pass of random allocation (balls and bins), under zero-out and add-remove adjacency.
 
-Each example goes to one of b batches, uniformly and independently; every batch releases its clipped
+Each example joins one of b batches, uniformly and independently; every batch releases its clipped
 sum with noise z C. The dominating pair of one pass is P, the mean over i of N(e_i, z^2 I), against
 Q = N(0, z^2 I), both in b dimensions (Chua et al. 2024, arXiv:2412.16802; Feldman, Shenfeld 2025,
 arXiv:2502.08202). Why, also for steps that look at earlier releases: fix the batches of all other
-examples (they do not depend on the differing one; divergences are jointly convex in the mixture).
-Given what was released before, step t then releases a known vector, plus a vector v_t of norm at
+examples (independent of the differing example; divergences are jointly convex in the mixture).
+Given all earlier releases, step t then releases a known vector, plus a vector v_t of norm at
 most C if the example is in batch t, plus noise. From y_t = 1[I = t] + z g_t of the pair and fresh
 noise h_t one can compute (|v_t|/C) y_t + (1 - |v_t|^2/C^2)^(1/2) z h_t, which is the component of
 the step's release along v_t; the others are pure noise. So the pass is a post-processing of the
@@ -40,7 +40,7 @@ _LOG_STEP = 0.05  # of the integral over log t: its integrand is entire with fea
 def rdp_random_allocation(
     batches: int, noise_multiplier: float, orders: Sequence[float] = DEFAULT_ORDERS
 ) -> Floats:
-    """Return an RDP bound of one pass of random allocation, read-only, one value per order.
+    """Return an RDP bound of one pass of random allocation, read-only float64 (orders,).
 
     Guarantee: the pass is (alpha, value)-RDP under zero-out and add-remove adjacency; never more
     than one Gaussian release without amplification, alpha / (2 z^2).
@@ -50,8 +50,8 @@ def rdp_random_allocation(
     bound without amplification.
 
     Args:
-        batches: b >= 1.
-        noise_multiplier: z >= 0.
+        batches: number of batches of the pass, b >= 1.
+        noise_multiplier: noise standard deviation over the clip norm, z >= 0.
         orders: Rényi orders, each in (1, 65536].
 
     Raises:
@@ -67,7 +67,7 @@ def _curve(batches: int, z: float, orders: tuple[float, ...]) -> Floats:
     alphas = np.array(orders)
     curve = alphas * (0.5 / z / z) if z > 1e-100 else np.full_like(alphas, math.inf)
     if batches > 1 and z >= _LEAST_NOISE:
-        # More noise or more batches than this is not believed: a bound, and no digits are lost.
+        # More noise or more batches are lowered to these limits: still a bound, no digits lost.
         z, batches = min(z, _MOST_NOISE), min(batches, _MOST_BATCHES)
         small = alphas <= _LARGEST_ORDER
         if small.any():
@@ -86,7 +86,7 @@ def _curve(batches: int, z: float, orders: tuple[float, ...]) -> Floats:
 
 
 def _log_moments_removed(whole: Floats, batches: int, z: float) -> Floats:
-    """Return log E[r^alpha] at the orders 2, 3, ... given.
+    """Return log E[r^alpha] at the orders 2, 3, ... in `whole`.
 
     The multinomial expansion gives E[r^alpha] = alpha! times the coefficient of x^alpha in the
     b-th power of the sum over k of c_k (x/b)^k / k!, c_k = E[r_i^k] = e^(k (k-1) / (2 z^2)). With
@@ -118,7 +118,7 @@ def _log_moments_removed(whole: Floats, batches: int, z: float) -> Floats:
 
 
 def _product(a: Floats, b: Floats) -> Floats:
-    """Return the log coefficients of the product of two polynomials, cut to their length."""
+    """Return the log coefficients of a product of polynomials, truncated to the factors' length."""
     size = a.size
     index = np.arange(size)[:, None] - np.arange(size)
     terms = np.where(index >= 0, a + b[np.maximum(index, 0)], -np.inf)
@@ -150,7 +150,7 @@ def _log_inverse_moments(beta: Floats, batches: int, z: float) -> Floats:
 
     By Euler's integral for r^-beta, and as E[r] = 1,
     E[r^-beta] - 1 = 1/Gamma(beta) times the integral of t^(beta-1) (E[e^(-t r)] - e^-t) dt.
-    What counts lies where the r_i are as small as x = -beta/b makes them, and t at most about 1/r.
+    Most of the integral lies where the r_i are as small as at x = -beta/b, and t is up to 1/r.
     """
     low = -60.0 / (float(beta.min()) + 2.0)  # the difference falls like t^2
     tau = np.arange(low, _log_largest_t(float(beta.max()), z), _LOG_STEP)
@@ -179,7 +179,7 @@ def _log_low_moments(alphas: Floats, batches: int, z: float) -> Floats:
 
 
 def _log_largest_t(beta: float, z: float) -> float:
-    """Return log t above which e^(-t r) t^beta counts for nothing."""
+    """Return the log t above which e^(-t r) t^beta is negligible."""
     return math.log(beta + 60.0) + (_TILT + _WIDTH) / z + 0.5 / z / z
 
 

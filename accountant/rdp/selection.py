@@ -1,8 +1,8 @@
-"""The best of several runs: its RDP, and the laws of their number, with one exact draw.
+"""Selection of the best of K runs: its RDP, and exact draws of K from its distribution.
 
 Papernot, Steinke 2022 (arXiv:2110.03620): the truncated negative binomial law (Definition 1; the
 geometric law is shape 1, the logarithmic one shape 0) and the Poisson law. A selection is accounted
-for by a stated law, so the number must be drawn from that law, and from nothing close to it.
+for by a stated law, so K must be drawn from exactly that law.
 """
 
 import math
@@ -22,7 +22,7 @@ from fedsim.accountant.search import root_between
 def rdp_repeat_and_select(
     orders: tuple[float, ...], rdp: Floats, mean: float, shape: float | None
 ) -> Floats:
-    """Return the RDP of running a mechanism K times and releasing the best result only.
+    """Return the RDP of K runs of a mechanism of which only the best result is released.
 
     Guarantee: if one run is (orders[i], rdp[i])-RDP for every i, then the selection is
     (orders[i], value[i])-RDP, provided K is drawn independently of the data and stays secret.
@@ -61,14 +61,14 @@ def rdp_repeat_and_select(
 
 
 def log_inverse_gamma(mean: float, shape: float) -> float:
-    """Return log(1/gamma) of the truncated negative binomial with this mean, to 1e-12, rounded up.
+    """Return log(1/gamma) of a truncated negative binomial law, rounded up by 1e-12 relative.
 
     With y = log(1/gamma), E[K] = eta (e^y - 1) / (1 - e^(-eta y)), and (e^y - 1) / y for eta = 0
     (Definition 1); it rises with y. A larger y only raises the RDP bound.
 
     Args:
         mean: E[K] >= 1, the expected number of runs.
-        shape: eta >= 0.
+        shape: eta >= 0 of the law.
     """
     if mean == 1.0:
         return 0.0
@@ -101,10 +101,10 @@ DrawBits = Callable[[int], int]
 
 @dataclass(frozen=True)
 class RunLaw:
-    """The law of the number of runs.
+    """The distribution of the number of runs of a selection.
 
     Guarantee: `rdp_repeat_and_select` with the same mean and shape bounds a selection over a number
-    of runs drawn by `draw`: its mean and log(1/gamma) are at most those of the bound, by 1e-11.
+    of runs drawn by `draw`: the drawn law's mean and log(1/gamma) do not exceed the bound's.
 
     Attributes:
         mean: expected number of runs, >= 1.
@@ -127,12 +127,13 @@ class RunLaw:
         return self._poisson() if self.shape is None else self._negative_binomial(self.shape)
 
     def draw(self, bits: DrawBits = secrets.randbits) -> int:
-        """Return a number of runs, drawn by inversion from one uniform number of 256 bits.
+        """Draw a number of runs by inversion from one uniform number of 256 bits.
 
         Guarantee: the total variation distance to the law is below 1e-70.
 
         Args:
-            bits: returns uniform random bits as a number; the operating system's by default.
+            bits: returns the given number of uniform random bits as an int; by default from the
+                operating system.
         """
         with localcontext(_CONTEXT):
             uniform = Decimal(bits(DRAW_BITS)) / Decimal(2**DRAW_BITS)
@@ -140,7 +141,7 @@ class RunLaw:
 
     @property
     def most_runs(self) -> int:
-        """Number of runs that is exceeded with a probability of at most `TAIL`."""
+        """The number of runs that is exceeded with probability at most `TAIL`."""
         with localcontext(_CONTEXT):
             return self._quantile(1 - Decimal(TAIL))
 
@@ -178,11 +179,11 @@ class RunLaw:
 
 
 def law_text(mean: float, shape: float | None) -> str:
-    """Return a law in words.
+    """Return the law of the number of runs in words.
 
     Args:
         mean: expected number of runs.
-        shape: eta, or None for the Poisson law.
+        shape: eta of the truncated negative binomial law, or None for the Poisson law.
     """
     names = {None: "Poisson", 0.0: "logarithmic", 1.0: "geometric"}
     if shape in names:

@@ -1,12 +1,13 @@
 """RDP of the Gaussian mechanism on a sample without replacement, under REPLACE-ONE adjacency.
 
 HALF THE NOISE. Everywhere in this package z is the noise over C, the clip of one example. Here one
-example replaces another, which moves the sum by 2C, so every formula below runs at z_r = z / 2;
-callers pass z, this module halves it. (dp-accounting's event for this sampling wants z_r instead:
-passing z to it is a common and large error.)
+example replaces another, which moves the sum by 2C, so every formula below uses z_r = z / 2;
+callers pass z and this module halves it. (dp-accounting's event for this sampling takes z_r
+instead: passing z to it is a common and large error.)
 
 Of n examples m are drawn without replacement, q = m/n. Zero-out and add-remove adjacency are NOT
-covered: other examples fill the place of the missing one. Four curves, in this order:
+covered: other examples fill the place of the missing one. The module has four curves,
+in this order:
 
     rdp_without_replacement_lower_bound <= rdp_without_replacement
     <= rdp_without_replacement_tightened <= rdp_without_replacement_published
@@ -51,11 +52,11 @@ _LEAST_NOISE = 1e-3  # below this z_r the bounds are those of the unsampled Gaus
 def rdp_without_replacement(
     sampling_rate: float, noise_multiplier: float, orders: Sequence[float] = WOR_ORDERS
 ) -> Floats:
-    """Return the tightest proven RDP bound of one step here, one value per order.
+    """Return the tightest of this module's proven RDP bounds of one step, float64 (orders,).
 
     Guarantee: one step that draws m = q n of n examples without replacement and releases their
-    clipped sum with noise z C is (order, value)-RDP if one example is REPLACED (see the module's
-    text for the derivation; the same inequality on privacy profiles is Zhu, Dong, Wang 2022,
+    clipped sum with noise z C is (order, value)-RDP if one example is REPLACED (the module's
+    docstring has the derivation; the same inequality on privacy profiles is Zhu, Dong, Wang 2022,
     arXiv:2106.08567, section on sampling without replacement).
 
     Precision: 1e-9 relative. Edge cases: q = 0 gives 0, q = 1 the Gaussian 2 order / z^2, z = 0
@@ -63,8 +64,8 @@ def rdp_without_replacement(
 
     Args:
         sampling_rate: q = m/n in [0, 1].
-        noise_multiplier: z >= 0, standard deviation over C. Halved inside.
-        orders: each in (1, 65536]; need not be whole.
+        noise_multiplier: z >= 0, noise standard deviation over C (not over 2C).
+        orders: Rényi orders, each in (1, 65536]; need not be whole.
 
     Raises:
         ValueError: an argument is outside its range.
@@ -80,14 +81,14 @@ def rdp_without_replacement(
 def rdp_without_replacement_published(
     sampling_rate: float, noise_multiplier: float, orders: Sequence[float] = WOR_ORDERS
 ) -> Floats:
-    """Return the bound of Wang, Balle, Kasiviswanathan 2019 (arXiv:1808.00087), Theorem 9.
+    """Return the RDP bound of Wang, Balle, Kasiviswanathan 2019 (arXiv:1808.00087), Theorem 9.
 
     With e(j) = j / (2 z_r^2) and e(infinity) infinite, the log moment is log(1 + q^2 C(a, 2)
     min{4 (e^e(2) - 1), 2 e^e(2)} + sum over j >= 3 of 2 q^j C(a, j) e^((j-1) e(j))). As published
     it may exceed even the unsampled Gaussian for large q. Between whole orders it is interpolated
     (their Corollary 10).
 
-    Args, edge cases and errors: as `rdp_without_replacement`.
+    Args, edge cases and errors are those of `rdp_without_replacement`.
     """
     return _summed(sampling_rate, noise_multiplier, orders, tightened=False)
 
@@ -95,13 +96,13 @@ def rdp_without_replacement_published(
 def rdp_without_replacement_tightened(
     sampling_rate: float, noise_multiplier: float, orders: Sequence[float] = WOR_ORDERS
 ) -> Floats:
-    """Return the same authors' tightened bound, Theorem 27; it is what dp-accounting computes.
+    """Return the tightened RDP bound of arXiv:1808.00087, Theorem 27, which dp-accounting uses.
 
     For j >= 3 the factor 2 e^((j-1) e(j)) becomes its minimum with 4 sqrt(B(2 floor(j/2))
     B(2 ceil(j/2))), where B(l) = |sum over i of (-1)^i C(l, i) e^(i (i-1) / (2 z_r^2))|. For even l
     that is E[(N(1)/N(0) - 1)^l] under N(0, z_r^2): it is integrated, since the sum cancels.
 
-    Args, edge cases and errors: as `rdp_without_replacement`.
+    Args, edge cases and errors are those of `rdp_without_replacement`.
     """
     return _summed(sampling_rate, noise_multiplier, orders, tightened=True)
 
@@ -109,11 +110,11 @@ def rdp_without_replacement_tightened(
 def rdp_without_replacement_lower_bound(
     sampling_rate: float, noise_multiplier: float, orders: Sequence[float] = WOR_ORDERS
 ) -> Floats:
-    """Return a LOWER bound of the worst case (same paper, Proposition 11). Not a guarantee.
+    """Return a LOWER bound of the worst-case RDP (arXiv:1808.00087, Proposition 11); no guarantee.
 
-    It is attained by examples that are all -C but for one +C: exactly the Poisson formula at z_r.
+    It is attained by examples that are all -C except a single +C: the Poisson formula at z_r.
 
-    Args, edge cases and errors: as `rdp_without_replacement`.
+    Args, edge cases and errors are those of `rdp_without_replacement`.
     """
     q, z_r, alphas = _checked(sampling_rate, noise_multiplier, orders)
     return rdp_sampled_gaussian(q, z_r, tuple(alphas.tolist()))
@@ -124,7 +125,7 @@ def _checked(
 ) -> tuple[float, float, Floats]:
     q = checks.probability("sampling_rate", sampling_rate)
     z = checks.non_negative("noise_multiplier", noise_multiplier)
-    # Beyond these, less noise or more sampling is assumed: a bound, and no square underflows.
+    # Outside these limits less noise or more sampling is assumed: still a bound, no underflow.
     z_r, q = min(0.5 * z, 1e50), max(q, 1e-100) if q else 0.0
     return q, z_r, np.array(check_orders(tuple(orders)))
 
@@ -215,7 +216,7 @@ def _log_moments(whole: Floats, q: float, z_r: float, tightened: bool) -> Floats
 
 
 def _log_factors(largest: int, z_r: float, tightened: bool) -> Floats:
-    """Return the log of what multiplies q^j C(a, j), for j = 2 ... largest."""
+    """Return the log of the factor of q^j C(a, j) in the sum, for j = 2 ... largest."""
     j = np.arange(2.0, largest + 1.0)
     inverse = 0.5 / z_r / z_r
     factors = math.log(2.0) + j * (j - 1.0) * inverse
@@ -233,7 +234,7 @@ def _log_factors(largest: int, z_r: float, tightened: bool) -> Floats:
 def _log_even_moment(power: int, z_r: float) -> float:
     """Return log E[(e^L - 1)^power] under N(0, z_r^2), L = (x - 1/2) / z_r^2, for even powers.
 
-    The trapezoid rule; its error relative to sum C(l, i) e^(i (i-1) / (2 z_r^2)) is
+    It uses the trapezoid rule; its error relative to sum C(l, i) e^(i (i-1) / (2 z_r^2)) is
     exp(-2 pi^2 z_r^2 / h^2), and h is taken small enough for the sum's cancellation.
 
     Where the last term of that sum is more than twice all others the result is infinite: then

@@ -1,1 +1,1 @@
-"""Results of the literature beside the main accountants: classical bounds, moments, PATE."""
+"""Published results for comparison and teaching: classical bounds, moments accountant, PATE."""

@@ -1,9 +1,9 @@
-"""Bounds on ε of repeated steps, side by side: from basic composition to privacy losses.
+"""Bounds on ε of repeated steps for comparison, from basic composition to the PLD accountant.
 
-Basic, strong, KOV and optimal composition see a step as one (epsilon, delta) pair. That pair comes
-from the exact Gaussian mechanism on the lot and from the amplification by sampling, at the best
-split of delta between the steps and the theorem. The moments accountant and Rényi DP see the Rényi
-curve of a step, and the PLD accountant sees its whole privacy loss.
+Basic, strong, KOV and optimal composition use one (epsilon, delta) pair per step. That pair comes
+from the exact Gaussian mechanism on the batch and from amplification by sampling, at the best split
+of delta between the steps and the theorem. The moments accountant and Rényi DP use the Rényi curve
+of a step, and the PLD accountant uses its whole privacy loss distribution.
 
 References:
     Dwork, Roth 2014, The Algorithmic Foundations of Differential Privacy, Theorems 3.16 and 3.20.
@@ -40,19 +40,19 @@ from fedsim.core.errors import InputError
 Charges = Sequence[tuple[Event, int]]
 Compose = Callable[[float, float, int, float], float]
 
-# Parts of delta that the steps themselves may get; the slack of the theorem is the rest.
+# Candidate shares of delta for the steps; the theorem's slack gets the rest.
 _SHARES = (*np.logspace(-9, -1, 17).tolist(), 0.3, 0.5, 0.7, 0.9, 0.999)
 _MAX_STEP_DELTA = 0.999
 
 
 @dataclass(frozen=True)
 class Bound(ABC):
-    """A way to bound ε of everything that was charged.
+    """A method to bound the ε of all charged releases.
 
     Attributes:
-        name: in commands, such as `strong`.
-        label: in tables and plots.
-        description: a few words on it.
+        name: the bound's name in commands, such as `strong`.
+        label: the bound's name in tables and plots.
+        description: a short description of the bound.
     """
 
     name: str
@@ -63,14 +63,14 @@ class Bound(ABC):
     def epsilon(
         self, charges: Charges, delta: float, adjacency: Adjacency = "zero_out"
     ) -> float | None:
-        """Return ε at `delta` of all charges; None where the theorem does not cover them.
+        """Return the ε at `delta` of all charges; None if the bound's theorem does not cover them.
 
         Guarantee: the charged releases are jointly (result, delta)-DP under the adjacency.
 
         Args:
             charges: pairs (event, number of releases).
             delta: in (0, 1).
-            adjacency: what the guarantee protects against.
+            adjacency: "zero_out", "add_remove" or "replace_one".
 
         Raises:
             ValueError: an argument is outside its range.
@@ -79,13 +79,13 @@ class Bound(ABC):
 
 @dataclass(frozen=True)
 class PairBound(Bound):
-    """Composition of the (epsilon, delta) pairs of equal steps.
+    """A bound that composes the (epsilon, delta) pairs of equal steps.
 
-    It covers Gaussian steps of one noise and one sampling: Poisson under zero-out and add-remove,
-    without replacement under replace-one, or none.
+    It covers Gaussian steps with equal noise and equal sampling: Poisson sampling under zero-out and
+    add-remove, sampling without replacement under replace-one, or no sampling.
 
     Attributes:
-        compose: ε of the composition, `compose(epsilon, delta, count, total delta)`.
+        compose: returns ε of the composition from (epsilon, delta, count, total delta).
     """
 
     compose: Compose
@@ -93,7 +93,7 @@ class PairBound(Bound):
     def epsilon(
         self, charges: Charges, delta: float, adjacency: Adjacency = "zero_out"
     ) -> float | None:
-        """Return the smallest ε over the splits of δ, as `Bound.epsilon`."""
+        """Return the smallest ε over all splits of δ; see `Bound.epsilon`."""
         delta, counts = checks.open_probability("delta", delta), dict[tuple[float, float], int]()
         for event, count in charges:
             try:
@@ -126,10 +126,10 @@ class PairBound(Bound):
 
 @dataclass(frozen=True)
 class AccountantBound(Bound):
-    """An accountant of the package.
+    """The bound that one of fedsim's accountants computes.
 
     Attributes:
-        accountant: its name, or its orders.
+        accountant: the accountant's name, or `RdpOrders`.
     """
 
     accountant: AccountantChoice
@@ -137,7 +137,7 @@ class AccountantBound(Bound):
     def epsilon(
         self, charges: Charges, delta: float, adjacency: Adjacency = "zero_out"
     ) -> float | None:
-        """Return ε by the accountant, as `Bound.epsilon`."""
+        """Return the ε that the accountant computes; see `Bound.epsilon`."""
         account = make_accountant(self.accountant, adjacency=adjacency)
         try:
             for event, count in charges:
@@ -150,11 +150,11 @@ class AccountantBound(Bound):
 def choose_bounds(
     names: Sequence[str] | None = None, *, orders: Sequence[float] | None = None
 ) -> tuple[Bound, ...]:
-    """Return bounds by their names, in the order given.
+    """Return the bounds with the given names, in that order.
 
     Args:
-        names: of `BOUNDS`; None: `USUAL_BOUNDS`.
-        orders: Rényi orders of `rdp`, each in (1, 65536]; None: those of the accountant.
+        names: keys of `BOUNDS`; by default `USUAL_BOUNDS`.
+        orders: Rényi orders of `rdp`, each in (1, 65536]; None keeps the default orders.
 
     Raises:
         InputError: a name is unknown or given twice.
@@ -166,9 +166,9 @@ def choose_bounds(
             raise InputError(f"there is no bound {name!r}; there are {', '.join(BOUNDS)}")
         if name in chosen[:place]:
             raise InputError(f"bound {name} is given twice")
-    own = choose_accountant("rdp", orders)
+    rdp_choice = choose_accountant("rdp", orders)
     return tuple(
-        replace(bound, accountant=own)
+        replace(bound, accountant=rdp_choice)
         if isinstance(bound, AccountantBound) and name == "rdp"
         else bound
         for name, bound in ((name, BOUNDS[name]) for name in chosen)
@@ -176,19 +176,19 @@ def choose_bounds(
 
 
 def _basic(epsilon: float, delta: float, count: int, total_delta: float) -> float:
-    """Return the sum of epsilons if the sum of deltas fits."""
+    """Return the sum of epsilons, or infinity if the sum of deltas exceeds `total_delta`."""
     (total_epsilon, spent) = basic_composition([count * epsilon], [min(1.0, count * delta)])
     return total_epsilon if spent <= total_delta else math.inf
 
 
 def _strong(epsilon: float, delta: float, count: int, total_delta: float) -> float:
-    """Return strong composition with the rest of delta as slack."""
+    """Return ε by strong composition, with the rest of `total_delta` as slack."""
     slack = total_delta - count * delta
     return advanced_composition(epsilon, delta, count, slack)[0] if slack > 0.0 else math.inf
 
 
 def _kov(epsilon: float, delta: float, count: int, total_delta: float) -> float:
-    """Return KOV Theorem 3.4 with the slack that meets 1 - (1-delta)^T (1-slack) = total."""
+    """Return ε by KOV Theorem 3.4, with the slack for which 1 - (1-delta)^T (1-slack) = total."""
     slack = -math.expm1(math.log1p(-total_delta) - count * math.log1p(-delta))
     return kov_composition(epsilon, delta, count, slack)[0] if slack > 0.0 else math.inf
 
@@ -207,6 +207,6 @@ BOUNDS: dict[str, Bound] = {
         AccountantBound("pld", "PLD", "privacy loss distributions, numerically exact", "pld"),
     )
 }
-"""Every bound by its name: the classical ones first, the tightest last."""
+"""Every bound by its name: classical bounds first, the tightest bound last."""
 
 USUAL_BOUNDS = ("basic", "strong", "moments", "rdp", "pld")

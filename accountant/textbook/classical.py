@@ -1,4 +1,4 @@
-"""The classical toolbox: calibration, amplification and composition of (epsilon, delta) pairs.
+"""Classical calibration, amplification and composition of (epsilon, delta) pairs.
 
 For teaching and comparison. Each function is a proven bound inside the range that it enforces, but
 none is tight for DP-SGD: account with `fedsim.accountant.PldAccountant`, or Rényi DP.
@@ -24,13 +24,13 @@ _BLOCK = 1 << 16  # outcomes of randomised response per block: bounds memory at 
 
 
 def classical_gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
-    """Return z = sqrt(2 ln(1.25/delta)) / epsilon, enough for ONE (epsilon, delta)-DP release.
+    """Return z = sqrt(2 ln(1.25/delta)) / epsilon, which makes ONE release (epsilon, delta)-DP.
 
     Guarantee: noise of standard deviation z times the L2 sensitivity makes one release
     (epsilon, delta)-DP (D&R Theorem A.1). It says nothing about several releases together.
 
     Args:
-        epsilon: in (0, 1). The theorem stops at 1; the formula becomes false further up (at
+        epsilon: in (0, 1). The theorem ends at 1; the formula becomes false above (at
             epsilon = 20 and delta = 1e-5 the release really has delta = 1.5e-3).
         delta: in (0, 1).
 
@@ -50,23 +50,23 @@ def classical_gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
 def subsample_amplification(
     epsilon: float, delta: float, sampling_rate: float
 ) -> tuple[float, float]:
-    """Return (log(1 + q (e^epsilon - 1)), q delta), the guarantee after sampling at rate q.
+    """Return the amplified pair (log(1 + q (e^epsilon - 1)), q delta) after sampling at rate q.
 
-    Guarantee: holds for exactly two pairs of sampling and adjacency, with (epsilon, delta) stated
-    for the same adjacency:
+    Guarantee: the pair holds for two combinations of sampling and adjacency, with (epsilon, delta)
+    stated for the same adjacency:
 
     * Poisson sampling at rate q, adding or removing an example (Li, Qardaji, Su 2012; BBG
       Theorem 8);
     * fixed-size sampling without replacement, q = m/n, replacing an example (BBG Theorem 9). The
       base guarantee is then for sensitivity 2C: for a Gaussian, at half the noise multiplier.
 
-    Not for Poisson sampling with replaced examples, not for sampling with replacement (BBG
-    Theorem 10 differs), and never for shuffling. It is not tight under composition.
+    It does not hold for Poisson sampling with replaced examples, sampling with replacement (BBG
+    Theorem 10 differs), or shuffling. It is not tight under composition.
 
     Args:
-        epsilon: of the mechanism on the sample, >= 0.
-        delta: of the mechanism on the sample, in [0, 1].
-        sampling_rate: q in [0, 1].
+        epsilon: ε of the mechanism on the sample, >= 0.
+        delta: δ of the mechanism on the sample, in [0, 1].
+        sampling_rate: the sampling rate q in [0, 1].
 
     Raises:
         ValueError: an argument is outside its range.
@@ -82,13 +82,13 @@ def subsample_amplification(
 
 
 def basic_composition(epsilons: Sequence[float], deltas: Sequence[float]) -> tuple[float, float]:
-    """Return (sum of epsilons, sum of deltas, at most 1): D&R Theorem 3.16.
+    """Return the pair (sum of epsilons, sum of deltas), deltas capped at 1: D&R Theorem 3.16.
 
-    Guarantee: adaptive releases, each (epsilons[i], deltas[i])-DP, are jointly so.
+    Guarantee: adaptive releases, each (epsilons[i], deltas[i])-DP, jointly satisfy the pair.
 
     Args:
         epsilons: epsilon of each release, >= 0.
-        deltas: delta of each release, in [0, 1]; as many.
+        deltas: delta of each release, in [0, 1]; of the same length.
 
     Raises:
         ValueError: the lists differ in length, or a value is outside its range (epsilons >= 0,
@@ -107,16 +107,16 @@ def basic_composition(epsilons: Sequence[float], deltas: Sequence[float]) -> tup
 def advanced_composition(
     epsilon: float, delta: float, count: int, slack: float
 ) -> tuple[float, float]:
-    """Return (eps sqrt(2 T ln(1/slack)) + T eps (e^eps - 1), T delta + slack).
+    """Return the pair (eps sqrt(2 T ln(1/slack)) + T eps (e^eps - 1), T delta + slack).
 
-    Guarantee: `count` = T adaptive releases, each (epsilon, delta)-DP, are jointly so (DRV; D&R
-    Theorem 3.20). For large epsilon this is worse than `basic_composition`: the formula is given
-    as published, `kov_composition` takes the smaller.
+    Guarantee: `count` = T adaptive releases, each (epsilon, delta)-DP, jointly satisfy the pair
+    (DRV; D&R Theorem 3.20). For large epsilon it is worse than `basic_composition`: the formula is
+    as published; `kov_composition` takes the smaller of both.
 
     Args:
-        epsilon: of one release, >= 0.
-        delta: of one release, in [0, 1].
-        count: T >= 0, whole.
+        epsilon: ε of one release, >= 0.
+        delta: δ of one release, in [0, 1].
+        count: number of releases, T >= 0, whole.
         slack: the additional delta, in (0, 1).
 
     Raises:
@@ -129,13 +129,13 @@ def advanced_composition(
 
 
 def kov_composition(epsilon: float, delta: float, count: int, slack: float) -> tuple[float, float]:
-    """Return the smallest of the three branches of KOV Theorem 3.4, with its delta.
+    """Return the smallest epsilon of the three branches of KOV Theorem 3.4, and its delta.
 
     With b = T eps (e^eps - 1)/(e^eps + 1): min{T eps; b + eps sqrt(2T ln(e + sqrt(T eps^2)/slack));
     b + eps sqrt(2T ln(1/slack))}, at delta 1 - (1 - delta)^T (1 - slack). The last branch alone,
     often quoted, is valid but can be far above the first.
 
-    Args: as `advanced_composition`.
+    Args are those of `advanced_composition`.
 
     Raises:
         ValueError: an argument is outside its range.
@@ -150,7 +150,7 @@ def kov_composition(epsilon: float, delta: float, count: int, slack: float) -> t
 def optimal_composition_delta(
     epsilon: float, delta: float, count: int, target_epsilon: float
 ) -> float:
-    """Return the smallest delta at which `count` such releases are jointly DP: KOV Theorem 3.3.
+    """Return the smallest delta of `count` (epsilon, delta)-DP releases together: KOV Theorem 3.3.
 
     The worst mechanism is randomised response that keeps its answer with odds e^eps, repeated k
     times; with l flips the loss is (k - 2l) eps. So the part of delta that comes from epsilon is
@@ -160,10 +160,10 @@ def optimal_composition_delta(
     Precision: 1e-9 relative up to count = 1e5.
 
     Args:
-        epsilon: of one release, >= 0.
-        delta: of one release, in [0, 1].
-        count: k >= 0, whole.
-        target_epsilon: >= 0, at which delta is asked.
+        epsilon: ε of one release, >= 0.
+        delta: δ of one release, in [0, 1].
+        count: number of releases, k >= 0, whole.
+        target_epsilon: the joint ε at which delta is returned, >= 0.
 
     Raises:
         ValueError: an argument is outside its range.
@@ -175,18 +175,18 @@ def optimal_composition_delta(
 
 
 def optimal_composition(epsilon: float, delta: float, count: int, target_delta: float) -> float:
-    """Return the smallest epsilon of `count` such releases at `target_delta`: KOV Theorem 3.3.
+    """Return the smallest epsilon of `count` releases together at `target_delta`: KOV Theorem 3.3.
 
     Guarantee: `count` adaptive releases, each (epsilon, delta)-DP, are jointly
-    (result, target_delta)-DP; among bounds that know only epsilon and delta none is smaller.
+    (result, target_delta)-DP; no bound that uses only epsilon and delta is smaller.
 
-    Edge cases: infinity if 1 - (1 - delta)^count alone exceeds `target_delta`.
+    Edge cases: the result is infinite if 1 - (1 - delta)^count alone exceeds `target_delta`.
 
     Args:
-        epsilon: of one release, >= 0.
-        delta: of one release, in [0, 1].
-        count: k >= 0, whole.
-        target_delta: in (0, 1).
+        epsilon: ε of one release, >= 0.
+        delta: δ of one release, in [0, 1].
+        count: number of releases, k >= 0, whole.
+        target_delta: the joint δ, in (0, 1).
 
     Raises:
         ValueError: an argument is outside its range.
@@ -229,10 +229,10 @@ def _between(epsilon: float, count: int, low: int, log_slack: float) -> float:
     if log_slack >= first:
         return 0.0
     share = log_slack - first
-    # Of the two logarithms of 1 - e^share, the one that keeps the digits.
+    # log(1 - e^share), by the formula that keeps its digits.
     log_left = math.log1p(-math.exp(share)) if share < -0.7 else math.log(-math.expm1(share))
     log_ratio = (first - second) + log_left
-    # Upwards: at an epsilon of 40 the last digit is worth 4e-15 of delta, more than 1e-6 of 1e-9.
+    # Round up: at epsilon = 40 the last digit is worth 4e-15 of delta, more than 1e-6 of 1e-9.
     return max(0.0, min(top, math.nextafter(top + min(0.0, log_ratio), math.inf)))
 
 

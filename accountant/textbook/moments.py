@@ -4,8 +4,8 @@ alpha_M(lambda) = log E[exp(lambda L)] is the log moment of the privacy loss L o
 lambda times the Rényi divergence of order lambda + 1, so the accountant is Rényi DP at integer
 orders with the older conversion (Mironov 2017, arXiv:1702.07476, Proposition 3).
 
-The index is where implementations go wrong: the moment lambda belongs to the ORDER lambda + 1.
-Everything here is indexed by order, as the rest of the package, and a moment is K = (order - 1)
+Implementations often get the index wrong: the moment lambda belongs to the ORDER lambda + 1.
+This module indexes by order, like the rest of the package, and a moment is K = (order - 1)
 RDP(order), never (order - 1) RDP(order - 1) and never divided by the order.
 """
 
@@ -28,13 +28,13 @@ def log_moments(
 ) -> Floats:
     """Return the log moments alpha_M(order - 1) of one Poisson-sampled Gaussian step.
 
-    Shape: one value per order. T steps have T times these values (Abadi et al., Theorem 2.1).
+    The result is float64 (orders,). T steps have T times these values (Abadi et al., Theorem 2.1).
 
     Args:
         sampling_rate: inclusion probability q of each example, in [0, 1].
         noise_multiplier: z >= 0; z = 0 gives infinity.
-        orders: whole orders lambda + 1, each in [2, 65536]. For others see
-            `interpolated_log_moments`.
+        orders: whole orders lambda + 1, each in [2, 65536]. For orders between
+            them use `interpolated_log_moments`.
 
     Raises:
         ValueError: an argument is outside its range, or an order is not whole.
@@ -53,13 +53,13 @@ def log_moments(
 def interpolated_log_moments(
     sampling_rate: float, noise_multiplier: float, orders: Sequence[float]
 ) -> Floats:
-    """Return upper bounds of the log moments at any order, linear between whole orders.
+    """Return upper bounds of the log moments at any orders, by interpolation between whole orders.
 
-    Guarantee: never below the exact moment, equal to it at whole orders: log moments are convex in
+    Guarantee: a bound is never below the exact moment and equals it at whole orders: log moments are convex in
     lambda (Wang, Balle, Kasiviswanathan 2019, arXiv:1808.00087, Corollary 10), and 0 at order 1.
-    Loose by up to 35 % near order 1.5; `rdp_sampled_gaussian` is exact there.
+    The bound is up to 35 % too high near order 1.5; `rdp_sampled_gaussian` is exact there.
 
-    Args: as `log_moments`, except that orders are real numbers in (1, 65536].
+    Args are those of `log_moments`, except that orders are real numbers in (1, 65536].
 
     Raises:
         ValueError: an argument is outside its range.
@@ -72,13 +72,13 @@ def interpolated_log_moments(
 
 
 def moments_epsilon(orders: Sequence[float], moments: Floats, delta: float) -> tuple[float, float]:
-    """Return (epsilon, the order that gave it), epsilon = min (K + log(1/delta)) / (order - 1).
+    """Return epsilon = min (K + log(1/delta)) / (order - 1), and the order that gives it.
 
-    Guarantee: the mechanism whose log moments these are is (epsilon, delta)-DP (Abadi et al.,
+    Guarantee: a mechanism with these log moments is (epsilon, delta)-DP (Abadi et al.,
     Theorem 2.2). The conversion that `epsilon_from_rdp` uses is never larger.
 
     Args:
-        orders: lambda + 1, each > 1.
+        orders: Rényi orders lambda + 1, each > 1.
         moments: total log moment K at each order, >= 0; infinity is allowed.
         delta: in (0, 1).
 
@@ -93,12 +93,12 @@ def moments_epsilon(orders: Sequence[float], moments: Floats, delta: float) -> t
 
 
 def moments_delta(orders: Sequence[float], moments: Floats, epsilon: float) -> tuple[float, float]:
-    """Return (delta, the order that gave it), delta = min exp(K - (order - 1) epsilon), at most 1.
+    """Return delta = min exp(K - (order - 1) epsilon), at most 1, and the order that gives it.
 
-    Guarantee and errors: as `moments_epsilon`, whose inverse it is.
+    Guarantee and errors are those of `moments_epsilon`, which it inverts.
 
     Args:
-        orders: lambda + 1, each > 1.
+        orders: Rényi orders lambda + 1, each > 1.
         moments: total log moment K at each order, >= 0; infinity is allowed.
         epsilon: finite, >= 0.
     """
@@ -117,9 +117,9 @@ def approx_log_moment(sampling_rate: float, noise_multiplier: float, moment: int
     lambda = 8 and 3500 for lambda = 31. Inside them it is typically up to twice too high.
 
     Args:
-        sampling_rate: q in (0, 1), below 1/(16 z).
-        noise_multiplier: z >= 1.
-        moment: lambda >= 1, whole, at most z^2 log(1/(q z)).
+        sampling_rate: the sampling rate q in (0, 1), below 1/(16 z).
+        noise_multiplier: the noise multiplier z >= 1.
+        moment: the moment lambda >= 1, whole, at most z^2 log(1/(q z)).
 
     Raises:
         ValueError: an argument is outside its range, or a condition of the lemma fails.

@@ -1,9 +1,9 @@
-"""PATE: privacy of noisy voting, an example of data-dependent privacy accounting.
+"""Privacy of PATE, noisy voting by teachers: an example of data-dependent accounting.
 
 Teachers trained on disjoint data vote on each query; GNMax releases the argmax of the vote counts
 plus N(0, sigma^2). Changing one training example changes one teacher, hence one vote on each query:
 two counts move by 1, an L2 sensitivity of sqrt(2). Where the vote is nearly unanimous the release
-reveals almost nothing, and a bound that looks at the votes is far below the worst case.
+reveals almost nothing, and a bound that uses the votes is far below the worst case.
 
 Such a bound is itself PRIVATE: publish it only through `smooth_release`. It bounds the divergence
 of the outcome on the actual votes from the outcome on neighbouring ones, as in the paper.
@@ -27,7 +27,7 @@ _CELLS = 64  # grid cells per 1/sigma, when local sensitivities are bounded over
 
 
 class SmoothRelease(NamedTuple):
-    """A data-dependent RDP cost with what it takes to publish it.
+    """A data-dependent RDP cost, and the noise and RDP of publishing it.
 
     Attributes:
         order: the Rényi order.
@@ -45,16 +45,16 @@ class SmoothRelease(NamedTuple):
     release_rdp: float
 
     def publish(self, rng: np.random.Generator) -> float:
-        """Return cost + noise, which may be published once, at `release_rdp` more."""
+        """Return cost + noise, which may be published once and costs `release_rdp` in addition."""
         return self.cost + self.noise_std * float(rng.standard_normal())
 
 
 def gnmax_rdp(sigma: float, orders: Sequence[float] = DEFAULT_ORDERS) -> Floats:
-    """Return the data-independent RDP of one GNMax query, order / sigma^2 (Proposition 8).
+    """Return the data-independent RDP order / sigma^2 of one GNMax query (Proposition 8).
 
     Args:
-        sigma: > 0, standard deviation of the noise on each count.
-        orders: each in (1, 65536].
+        sigma: standard deviation of the noise on each count, > 0.
+        orders: Rényi orders, each in (1, 65536].
 
     Raises:
         ValueError: an argument is outside its range.
@@ -64,13 +64,13 @@ def gnmax_rdp(sigma: float, orders: Sequence[float] = DEFAULT_ORDERS) -> Floats:
 
 
 def threshold_rdp(sigma: float, orders: Sequence[float] = DEFAULT_ORDERS) -> Floats:
-    """Return the data-independent RDP of one noisy threshold check, order / (2 sigma^2).
+    """Return the data-independent RDP order / (2 sigma^2) of one noisy threshold check.
 
     The largest count moves by at most 1.
 
     Args:
-        sigma: > 0, standard deviation of the noise on the largest count.
-        orders: each in (1, 65536].
+        sigma: standard deviation of the noise on the largest count, > 0.
+        orders: Rényi orders, each in (1, 65536].
 
     Raises:
         ValueError: an argument is outside its range.
@@ -79,13 +79,13 @@ def threshold_rdp(sigma: float, orders: Sequence[float] = DEFAULT_ORDERS) -> Flo
 
 
 def gnmax_log_q(votes: ArrayLike, sigma: float) -> Floats:
-    """Return log of an upper bound on P[outcome is not the plurality] for each query.
+    """Return the log of an upper bound q on P[outcome is not the plurality], float64 (queries,).
 
-    q = sum over i != i* of erfc((n_i* - n_i) / (2 sigma)) / 2 (Proposition 7), at most 1.
+    It is q = sum over i != i* of erfc((n_i* - n_i) / (2 sigma)) / 2 (Proposition 7), at most 1.
 
     Args:
-        votes: counts of shape (queries, classes) or (classes,), at least two classes, >= 0.
-        sigma: > 0.
+        votes: vote counts >= 0, shape (queries, classes) or (classes,), at least two classes.
+        sigma: standard deviation of the noise on each count, > 0.
 
     Raises:
         ValueError: an argument is outside its range.
@@ -101,7 +101,7 @@ def gnmax_log_q(votes: ArrayLike, sigma: float) -> Floats:
 def data_dependent_rdp(
     log_q: ArrayLike, sigma: float, orders: Sequence[float] = DEFAULT_ORDERS
 ) -> Floats:
-    """Return the data-dependent RDP of GNMax queries, shape (queries, orders): Theorem 6.
+    """Return the data-dependent RDP of GNMax queries by Theorem 6, float64 (queries, orders).
 
     With mu2 = sigma sqrt(log(1/q)), mu1 = mu2 + 1 (Proposition 10) and e_i = mu_i / sigma^2 it is
     log((1-q) A^(a-1) + q B^(a-1)) / (a-1), A = (1-q) / (1 - (q e^e2)^(1 - 1/mu2)),
@@ -113,10 +113,10 @@ def data_dependent_rdp(
     differ in one teacher, the Rényi divergence of the outcomes is at most the value.
 
     Args:
-        log_q: log of q, <= 0 (minus infinity: the outcome is certain, 0), of shape (queries,) or
-            a number.
-        sigma: > 0.
-        orders: each in (1, 65536].
+        log_q: log of q, <= 0, shape (queries,) or a number; minus infinity means a certain outcome
+            and RDP 0.
+        sigma: standard deviation of the noise on each count, > 0.
+        orders: Rényi orders, each in (1, 65536].
 
     Raises:
         ValueError: an argument is outside its range.
@@ -157,12 +157,12 @@ def _theorem_6(log_q: Floats, mu2: Floats, sigma: float, alphas: Floats) -> Floa
 def gnmax_sequence_rdp(
     votes: ArrayLike, sigma: float, orders: Sequence[float] = DEFAULT_ORDERS
 ) -> Floats:
-    """Return the data-dependent RDP of answering all queries by GNMax, one value per order.
+    """Return the data-dependent RDP of answering all queries by GNMax, float64 (orders,).
 
     Args:
-        votes: counts, shape (queries, classes).
-        sigma: > 0.
-        orders: each in (1, 65536].
+        votes: vote counts, shape (queries, classes).
+        sigma: standard deviation of the noise on each count, > 0.
+        orders: Rényi orders, each in (1, 65536].
 
     Raises:
         ValueError: an argument is outside its range.
@@ -178,7 +178,7 @@ def confident_gnmax_rdp(
     orders: Sequence[float] = DEFAULT_ORDERS,
     answered: Sequence[bool] | None = None,
 ) -> Floats:
-    """Return the data-dependent RDP of Confident-GNMax over all queries, one value per order.
+    """Return the data-dependent RDP of Confident-GNMax over all queries, float64 (orders,).
 
     A query is answered, by GNMax with `sigma`, only if its largest count plus
     N(0, sigma_threshold^2) reaches the threshold. The check has two outcomes, so Theorem 6 applies
@@ -186,13 +186,13 @@ def confident_gnmax_rdp(
     sqrt(2) sigma_threshold.
 
     Args:
-        votes: counts, shape (queries, classes).
-        threshold: any finite number.
-        sigma_threshold: > 0, noise of the check.
-        sigma: > 0, noise of the answer.
-        orders: each in (1, 65536].
-        answered: which queries passed, one value each: only they pay for an answer, as in the
-            paper. None charges every query: a bound that holds whatever passes.
+        votes: vote counts, shape (queries, classes).
+        threshold: noisy largest count from which a query is answered; any finite number.
+        sigma_threshold: standard deviation of the check's noise, > 0.
+        sigma: standard deviation of the answer's noise on each count, > 0.
+        orders: Rényi orders, each in (1, 65536].
+        answered: shape (queries,), whether each query passed the check: only these are charged for
+            an answer, as in the paper. None charges every query, a bound for every outcome.
 
     Raises:
         ValueError: an argument is outside its range.
@@ -216,9 +216,9 @@ def confident_gnmax_rdp(
 
 
 def gnmax_local_sensitivities(votes: ArrayLike, sigma: float, order: float) -> Floats:
-    """Return bounds on how much one teacher changes the cost, on votes d teachers away.
+    """Return bounds on how much one teacher changes the cost of votes that differ in d teachers.
 
-    Shape (teachers + 1,), summed over queries, non-decreasing in d = 0, 1, ... teachers.
+    They have shape (teachers + 1,), are summed over queries and do not decrease in d = 0, 1, ...
 
     Write q = (m-1) Phi(-x), x the gap of a vote with m - 1 equal losers (Phi(-x) is erfc(x/sqrt 2)
     / 2). One changed vote moves every gap of counts by at most 2, that is by s = sqrt(2) / sigma in
@@ -230,9 +230,9 @@ def gnmax_local_sensitivities(votes: ArrayLike, sigma: float, order: float) -> F
     (their C6) that is not needed here.
 
     Args:
-        votes: counts, shape (queries, classes), the same whole number of teachers in every query.
-        sigma: > 0.
-        order: in (1, 65536].
+        votes: vote counts, shape (queries, classes), of equally many teachers in every query.
+        sigma: standard deviation of the noise on each count, > 0.
+        order: the Rényi order, in (1, 65536].
 
     Raises:
         ValueError: an argument is outside its range, or the cost is not monotone in q for this
@@ -245,7 +245,7 @@ def gnmax_local_sensitivities(votes: ArrayLike, sigma: float, order: float) -> F
     losers = counts.shape[1] - 1
     step = math.sqrt(2.0) / sigma
     cell = step / _CELLS
-    # The floor takes a vote for less unanimous than it is, where the cost is 0 anyway.
+    # The floor only makes votes less unanimous where the cost is 0 anyway.
     x = -ndtri_exp(np.maximum(log_q - math.log(losers), -1e6))
     lowest = float(x.min()) - (teachers + 2) * step
     highest = float(x.max()) + (teachers + 3) * step
@@ -256,7 +256,7 @@ def gnmax_local_sensitivities(votes: ArrayLike, sigma: float, order: float) -> F
 
 
 def _cost_table(grid: Floats, losers: int, sigma: float, order: float) -> Floats:
-    """Return f at each gap x, checked to be non-increasing."""
+    """Return the cost f at each gap x; raise if it increases with x."""
     log_q = np.minimum(0.0, math.log(losers) + log_ndtr(-grid))
     cost = data_dependent_rdp(log_q, sigma, (order,))[:, 0]
     if np.any(np.diff(cost) > 1e-15 + 1e-9 * cost[:-1]):
@@ -268,7 +268,7 @@ def _cost_table(grid: Floats, losers: int, sigma: float, order: float) -> Floats
 
 
 def _window_maxima(change: Floats, positions: Floats, teachers: int) -> Floats:
-    """Return, for each d, the sum over queries of the largest change within reach."""
+    """Return for each d the sum over queries of the largest change that d teachers can reach."""
     total = np.zeros(teachers + 1)
     for position in positions.tolist():
         left, right = math.floor(position), math.ceil(position)
@@ -282,11 +282,11 @@ def _window_maxima(change: Floats, positions: Floats, teachers: int) -> Floats:
 
 
 def smooth_sensitivity(local_sensitivities: Floats, beta: float) -> float:
-    """Return max over d of exp(-beta d) LS_d (Nissim, Raskhodnikova, Smith 2007).
+    """Return the smooth sensitivity max over d of exp(-beta d) LS_d (Nissim et al. 2007).
 
     Args:
         local_sensitivities: LS_d >= 0 at distance d = 0, 1, ..., up to the farthest data set.
-        beta: > 0.
+        beta: the smoothness parameter, > 0.
 
     Raises:
         ValueError: an argument is outside its range.
@@ -301,7 +301,7 @@ def smooth_sensitivity(local_sensitivities: Floats, beta: float) -> float:
 def gnss_rdp(noise_multiplier: float, beta: float, order: float) -> float:
     """Return the RDP of f + SS N(0, noise_multiplier^2), SS a beta-smooth sensitivity of f.
 
-    Exact for the worst neighbours that smoothness allows: N(0, 1) against N(k / sigma, k^2), in
+    It is exact for the worst neighbours that smoothness allows: N(0, 1) against N(k / sigma, k^2), in
     units of the first one's deviation, k = e^-beta (a smaller and a larger ratio of the deviations
     are both better). With s = order - (order - 1) e^(2 beta) it is
     order / (2 sigma^2 s) - beta - log(s) / (2 (order - 1)), infinite where s <= 0.
@@ -312,9 +312,9 @@ def gnss_rdp(noise_multiplier: float, beta: float, order: float) -> float:
     beta = 0.49 / order, which is used with it, order 20 and sigma 10 it gives 0.34, not 2.24.
 
     Args:
-        noise_multiplier: sigma > 0.
-        beta: > 0.
-        order: in (1, 65536].
+        noise_multiplier: sigma > 0, noise standard deviation over SS.
+        beta: the smoothness parameter, > 0.
+        order: the Rényi order, in (1, 65536].
 
     Raises:
         ValueError: an argument is outside its range.
@@ -337,17 +337,17 @@ def smooth_release(
     noise_multiplier: float,
     beta: float | None = None,
 ) -> SmoothRelease:
-    """Return the data-dependent RDP of all queries at one order, ready to be published.
+    """Return the data-dependent RDP of all queries at one order, with the noise to publish it.
 
     Guarantee: the answers together with one call of `publish` are (order, cost + release_rdp)-RDP
     in the sense of this module. Order, noise multiplier and beta must not depend on the votes.
 
     Args:
-        votes: counts, shape (queries, classes), the same number of teachers in every query.
-        sigma: > 0, noise of the queries.
-        order: in (1, 65536].
-        noise_multiplier: > 0, noise on the published cost over its smooth sensitivity.
-        beta: > 0, how fast the smooth sensitivity may change; 0.2 / order if None.
+        votes: vote counts, shape (queries, classes), of equally many teachers in every query.
+        sigma: standard deviation of the queries' noise on each count, > 0.
+        order: the Rényi order, in (1, 65536].
+        noise_multiplier: noise on the published cost over its smooth sensitivity, > 0.
+        beta: the smoothness parameter, > 0; 0.2 / order if None.
 
     Raises:
         ValueError: an argument is outside its range; see also `gnmax_local_sensitivities`.

@@ -18,22 +18,22 @@ from fedsim.accountant.rdp.poisson import check_orders, rdp_sampled_gaussian
 def renyi_gaussians(
     order: float, mean_p: float, std_p: float, mean_q: float, std_q: float
 ) -> float:
-    """Return D_order(N(mean_p, std_p^2) || N(mean_q, std_q^2)), full precision at every order.
+    """Return the Rényi divergence D_order(N(mean_p, std_p^2) || N(mean_q, std_q^2)).
 
     With s^2 = (1 - a) std_p^2 + a std_q^2 it is a (mean_p - mean_q)^2 / (2 s^2)
-    + log(s / (std_p^(1-a) std_q^a)) / (1 - a). Inside the logarithm stands s, not s^2: with s^2
-    divergences come out negative.
+    + log(s / (std_p^(1-a) std_q^a)) / (1 - a), to full precision at every order. The logarithm is of
+    s, not of s^2: with s^2 divergences would be negative.
 
-    Edge cases: order 0 gives 0 (both have full support); order 1 the Kullback-Leibler divergence;
-    order infinity the largest log ratio of the densities; infinity wherever s^2 <= 0, as the
-    defining integral diverges there.
+    Edge cases: order 0 gives 0 (both have full support), order 1 the Kullback-Leibler divergence,
+    order infinity the largest log ratio of the densities. The result is infinite where s^2 <= 0, as
+    the defining integral diverges there.
 
     Args:
-        order: >= 0, infinity allowed.
-        mean_p: finite.
-        std_p: > 0.
-        mean_q: finite.
-        std_q: > 0.
+        order: the Rényi order a >= 0; infinity is allowed.
+        mean_p: mean of P, finite.
+        std_p: standard deviation of P, > 0.
+        mean_q: mean of Q, finite.
+        std_q: standard deviation of Q, > 0.
 
     Raises:
         ValueError: an argument is outside its range.
@@ -96,8 +96,8 @@ def gaussian_loss_log_mgf(moment: float, noise_multiplier: float) -> float:
     negative in between; it is (order - 1) RDP(order) at order = moment + 1.
 
     Args:
-        moment: any finite number.
-        noise_multiplier: z > 0.
+        moment: the exponent's factor, any finite number.
+        noise_multiplier: z > 0, noise standard deviation over the sensitivity.
 
     Raises:
         ValueError: an argument is outside its range.
@@ -108,11 +108,11 @@ def gaussian_loss_log_mgf(moment: float, noise_multiplier: float) -> float:
 
 
 def gaussian_loss_mgf(moment: float, noise_multiplier: float) -> float:
-    """Return E[exp(moment L)]; 1, not 0, at moment 0; infinity where it exceeds the floats.
+    """Return E[exp(moment L)] of the Gaussian privacy loss L; infinity where a float overflows.
 
     Args:
-        moment: any finite number.
-        noise_multiplier: z > 0.
+        moment: the exponent's factor, any finite number.
+        noise_multiplier: z > 0, noise standard deviation over the sensitivity.
 
     Raises:
         ValueError: an argument is outside its range.
@@ -122,9 +122,9 @@ def gaussian_loss_mgf(moment: float, noise_multiplier: float) -> float:
 
 
 def bad_case_rdp(sampling_rate: float, noise_multiplier: float, orders: Sequence[float]) -> Floats:
-    """Return the exact RDP of WBK's bad case, one value per order. Didactic, not a guarantee.
+    """Return the exact RDP of WBK's bad case, float64 (orders,). Didactic, not a guarantee.
 
-    n examples of value -C, one of which is replaced by +C; m = q n of them are drawn without
+    Of n examples of value -C one is replaced by +C; m = q n examples are drawn without
     replacement and their sum released with noise z C. In units of the sensitivity 2C the outcome is
     the mixture (1 - q) N(0, s^2) + q N(1, s^2) against N(0, s^2), s = z/2: the Poisson formula at
     HALF the noise multiplier, finite at every order. It is a lower bound of the worst case.
@@ -132,7 +132,7 @@ def bad_case_rdp(sampling_rate: float, noise_multiplier: float, orders: Sequence
     Args:
         sampling_rate: q = m/n in [0, 1].
         noise_multiplier: z >= 0, standard deviation over C (not over 2C).
-        orders: each in (1, 65536].
+        orders: Rényi orders, each in (1, 65536].
 
     Raises:
         ValueError: an argument is outside its range.
@@ -146,10 +146,10 @@ def bad_case_rdp_clt(
 ) -> Floats:
     """Return WBK's approximation of the bad case: N(q, q (1-q) + s^2) against N(0, s^2), s = z/2.
 
-    An approximation that replaces a two-point mixture by a Gaussian, neither an upper nor a lower
-    bound. Its infinity from order 1 + s^2/(q (1-q)) on is an artefact: see `bad_case_rdp`.
+    It replaces a two-point mixture by a Gaussian and is neither an upper nor a lower bound. Its
+    infinity from order 1 + s^2/(q (1-q)) on is an artefact: see `bad_case_rdp`.
 
-    Args and errors: as `bad_case_rdp`, with z > 0.
+    Args and errors are those of `bad_case_rdp`, with z > 0.
     """
     q = checks.probability("sampling_rate", sampling_rate)
     s = 0.5 * checks.positive("noise_multiplier", noise_multiplier)
@@ -161,20 +161,20 @@ def bad_case_rdp_clt(
 def good_case_rdp_clt(
     sample_size: int, dataset_size: int, noise_multiplier: float, orders: Sequence[float]
 ) -> Floats:
-    """Return WBK's approximation of the good case, one value per order. Didactic only.
+    """Return WBK's approximation of the good case, float64 (orders,). Didactic only.
 
-    n odd, values +C and -C balanced but for one example, which is replaced: the sampling itself
-    hides it. In units of 2C the sum of m = q n examples has variance q (1-q) (n+1)/4, drawn without
+    n is odd, and the values +C and -C are balanced except for the replaced example: the sampling
+    itself hides it. In units of 2C the sum of m = q n examples has variance q (1-q) (n+1)/4, drawn without
     replacement, and its mean moves by q. With s = z/2 the approximation by two Gaussians is
     order q^2 / (2 (s^2 + q (1-q) (n+1)/4)).
 
-    Also printed with (n - 1/n) in place of (n+1), which differs by a factor 1 - 1/n.
+    Some texts have (n - 1/n) in place of (n+1), which differs by a factor 1 - 1/n.
 
     Args:
-        sample_size: m, whole, at most n.
-        dataset_size: n, odd.
+        sample_size: number of drawn examples m, whole, at most n.
+        dataset_size: number of examples n, odd.
         noise_multiplier: z > 0, standard deviation over C (not over 2C).
-        orders: each in (1, 65536].
+        orders: Rényi orders, each in (1, 65536].
 
     Raises:
         ValueError: an argument is outside its range.

@@ -1,1 +1,1 @@
-"""Shared by all rooms: base of settings, errors, keyed random streams, plug-ins, number formats."""
+"""Parts shared by all packages: settings, errors, random streams, plug-ins, number formats."""

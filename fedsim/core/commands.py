@@ -1,4 +1,4 @@
-"""A command at work: its phases, announced and timed, and its orderly end by Ctrl-C and SIGTERM.
+"""Timed phases of a running command, and its orderly end at Ctrl-C or SIGTERM.
 
 Only a program's main function may install handlers; a library leaves signals to its caller.
 """
@@ -16,10 +16,10 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interruption:
-    """Raises KeyboardInterrupt at the first signal; later ones do not disturb the orderly end.
+    """Raises KeyboardInterrupt at the first SIGINT or SIGTERM and ignores later signals.
 
     Attributes:
-        received: the first signal; None before it.
+        received: the first signal; None before any signal.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class Interruption:
 
     @contextmanager
     def handling(self) -> Iterator[None]:
-        """Handle SIGINT and SIGTERM in the block; a signal that is ignored stays ignored.
+        """Handle SIGINT and SIGTERM in the block; a signal that the process ignores stays ignored.
 
         Only the main thread receives signals, so in another thread nothing happens.
         """
@@ -42,11 +42,11 @@ class Interruption:
             yield
         finally:
             for number, handler in before.items():
-                # A program that was interrupted is about to end: no later signal changes how.
+                # An interrupted program is about to end: later signals must not change its end.
                 signal.signal(number, handler if self.received is None else signal.SIG_IGN)
 
     def raise_again(self) -> None:
-        """Raise the interrupt again if a signal was received: library code may have lost it.
+        """Raise KeyboardInterrupt again if a signal was received: libraries may have swallowed it.
 
         Raises:
             KeyboardInterrupt: a signal was received.
@@ -56,7 +56,7 @@ class Interruption:
 
     @property
     def reason(self) -> str:
-        """What interrupted the program, in words."""
+        """The cause of the interruption in words, such as "terminated by SIGTERM"."""
         return (
             "terminated by SIGTERM"
             if self.received == signal.SIGTERM
@@ -82,11 +82,11 @@ AnnouncePhase = Callable[[str], None]
 
 
 def _announce_nothing(name: str) -> None:
-    """Announce a phase to nobody."""
+    """Ignore the start of a phase."""
 
 
 class Phases:
-    """One phase after another; a phase ends where the next one begins.
+    """The timed phases of a command; a phase ends when the next phase begins.
 
     Args:
         announce: called with the name of each phase at its start, and with "" at the end of the
@@ -102,21 +102,21 @@ class Phases:
         """Begin a phase.
 
         Args:
-            name: what is done, for people: "checking the model".
+            name: description of the phase for people, such as "checking the model".
         """
         self._close()
         self._name, self._start = name, perf_counter()
         self._announce(name)
 
     def end(self) -> None:
-        """End the last phase; without one, nothing happens."""
+        """End the current phase, if there is one."""
         if self._name:
             self._close()
             self._announce("")
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Wall-clock seconds of each ended phase, in the order of their first starts."""
+        """Wall-clock seconds of each ended phase, in the order of the phases' first starts."""
         return dict(self._seconds)
 
     def _close(self) -> None:

@@ -1,7 +1,7 @@
-"""Files that survive a crash: appended lines, whole replacements, names and locks; chained records.
+"""Files that survive a crash: appending, atomic replacement, locks, and hashes of chained records.
 
-A record of a chain is a JSON object with `previous`, the hash of the record before it or `GENESIS`.
-Its own hash is the SHA-256 of the object as JSON with sorted keys and no spaces.
+A record of a chain is a JSON object with `previous`, the hash of the previous record or `GENESIS`.
+The hash of a record is the SHA-256 of the object as JSON with sorted keys and no spaces.
 """
 
 import hashlib
@@ -13,25 +13,26 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 GENESIS = "0" * 64
-"""`previous` of the first record of a chain."""
+"""The value of `previous` in the first record of a chain."""
 
 
 def digest_of(content: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of a JSON object, whatever its whitespace and the order of its keys."""
+    """Return the SHA-256 of a JSON object; the order of its keys does not matter."""
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def append(file: BinaryIO, data: bytes, *, at: int | None = None) -> None:
-    """Append to an open file; when this returns, the data is on disk.
+    """Append data to an open file and force it to disk.
 
     Args:
-        file: open for appending.
-        data: whole lines.
-        at: bytes of whole lines so far: what a crash left behind them is removed; None: nothing is.
+        file: the file, open for appending.
+        data: the complete lines to append.
+        at: number of bytes in complete lines so far; the file is first truncated to it, which removes
+            the remains of a crash. None truncates nothing.
 
     Raises:
-        OSError: the disk refuses; nobody can tell how much is on it.
+        OSError: writing fails; it is unknown how much of the data is on disk.
     """
     if at is not None:
         file.truncate(at)
@@ -44,15 +45,15 @@ def append(file: BinaryIO, data: bytes, *, at: int | None = None) -> None:
 def replace_file(
     path: Path, data: bytes, *, open_new: Callable[[Path], BinaryIO] = lambda new: new.open("wb")
 ) -> None:
-    """Write a file, whole or not at all; when this returns, content and name are on disk.
+    """Replace a file atomically and force its content and name to disk.
 
     Args:
         path: the file; replaced if it exists.
-        data: its content.
-        open_new: creates the file that takes its place.
+        data: the new content of the file.
+        open_new: creates and opens the temporary file that then gets the name `path`.
 
     Raises:
-        OSError: the disk refuses; the old content stays.
+        OSError: writing fails; the old content stays.
     """
     new = path.with_name(f".{path.name}.tmp")
     with open_new(new) as file:
@@ -62,7 +63,7 @@ def replace_file(
 
 
 def sync_directory(path: Path) -> None:
-    """Force new file names to disk; platforms that cannot open a directory go without.
+    """Force the file names of a directory to disk, where the platform can open a directory.
 
     Raises:
         OSError: the disk failed.
@@ -79,9 +80,9 @@ def sync_directory(path: Path) -> None:
 
 @contextmanager
 def exclusive(file: BinaryIO) -> Iterator[None]:
-    """Hold an open file against other processes, until the process ends at the latest.
+    """Lock an open file against other processes within the block.
 
-    Without file locks (Windows), there is one process.
+    The end of the process releases the lock. Platforms without file locks (Windows) do not lock.
     """
     try:
         import fcntl

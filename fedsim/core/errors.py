@@ -1,4 +1,4 @@
-"""The base of all errors that fedsim raises, exit codes, and errors of files with their name."""
+"""Base classes of fedsim's errors, exit codes, and texts of file errors."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,9 +18,10 @@ class ExitCode(IntEnum):
 
 
 class FedsimError(Exception):
-    """Base of fedsim's own errors; the command line prints the message without a traceback.
+    """Base of all fedsim errors; the command line prints the message without a traceback.
 
-    `exit_code` is the exit code of a command that ends with the error.
+    Attributes:
+        exit_code: the exit code of a command that ends with the error.
     """
 
     exit_code: ExitCode = ExitCode.FAILED
@@ -33,15 +34,18 @@ class InputError(FedsimError, ValueError):
 
 
 class StorageError(FedsimError, OSError):
-    """An error of the operating system at a file; the message says what is kept."""
+    """An error of the operating system at a file; the message says which content is kept."""
 
 
 @contextmanager
 def name_file(path: Path) -> Iterator[None]:
-    """Give an OSError of the block the name of its file; a failed write carries none.
+    """Add the file's name to an OSError of the block, as failed writes do not have one.
+
+    Args:
+        path: the file that the block reads or writes.
 
     Raises:
-        OSError: as in the block, with `filename`.
+        OSError: the error of the block, with `filename`.
     """
     try:
         yield
@@ -52,12 +56,12 @@ def name_file(path: Path) -> Iterator[None]:
 
 
 def os_error_text(error: OSError) -> str:
-    """Return what the operating system says, without its number and the name of the file."""
+    """Return the operating system's message of an error, without error number and file name."""
     return error.strerror or str(error) or type(error).__name__
 
 
 def describe_os_error(error: OSError) -> str:
-    """Return an error of the operating system as one line with the name of its file."""
+    """Return an error of the operating system as one line with the file's name."""
     if isinstance(error, StorageError):
         return str(error)
     names = " -> ".join(str(name) for name in (error.filename, error.filename2) if name is not None)

@@ -20,7 +20,7 @@ def test_least_noise_meets_the_target(target: float, interpolate: bool) -> None:
 def test_least_noise_says_when_there_is_none() -> None:
     with pytest.raises(ValueError, match=r"even noise_multiplier=.* raise target_epsilon"):
         least_noise(lambda z: 5.0, 1.0)
-    with pytest.raises(ValueError, match=r"no noise to speak of.* lower target_epsilon"):
+    with pytest.raises(ValueError, match=r"almost no noise.* lower target_epsilon"):
         least_noise(lambda z: 0.5, 1.0)
 
 
