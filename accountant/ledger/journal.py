@@ -254,8 +254,8 @@ class FileJournal:
     def append_all(self, charges: Sequence[Charge]) -> None:
         """Write charges in order and force them to disk with a single wait for all clients.
 
-        No release of these charges may happen before this returns. After a crash some of the records
-        may be on disk and others not; the records on disk count as spent.
+        No release of these charges may happen before this returns. After a crash some of the
+        records may be on disk and others not; the records on disk count as spent.
 
         Raises:
             JournalError: a charge does not continue its client's chain; nothing was written.

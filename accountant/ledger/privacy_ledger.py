@@ -180,7 +180,7 @@ class PrivacyLedger:
 
     @classmethod
     def from_text(cls, text: str) -> Self:
-        """Return the ledger of a text that `to_text` wrote, cached so that equal texts are parsed once.
+        """Return the ledger of a text that `to_text` wrote; equal texts are parsed once.
 
         Raises:
             ValueError: the text is not JSON, or not a ledger.

@@ -11,8 +11,8 @@ may be printed from it: use `distribution` for that.
 
 The contour runs through the saddle point, where the integrand cancels least. The integral is
 accepted only if a halved step and a refined expectation give the same value, if the terms do not
-cancel, and if they decay within the budget. Otherwise `InversionError` is raised. That happens for few
-steps with small sampling rates, whose transform decays slowly, and for astronomical epsilon.
+cancel, and if they decay within the budget. Otherwise `InversionError` is raised. That happens for
+a few steps with small sampling rates, whose transform decays slowly, and for astronomical epsilon.
 """
 
 import math

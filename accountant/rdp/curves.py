@@ -95,10 +95,10 @@ def _cached(mechanism: Mechanism, orders: tuple[float, ...]) -> Floats:
 def _pure_rdp(epsilon: float, alphas: Floats) -> Floats:
     """Return the RDP of any epsilon-DP mechanism, bounded by that of randomised response.
 
-    Randomised response has the losses +-epsilon with probability 1 / (1 + e^-+epsilon) and dominates
-    every epsilon-DP pair; its RDP is log((e^(a e) + e^((1-a) e)) / (1 + e^e)) / (a - 1). It is at
-    most epsilon and at most a epsilon^2 / 2 (Bun, Steinke 2016, Proposition 3.3); the latter is used
-    where the logarithm has no digits left.
+    Randomised response has the losses +-epsilon with probability 1 / (1 + e^-+epsilon). It
+    dominates every epsilon-DP pair; its RDP is log((e^(a e) + e^((1-a) e)) / (1 + e^e)) / (a - 1),
+    at most epsilon and at most a epsilon^2 / 2 (Bun, Steinke 2016, Proposition 3.3). The latter is
+    used where the logarithm has no digits left.
     """
     with np.errstate(over="ignore"):
         simple = np.minimum(epsilon, 0.5 * alphas * epsilon * epsilon)

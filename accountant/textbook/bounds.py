@@ -81,8 +81,8 @@ class Bound(ABC):
 class PairBound(Bound):
     """A bound that composes the (epsilon, delta) pairs of equal steps.
 
-    It covers Gaussian steps with equal noise and equal sampling: Poisson sampling under zero-out and
-    add-remove, sampling without replacement under replace-one, or no sampling.
+    It covers Gaussian steps with equal noise and equal sampling: Poisson sampling under zero-out
+    and add-remove, sampling without replacement under replace-one, or no sampling.
 
     Attributes:
         compose: returns ε of the composition from (epsilon, delta, count, total delta).

@@ -55,9 +55,10 @@ def interpolated_log_moments(
 ) -> Floats:
     """Return upper bounds of the log moments at any orders, by interpolation between whole orders.
 
-    Guarantee: a bound is never below the exact moment and equals it at whole orders: log moments are convex in
-    lambda (Wang, Balle, Kasiviswanathan 2019, arXiv:1808.00087, Corollary 10), and 0 at order 1.
-    The bound is up to 35 % too high near order 1.5; `rdp_sampled_gaussian` is exact there.
+    Guarantee: a bound is never below the exact moment and equals it at whole orders: log moments
+    are convex in lambda (Wang, Balle, Kasiviswanathan 2019, arXiv:1808.00087, Corollary 10), and 0
+    at order 1. The bound is up to 35 % too high near order 1.5; `rdp_sampled_gaussian` is exact
+    there.
 
     Args are those of `log_moments`, except that orders are real numbers in (1, 65536].
 

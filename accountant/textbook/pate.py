@@ -301,10 +301,10 @@ def smooth_sensitivity(local_sensitivities: Floats, beta: float) -> float:
 def gnss_rdp(noise_multiplier: float, beta: float, order: float) -> float:
     """Return the RDP of f + SS N(0, noise_multiplier^2), SS a beta-smooth sensitivity of f.
 
-    It is exact for the worst neighbours that smoothness allows: N(0, 1) against N(k / sigma, k^2), in
-    units of the first one's deviation, k = e^-beta (a smaller and a larger ratio of the deviations
-    are both better). With s = order - (order - 1) e^(2 beta) it is
-    order / (2 sigma^2 s) - beta - log(s) / (2 (order - 1)), infinite where s <= 0.
+    It is exact for the worst neighbours that smoothness allows: N(0, 1) against N(k / sigma, k^2),
+    in units of the first one's deviation, k = e^-beta (a smaller and a larger ratio of the
+    deviations are both better). With s = order - (order - 1) e^(2 beta) it is order / (2 sigma^2 s)
+    - beta - log(s) / (2 (order - 1)), infinite where s <= 0.
 
     The form in the paper's published code (named Theorem 23 there),
     order e^(2 beta) / sigma^2 + (beta order - log(1 - 2 order beta)/2) / (order - 1), lacks the

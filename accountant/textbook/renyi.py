@@ -21,8 +21,8 @@ def renyi_gaussians(
     """Return the Rényi divergence D_order(N(mean_p, std_p^2) || N(mean_q, std_q^2)).
 
     With s^2 = (1 - a) std_p^2 + a std_q^2 it is a (mean_p - mean_q)^2 / (2 s^2)
-    + log(s / (std_p^(1-a) std_q^a)) / (1 - a), to full precision at every order. The logarithm is of
-    s, not of s^2: with s^2 divergences would be negative.
+    + log(s / (std_p^(1-a) std_q^a)) / (1 - a), to full precision at every order. The logarithm is
+    of s, not of s^2: with s^2 divergences would be negative.
 
     Edge cases: order 0 gives 0 (both have full support), order 1 the Kullback-Leibler divergence,
     order infinity the largest log ratio of the densities. The result is infinite where s^2 <= 0, as
@@ -164,8 +164,8 @@ def good_case_rdp_clt(
     """Return WBK's approximation of the good case, float64 (orders,). Didactic only.
 
     n is odd, and the values +C and -C are balanced except for the replaced example: the sampling
-    itself hides it. In units of 2C the sum of m = q n examples has variance q (1-q) (n+1)/4, drawn without
-    replacement, and its mean moves by q. With s = z/2 the approximation by two Gaussians is
+    itself hides it. In units of 2C the sum of m = q n examples has variance q (1-q) (n+1)/4, drawn
+    without replacement, and its mean moves by q. With s = z/2 the approximation by two Gaussians is
     order q^2 / (2 (s^2 + q (1-q) (n+1)/4)).
 
     Some texts have (n - 1/n) in place of (n+1), which differs by a factor 1 - 1/n.

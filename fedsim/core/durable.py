@@ -28,8 +28,8 @@ def append(file: BinaryIO, data: bytes, *, at: int | None = None) -> None:
     Args:
         file: the file, open for appending.
         data: the complete lines to append.
-        at: number of bytes in complete lines so far; the file is first truncated to it, which removes
-            the remains of a crash. None truncates nothing.
+        at: number of bytes in complete lines so far; the file is first truncated to it, which
+            removes the remains of a crash. None truncates nothing.
 
     Raises:
         OSError: writing fails; it is unknown how much of the data is on disk.

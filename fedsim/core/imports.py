@@ -1,4 +1,4 @@
-"""Imports at the time of their use: catalogues by name, and a command's without collection.
+"""Lazy imports by name, and imports without garbage collection.
 
 Garbage collection takes a sixth of the time of a command's imports.
 """
@@ -13,11 +13,11 @@ T = TypeVar("T")
 
 
 class ByName(Mapping[str, T], Generic[T]):
-    """Things of one kind by name; looking one up imports its module, and no other.
+    """A catalogue of objects by name; looking an object up imports only that object's module.
 
     Args:
-        places: "package.module:attribute" of each by its name, in the order of the catalogue. The
-            architecture's test reads these places as imports.
+        places: "package.module:attribute" of each object by its name, in the order of the
+            catalogue. The architecture's test reads these places as imports.
     """
 
     def __init__(self, places: Mapping[str, str]) -> None:
@@ -39,10 +39,10 @@ class ByName(Mapping[str, T], Generic[T]):
 
 @contextmanager
 def quick_imports() -> Iterator[None]:
-    """Collect no garbage in the block, and never again look at what is there at its end.
+    """Disable garbage collection in the block, and exclude all existing objects from it afterwards.
 
     Imports create half a million objects that all stay, and the collector would visit them again
-    and again. For programs only: in the process of another program, its garbage would stay, too.
+    and again. Only main programs may use it: a caller's garbage would stay, too.
     """
     gc.disable()
     try:

@@ -1,6 +1,6 @@
-"""The built-in metrics by name, and how to read a value, without importing torch or numpy.
+"""The built-in metrics by name, with unit and direction; importable without torch and numpy.
 
-A metric is added here and in `fedsim/models/scores/metrics.py`; whatever reads one, asks its entry.
+A new metric is added here and in `fedsim/models/scores/metrics.py`; all readers use its entry.
 """
 
 import math
@@ -28,15 +28,16 @@ class MetricEntry:
     """A built-in metric.
 
     Attributes:
-        description: its line in `fedsim list`, with the function of scikit-learn that defines it.
-        tasks: the tasks that it scores.
-        several_labels: whether it scores several labels of one example.
-        per_class: whether it is a list, with one number for each class or label.
-        in_percent: whether its unit is percent; other metrics have the unit of the targets, or
-            none.
-        smaller_is_better: its direction.
+        description: the metric's line in `fedsim list`, with the scikit-learn function that defines
+            the metric.
+        tasks: the tasks that the metric scores.
+        several_labels: whether the metric scores several labels of one example.
+        per_class: whether the value is a list, with one number for each class or label.
+        in_percent: whether the value is shown in percent; other metrics have the unit of the
+            targets, or no unit.
+        smaller_is_better: whether a smaller value is better.
         bounds: the smallest and the largest possible value.
-        words: its name for people; "": the name itself, with spaces.
+        words: the metric's name for people; "" stands for its key, with spaces.
     """
 
     description: str
@@ -53,13 +54,13 @@ def _classes(
     description: str,
     *,
     several: bool = False,
-    each: bool = False,
+    per_class: bool = False,
     in_percent: bool = False,
     least: float = 0.0,
 ) -> MetricEntry:
     tasks: tuple[TaskName, ...] = ("classification", "labels")
     return MetricEntry(
-        description, tasks, several, each, in_percent=in_percent, bounds=(least, 1.0)
+        description, tasks, several, per_class, in_percent=in_percent, bounds=(least, 1.0)
     )
 
 
@@ -114,12 +115,12 @@ METRICS: dict[str, MetricEntry] = {
         "share of targets among the 5 best (top_k_accuracy_score)", in_percent=True
     ),
     "recall_per_class": _classes(
-        "recall of each class or label (recall_score)", several=True, each=True
+        "recall of each class or label (recall_score)", several=True, per_class=True
     ),
     "precision_per_class": _classes(
-        "precision of each class or label (precision_score)", several=True, each=True
+        "precision of each class or label (precision_score)", several=True, per_class=True
     ),
-    "f1_per_class": _classes("F1 of each class or label (f1_score)", several=True, each=True),
+    "f1_per_class": _classes("F1 of each class or label (f1_score)", several=True, per_class=True),
     "mse": _error(
         "mean squared error (mean_squared_error)", "regression", words="mean squared error"
     ),
@@ -137,52 +138,54 @@ _PREFIX = re.compile("^(test|train|clients?|personal)_")
 
 
 def metric_key(name: str) -> str:
-    """Return the name of a metric in files: of a function of your own, that of the function."""
+    """Return the name of a metric in files; a function of your own has the function's name."""
     return name.rpartition(":")[2].replace(".", "_")
 
 
 def metric_entry(name: str) -> MetricEntry:
-    """Return how to read a metric.
+    """Return the entry of a metric: its unit, direction and bounds.
 
-    Of a function of your own nothing is known but its name: an accuracy is read as the built-in
-    one, and any other is a number without bounds, of which larger is better.
+    For a function of your own only the name is known: a name that ends in `accuracy` has the entry
+    of the built-in accuracy, any other the entry of a number without bounds; larger is better.
 
     Args:
-        name: the metric, as in files: `accuracy`, `test_accuracy`, `client_accuracy`.
+        name: the metric's name in files: `accuracy`, `test_accuracy`, `client_accuracy`.
     """
     short = _PREFIX.sub("", name)
     if short == LOSS:
         return _LOSS
-    own = METRICS["accuracy"] if short.endswith("accuracy") else MetricEntry("your own", ())
-    return METRICS.get(short, own)
+    own_function = (
+        METRICS["accuracy"] if short.endswith("accuracy") else MetricEntry("your own", ())
+    )
+    return METRICS.get(short, own_function)
 
 
 def metric_name(name: str) -> str:
-    """Return a metric's name for people: `test_r2` is R²."""
+    """Return a metric's name for people, such as R² for `test_r2`."""
     short = _PREFIX.sub("", name)
     return metric_entry(short).words or short.replace("_", " ")
 
 
 def computed_metrics(loss: str, chosen: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the metrics of a run that are one number: the loss, then the main one first.
+    """Return the names of a run's metrics that are one number: the loss, then the main metric.
 
-    Edge case: with a loss of the user's own and no chosen metrics the task is not known, and
-    nothing is returned.
+    Edge case: with a loss function of your own and no chosen metrics the task is unknown, and the
+    result is empty.
 
     Args:
-        loss: `model.loss`.
-        chosen: `evaluation.metrics`; None: the metrics of the task.
+        loss: the setting `model.loss`.
+        chosen: the setting `evaluation.metrics`; None stands for the metrics of the task.
     """
     if chosen is None:
         task = TASK_OF_LOSS.get(loss)
-        own = ("r2", "mse") if task == "regression" else ("accuracy",)
-        return () if task is None else (LOSS, *own)
+        default_metrics = ("r2", "mse") if task == "regression" else ("accuracy",)
+        return () if task is None else (LOSS, *default_metrics)
     keys = [metric_key(name) for name in chosen]
     return (LOSS, *(key for key in keys if key not in METRICS or not METRICS[key].per_class))
 
 
 def wrong_task(name: str, task: TaskName) -> str | None:
-    """Return why a built-in metric cannot score a task, or None.
+    """Return the message that a built-in metric cannot score a task; None if it can.
 
     Args:
         name: a key of `METRICS`.
@@ -190,8 +193,8 @@ def wrong_task(name: str, task: TaskName) -> str | None:
     """
     if task in METRICS[name].tasks:
         return None
-    possible = ", ".join(each for each, entry in METRICS.items() if task in entry.tasks)
-    wanted = " or ".join(TASK_WORDS[each] for each in METRICS[name].tasks)
+    possible = ", ".join(other for other, entry in METRICS.items() if task in entry.tasks)
+    wanted = " or ".join(TASK_WORDS[kind] for kind in METRICS[name].tasks)
     return (
         f"{name} scores {wanted}, and this model predicts {TASK_WORDS[task]}; choose from "
         f"{possible}, or a function of your own"

@@ -1,15 +1,15 @@
-"""What a plug-in cannot do: fail without a line and a place, end the program, or replace torch.
+"""Contains the errors of plug-ins: exceptions, exits, and replaced functions of torch.
 
-A plug-in may raise anything: `SystemExit`, `GeneratorExit`, an exception of its own whose text
-raises or has a million characters. Every call of a plug-in is inside `plugin_calls`, which raises
-one error with a message for people, or inside `contained_exits`, for code that handles every
-`Exception`. A `KeyboardInterrupt` stays one: it is the user's.
+A plug-in may raise anything: `SystemExit`, `GeneratorExit`, or an exception whose text raises or
+has a million characters. Every call of a plug-in is inside `plugin_calls`, which raises one error
+with a message for people, or inside `contained_exits`, for code that handles every `Exception`. A
+`KeyboardInterrupt` passes unchanged: it comes from the user.
 
-`os._exit` is no exception: inside `contained_os_exit` a call of it raises one. A plug-in that ends
-the process in another way (a signal, `os.exec`, C) cannot be caught there.
+`os._exit` raises no exception by itself; inside `contained_os_exit` it does. A plug-in that ends
+the process in another way (a signal, `os.exec`, C) cannot be caught.
 
-A plug-in that replaces a function of torch that noise and clipping are computed with, such as
-`torch.linalg.vector_norm`, changes the mechanism of every client: its norms need not be norms.
+A plug-in that replaces a torch function with which noise and clipping are computed, such as
+`torch.linalg.vector_norm`, changes the mechanism of every client: its norms may be wrong.
 """
 
 import os
@@ -35,12 +35,12 @@ _IN_PYTHON = ("torch._tensor", "torch.functional")
 
 @cache
 def original_functions() -> dict[str, object]:
-    """Return torch's functions by name, as they were at the first call: before any plug-in."""
+    """Return torch's functions by name, as of the first call, which is before any plug-in."""
     return dict(_functions())
 
 
 def replaced_functions() -> list[str]:
-    """Return the names of functions that are no longer the original ones."""
+    """Return the names of the torch functions that a plug-in replaced."""
     if "torch" not in sys.modules:
         return []
     now = dict(_all())
@@ -59,37 +59,37 @@ def _all() -> Iterator[tuple[str, object]]:
 
     for owner in (torch, torch.linalg, torch.Tensor):
         prefix = "torch" if owner is torch else f"torch.{owner.__name__.rpartition('.')[2]}"
-        own = dict.fromkeys([*vars(owner), *(dir(owner) if isinstance(owner, type) else ())])
-        yield from ((f"{prefix}.{name}", getattr(owner, name)) for name in own)
+        attributes = dict.fromkeys([*vars(owner), *(dir(owner) if isinstance(owner, type) else ())])
+        yield from ((f"{prefix}.{name}", getattr(owner, name)) for name in attributes)
 
 
 MAX_ERROR_CHARS = 500
-"""Most characters of a foreign error's text in a message."""
+"""Most characters that a message shows of a plug-in's or library's error text."""
 
-# The deepest line that names a mistake is one of neither fedsim nor a library that it runs on.
+# A mistake is at the deepest line outside of fedsim, its libraries and the standard library.
 _LIBRARIES = {"fedsim", "torch", "numpy", "scipy", "sklearn", "pyarrow", "flwr", "ray", "click"}
 _NO_PLACES = frozenset(_LIBRARIES) | sys.stdlib_module_names
 
 
 class PluginError(InputError):
-    """A plug-in that an experiment names cannot be found or loaded, or its call failed."""
+    """Raised if a plug-in that an experiment names cannot be found or loaded, or its call fails."""
 
 
 class PluginExitError(Exception):
-    """A plug-in that tried to end the program; the message has no text of the plug-in's own."""
+    """Raised if a plug-in tries to end the program; the message has no text of the plug-in."""
 
 
 class plugin_calls:
-    """Context in which every error of a plug-in becomes one `FedsimError` with its place.
+    """Context that turns every error of a plug-in into one `FedsimError` with file and line.
 
-    Errors that fedsim raises for people are left as they are.
+    Errors that fedsim raises for people pass unchanged.
 
     Args:
-        what: what failed, such as `model.name './net.py:build': failed`; starts the message.
-        raises: class of the error.
-        fix: what to do about it; ends the message.
-        mixed: whether much of the code inside is fedsim's own. Then only errors with a line of a
-            plug-in count, and those that would end the program.
+        what: the failed action, such as `model.name './net.py:build': failed`; starts the message.
+        raises: class of the raised error.
+        fix: advice how to fix the error; ends the message.
+        mixed: whether much of the code in the block is fedsim's. Then only errors whose traceback
+            has a line of a plug-in are turned, and errors that would end the program.
     """
 
     def __init__(
@@ -111,11 +111,11 @@ class plugin_calls:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Raise the error of the plug-in in another form.
+        """Raise a `FedsimError` in place of the plug-in's error.
 
         Raises:
-            FedsimError: of the class `raises`, for an error that a plug-in raised.
-            PluginError: an error while functions of torch are replaced.
+            FedsimError: a plug-in raised an error; the class is `raises`.
+            PluginError: the block failed and a plug-in replaced functions of torch.
         """
         if kind is None or error is None or issubclass(kind, KeyboardInterrupt):
             return
@@ -131,18 +131,18 @@ def refuse_replaced_functions() -> None:
     """Check that no plug-in replaced a function of torch.
 
     Raises:
-        PluginError: with the name of the function.
+        PluginError: a function was replaced; the message names it.
     """
     if names := replaced_functions():
         raise PluginError(
             f"a plug-in replaced {names[0]}, and noise and clipping are computed with torch's own "
-            "functions; give your function a name of its own, and call that"
+            "functions; give your function another name, and call that"
         )
 
 
 @contextmanager
 def contained_os_exit() -> Iterator[None]:
-    """Make `os._exit` raise `SystemExit` in this process, as `sys.exit` does; its children end."""
+    """Make `os._exit` raise `SystemExit` in this process; forked children still end."""
     leave, process = os._exit, os.getpid()
 
     def refuse(status: int) -> NoReturn:
@@ -158,7 +158,7 @@ def contained_os_exit() -> Iterator[None]:
 
 
 class contained_exits:
-    """Context in which nothing but an `Exception` or the user's interrupt is raised."""
+    """Context from which only an `Exception` or the user's KeyboardInterrupt is raised."""
 
     def __enter__(self) -> None: ...
 
@@ -168,10 +168,10 @@ class contained_exits:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Raise an `Exception` in place of one that would end the program.
+        """Raise `PluginExitError` in place of an exception that would end the program.
 
         Raises:
-            PluginExitError: for `SystemExit`, `GeneratorExit` and the like.
+            PluginExitError: the block raised `SystemExit`, `GeneratorExit` or the like.
         """
         if kind is None or issubclass(kind, (Exception, KeyboardInterrupt)):
             return
@@ -183,10 +183,10 @@ class contained_exits:
 
 
 def describe_error(error: BaseException) -> str:
-    """Return an exception on one short line: its type, its message and where it was raised.
+    """Return an exception as one short line: its type, message, file and line.
 
-    The place is the deepest line of the traceback that is neither fedsim's nor a library's. A text
-    that cannot be shown is left out, and a long one is cut.
+    File and line are those of the deepest frame that belongs neither to fedsim nor to a library. A
+    text that cannot be shown is left out, and a long text is cut.
     """
     message = error_text(error)
     name = type_name(error)
@@ -207,7 +207,7 @@ def error_text(error: BaseException) -> str:
 
 
 def _text_of(value: Any) -> str:
-    """Return a text on one printable line; methods of a subclass of str are not called."""
+    """Return a text as one printable line, without calling methods of a subclass of str."""
     if not isinstance(value, str):
         return ""
     start = str.__getitem__(value, slice(4 * MAX_ERROR_CHARS))
@@ -234,14 +234,14 @@ def _traceback_of(error: BaseException) -> TracebackType | None:
 
 
 def plugin_place(trace: TracebackType | None) -> tuple[str, int] | None:
-    """Return file name and line of the deepest frame of a plug-in; None without one.
+    """Return file name and line of a traceback's deepest plug-in frame; None if it has none.
 
-    A frame of neither fedsim nor a library that it runs on counts as one of a plug-in.
+    A frame that belongs neither to fedsim nor to a library is a plug-in frame.
     """
-    found = None
+    place = None
     while trace is not None:
         module = trace.tb_frame.f_globals.get("__name__")
         if isinstance(module, str) and module.partition(".")[0] not in _NO_PLACES:
-            found = _text_of(Path(trace.tb_frame.f_code.co_filename).name), trace.tb_lineno
+            place = _text_of(Path(trace.tb_frame.f_code.co_filename).name), trace.tb_lineno
         trace = trace.tb_next
-    return found
+    return place

@@ -1,7 +1,7 @@
-"""Sources of plug-ins: their files, and all that their import statements lead to.
+"""Source files of plug-ins and of all modules that they import.
 
 They are found by reading import statements, also those inside functions. So they depend on files
-alone, not on what the process has imported, and are the same on every engine and node.
+alone, not on the modules that the process has imported, and are the same on every engine and node.
 
 | what a plug-in imports                         | what is recorded of it                       |
 |------------------------------------------------|----------------------------------------------|
@@ -11,7 +11,7 @@ alone, not on what the process has imported, and are the same on every engine an
 | the standard library                           | the version of Python                        |
 | fedsim, torch, numpy                           | nothing: the conditions of a run have them   |
 | by a computed name; a compiled extension       | nothing                                      |
-| a file that it opens                           | nothing; examples have a digest of their own |
+| a file that it opens                           | nothing; the examples have their own digest  |
 """
 
 import ast
@@ -32,13 +32,13 @@ _INSTALLED = {"site-packages", "dist-packages"}
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A Python file as it was read.
+    """A Python source file with the content that was read.
 
     Attributes:
-        directory: the directory in which its absolute imports start.
+        directory: the directory in which the file's absolute imports start.
         path: the file.
-        name: its dotted module name below `directory`.
-        content: its bytes.
+        name: the file's dotted module name below `directory`.
+        content: the bytes of the file.
     """
 
     directory: Path
@@ -48,7 +48,7 @@ class SourceFile:
 
     @property
     def is_package(self) -> bool:
-        """Whether it is the `__init__.py` of its package."""
+        """Whether the file is the `__init__.py` of a package."""
         return self.path.name == "__init__.py" and self.name != "__init__"
 
     @cached_property
@@ -58,17 +58,17 @@ class SourceFile:
 
     @property
     def place(self) -> str:
-        """Path below `directory`, the same on every machine."""
+        """The file's path below `directory`, the same on every machine."""
         return self.path.relative_to(self.directory).as_posix()
 
 
 @dataclass(frozen=True)
 class PluginSources:
-    """Everything that is recorded of an experiment's plug-ins.
+    """The recorded sources of an experiment's plug-ins.
 
     Attributes:
-        files: digest of each file, by its path below its directory.
-        packages: version of each imported distribution, and of Python where there is a plug-in.
+        files: SHA-256 of each source file, by the file's path below its directory.
+        packages: version of each imported distribution, and of Python if there is a plug-in.
     """
 
     files: Mapping[str, str]
@@ -76,23 +76,23 @@ class PluginSources:
 
     @property
     def digest(self) -> str:
-        """One SHA-256 over files and packages."""
+        """SHA-256 over `files` and `packages`."""
         content = [dict(self.files), dict(self.packages)]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     @property
     def entries(self) -> dict[str, str]:
-        """Digests and versions, each by its name in a message."""
+        """All digests and versions, by their names in messages."""
         files = {f"plug-in file {place}": digest for place, digest in self.files.items()}
         return files | {f"plug-in's package {name}": v for name, v in self.packages.items()}
 
 
 @dataclass
 class Trace:
-    """Files and installed modules that one plug-in leads to.
+    """The files and installed modules that one plug-in imports, directly or indirectly.
 
     Attributes:
-        files: by (directory, module name).
+        files: the source files, by (directory, module name).
         installed: top-level names of installed modules.
     """
 
@@ -100,25 +100,25 @@ class Trace:
     installed: set[str] = field(default_factory=set)
 
     def follow(self, entry: SourceFile) -> None:
-        """Add a file, the packages above it, and everything that they import."""
+        """Add a file, its parent packages, and all modules that they import."""
         self._follow_all([*_find_all(entry.directory, _parents(entry.name)), entry])
 
     def follow_name(self, name: str, directory: Path) -> SourceFile | None:
-        """Add a module and everything that it imports.
+        """Add a module and all modules that it imports.
 
         Args:
             name: dotted name of the module.
             directory: the directory in which the import starts.
 
         Returns:
-            The file of the module; None if it is installed or missing.
+            The module's source file; None if the module is installed or missing.
         """
-        found = self._find(name, directory)
-        self._follow_all(found)
-        return found[-1] if found and found[-1].name == name else None
+        files = self._find(name, directory)
+        self._follow_all(files)
+        return files[-1] if files and files[-1].name == name else None
 
-    def _follow_all(self, found: Iterable[SourceFile]) -> None:
-        waiting = list(found)
+    def _follow_all(self, files: Iterable[SourceFile]) -> None:
+        waiting = list(files)
         while waiting:
             file = waiting.pop()
             if self.files.setdefault((file.directory, file.name), file) is not file:
@@ -127,25 +127,26 @@ class Trace:
                 waiting += self._find(name, file.directory)
 
     def _find(self, name: str, directory: Path) -> list[SourceFile]:
-        """Return the files of a module and of the packages above it; none if it is installed."""
+        """Return the files of a module and its parent packages; empty for an installed module."""
         top = name.partition(".")[0]
         if is_foreign(top):
             return []
         names = [*_parents(name), name]
-        if found := _find_all(directory, names):
-            return found
+        if files := _find_all(directory, names):
+            return files
         elsewhere = _own_directory(top)
-        if elsewhere is not None and (found := _find_all(elsewhere, names)):
-            return found
+        if elsewhere is not None and (files := _find_all(elsewhere, names)):
+            return files
         self.installed.add(top)
         return []
 
 
 def read_sources(references: Iterable[str], *, base: Path) -> PluginSources:
-    """Return what is recorded of plug-ins. Nothing is imported.
+    """Return the recorded sources of plug-ins, without importing them.
 
     Args:
-        references: as in `fedsim.core.plugins.resolve`; built-in names are left out.
+        references: plug-in references, as `fedsim.core.plugins.resolve` takes them; built-in names
+            are ignored.
         base: the directory of the experiment file.
 
     Raises:
@@ -159,16 +160,16 @@ def read_sources(references: Iterable[str], *, base: Path) -> PluginSources:
         installed |= trace.installed
         for file in trace.files.values():
             digests.setdefault(file.place, set()).add(file.digest)
-    files = {place: " ".join(sorted(found)) for place, found in sorted(digests.items())}
+    files = {place: " ".join(sorted(values)) for place, values in sorted(digests.items())}
     packages = {"Python": platform.python_version(), **_versions(installed)} if named else {}
     return PluginSources(files, packages)
 
 
 def trace_plugin(reference: str, *, base: Path) -> tuple[Trace, SourceFile | None]:
-    """Return the trace of a plug-in, and its own file; None for an installed one.
+    """Return the trace of a plug-in, and the plug-in's file (None if it is installed).
 
     Args:
-        reference: as in `fedsim.core.plugins.resolve`.
+        reference: the plug-in reference, as `fedsim.core.plugins.resolve` takes it.
         base: the directory of the experiment file.
 
     Raises:
@@ -187,10 +188,11 @@ def trace_plugin(reference: str, *, base: Path) -> tuple[Trace, SourceFile | Non
 def plugin_directory(reference: str, *, base: Path) -> Path:
     """Return the directory in which a plug-in's imports start.
 
-    It is that of the experiment file; for a plug-in file outside of it, the file's own.
+    It is the experiment file's directory; for a plug-in file outside of it, the directory of that
+    file.
 
     Args:
-        reference: as in `fedsim.core.plugins.resolve`.
+        reference: the plug-in reference, as `fedsim.core.plugins.resolve` takes it.
         base: the directory of the experiment file.
     """
     base, location = base.resolve(), reference.rpartition(":")[0]
@@ -229,7 +231,7 @@ def _parents(name: str) -> list[str]:
 
 
 def _module_name(path: Path, directory: Path) -> str:
-    """Return the name by which other modules import a file; a digest if none can."""
+    """Return the name by which other modules import a file; a digest if it has no such name."""
     place = path.relative_to(directory).with_suffix("")
     parts = place.parts[:-1] if place.name == "__init__" and len(place.parts) > 1 else place.parts
     if all(part.isidentifier() for part in parts):
@@ -242,7 +244,7 @@ def _imports(file: SourceFile) -> Iterator[str]:
     try:
         tree = ast.parse(file.content)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return  # loading it gives the message
+        return  # the error is reported when the file is loaded
     package = file.name.split(".") if file.is_package else file.name.split(".")[:-1]
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -275,14 +277,14 @@ def _own_directory(top: str) -> Path | None:
     if spec is None:
         return None
     places = [spec.origin] if spec.origin else list(spec.submodule_search_locations or ())
-    found = Path(places[0]).absolute()
-    if found.name == "__init__.py":
-        found = found.parent
-    return None if _INSTALLED & set(found.parts) else found.parent.resolve()
+    path = Path(places[0]).absolute()
+    if path.name == "__init__.py":
+        path = path.parent
+    return None if _INSTALLED & set(path.parts) else path.parent.resolve()
 
 
 def _versions(modules: Iterable[str]) -> dict[str, str]:
-    """Return the version of each module's distribution; modules without one are named as such."""
+    """Return the version of each module's distribution; `not a distribution` if there is none."""
     if not (wanted := sorted(modules)):
         return {}
     known = packages_distributions()

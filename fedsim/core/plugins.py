@@ -1,13 +1,13 @@
-"""Plug-ins of an experiment file: `package.module:callable` or `./file.py:callable`.
+"""Loads plug-ins of an experiment file: `package.module:callable` or `./file.py:callable`.
 
-Modules of the experiment's directory are loaded into a package of their own, once for each content:
-an edited file, and all modules beside it, are loaded anew, together; objects of an older version
-keep their modules. Other modules are imported as usual, and one that is edited after its import is
-refused.
+Modules of the experiment's directory are loaded into a separate package, once for each content: if
+a file is edited, it and all modules of its directory are loaded again, together; objects of an
+older version keep their modules. Other modules are imported as usual, and a module that is edited
+after its import is refused.
 
-A plug-in's imports from its directory are served here and not by `sys.path`: from source files as
-`plugin_sources` read them, under module names of their own. So the code that runs is the code that
-the digest is of. The standard library and fedsim take precedence over files of the directory;
+This module serves a plug-in's imports from its directory, without `sys.path`: from the source files
+that `plugin_sources` read, under separate module names. So the code that runs is the code of which
+the digest is recorded. The standard library and fedsim take precedence over files of the directory;
 installed packages do not.
 """
 
@@ -40,11 +40,11 @@ _import = builtins.__import__
 
 
 class PluginPackage(ModuleType):
-    """Root of the modules of one directory. `sys.modules` is the only registry.
+    """Root package of the plug-in modules of one directory; registered in `sys.modules` only.
 
     Args:
-        name: its name in `sys.modules`.
-        directory: the directory.
+        name: the package's name in `sys.modules`.
+        directory: the directory of the modules.
     """
 
     def __init__(self, name: str, directory: Path) -> None:
@@ -57,12 +57,12 @@ class PluginPackage(ModuleType):
 
     @classmethod
     def of(cls, directory: Path, plugin: str, files: Iterable[SourceFile]) -> Self:
-        """Return the current package of a directory, with the files of one more plug-in.
+        """Return the current package of a directory, after adding the files of a plug-in.
 
         Args:
             directory: the directory, resolved.
             plugin: name of the plug-in's module.
-            files: files of the directory that the plug-in leads to, as they are now.
+            files: files of the directory that the plug-in imports, with their current content.
         """
         new = {file.name: file for file in files}
         prefix = f"fedsim_plugin_{hashlib.sha256(str(directory).encode()).hexdigest()[:16]}_"
@@ -77,14 +77,14 @@ class PluginPackage(ModuleType):
         return package
 
     def load(self, name: str) -> ModuleType:
-        """Return a module of the directory, executed at its first use.
+        """Return a module of the directory; its first load executes it.
 
         Args:
             name: dotted name below the directory.
 
         Raises:
             ModuleNotFoundError: no file of the directory has this name.
-            BaseException: whatever the module raises.
+            BaseException: the error that the module raises.
         """
         with self._lock:
             above, _, last = name.rpartition(".")
@@ -127,7 +127,7 @@ class PluginPackage(ModuleType):
         fromlist: Sequence[str] | None = (),
         level: int = 0,
     ) -> ModuleType:
-        """Serve an import statement of a plug-in; arguments as of `__import__`."""
+        """Run an import statement of a plug-in; the arguments are those of `__import__`."""
         top = name.partition(".")[0]
         if level == 0 and not self._is_local(top):
             return _import(name, globals, locals, fromlist or (), level)
@@ -151,10 +151,11 @@ class PluginPackage(ModuleType):
         return ".".join(parts[: len(parts) + 1 - level])
 
     def _is_local(self, top: str) -> bool:
-        """Whether a top-level module is one of the directory.
+        """Whether a top-level module is in the directory.
 
         Raises:
-            ImportError: it is, but no import statement names it, so that its digest is not known.
+            ImportError: it is in the directory, but no import statement names it, so its digest is
+                unknown.
         """
         if is_foreign(top) or self._has(top):
             return not is_foreign(top)
@@ -167,10 +168,12 @@ class PluginPackage(ModuleType):
         return False
 
     def _has(self, name: str) -> bool:
-        return name in self._files or any(each.startswith(f"{name}.") for each in self._files)
+        return name in self._files or any(
+            file_name.startswith(f"{name}.") for file_name in self._files
+        )
 
     def _is_outdated(self, plugin: str, new: Mapping[str, SourceFile]) -> bool:
-        """Whether a file changed since it was read, or the plug-in now leads to other files."""
+        """Whether a file changed since it was read, or the plug-in now imports other files."""
         if self._read.get(plugin, frozenset(new)) != frozenset(new):
             return True
         return any(
@@ -191,7 +194,7 @@ _FORMS = "package.module:callable or ./file.py:callable"
 
 
 def resolve(reference: str, *, base: Path, what: str) -> Callable[..., Any]:
-    """Return the callable of a reference.
+    """Return the function or class that a plug-in reference names.
 
     Args:
         reference: `package.module:callable`, or `file.py:callable` with the file's path relative
@@ -200,7 +203,7 @@ def resolve(reference: str, *, base: Path, what: str) -> Callable[..., Any]:
         what: the setting that holds the reference (`model.name`); starts every message.
 
     Raises:
-        PluginError: with one line that says what is wrong and how to fix it.
+        PluginError: the reference cannot be resolved; one line says why and how to fix it.
     """
     where = f"{what} {reference!r}"
     location, colon, attribute = reference.rpartition(":")
@@ -208,17 +211,17 @@ def resolve(reference: str, *, base: Path, what: str) -> Callable[..., Any]:
         raise PluginError(f"{where}: not a reference; write {_FORMS}")
     module = _load(reference, base, where)
     with plugin_calls(f"{where}: reading it failed"):
-        found = _attribute(module, attribute, where)
-    if not callable(found):
+        value = _attribute(module, attribute, where)
+    if not callable(value):
         raise PluginError(
-            f"{where}: {attribute} is not callable, it is a {type(found).__name__}; "
+            f"{where}: {attribute} is not callable, it is a {type(value).__name__}; "
             "name a function or a class"
         )
-    return found
+    return value
 
 
 def _load(reference: str, base: Path, where: str) -> ModuleType:
-    """Return the module of a reference, with the code of its files as they are now."""
+    """Return the module of a reference, with the current content of its files."""
     original_functions()
     try:
         trace, entry = trace_plugin(reference, base=base)
@@ -237,8 +240,8 @@ def _load(reference: str, base: Path, where: str) -> ModuleType:
         else:
             module = importlib.import_module(location)
     except ModuleNotFoundError as error:
-        # Only if the missing module is the named one or a package above it; else the named module
-        # exists and lacks a dependency.
+        # Only if the missing module is the named module or its parent package; otherwise the named
+        # module exists and lacks a dependency.
         if error.name and (location == error.name or location.startswith(f"{error.name}.")):
             raise PluginError(
                 f"{where}: no module named {error.name!r}; install it, add its directory to "
@@ -256,7 +259,8 @@ def _load(reference: str, base: Path, where: str) -> ModuleType:
 def _refuse_edited(files: Iterable[SourceFile], directory: Path, where: str) -> None:
     """Refuse modules outside of `directory` that were edited after their import.
 
-    Their first digest is kept in the module. An edit between the import and that is not seen.
+    The digest at the first check is kept in the module. An edit between the import and the first
+    check is not seen.
     """
     for file in files:
         module = sys.modules.get(file.name)
@@ -277,13 +281,13 @@ def _import_failure(error: BaseException, where: str) -> PluginError:
 
 
 def _attribute(module: ModuleType, path: str, where: str) -> object:
-    found: object = module
+    value: object = module
     for name in path.split("."):
         try:
-            found = getattr(found, name)
+            value = getattr(value, name)
         except AttributeError as error:
-            close = get_close_matches(name, dir(found), n=1)
+            close = get_close_matches(name, dir(value), n=1)
             hint = f"did you mean {close[0]}?" if close else "check the name after the colon"
             owner = getattr(module, "__file__", None) or module.__name__
             raise PluginError(f"{where}: {owner} has no {name!r}; {hint}") from error
-    return found
+    return value

@@ -1,4 +1,4 @@
-"""The base class of all settings."""
+"""The base class of all settings, and choices among settings classes."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,10 +19,10 @@ from fedsim.core.limits import MAX_NUMBER, MIN_PROBABILITY
 
 
 def _limit_numbers(schema: Any, model: type[BaseModel], limit: float) -> None:
-    """Give each number of a model a limit; models inside it give their own."""
+    """Add a limit to each number of a model's schema; nested models limit their own numbers."""
     if isinstance(schema, list | tuple):
-        for one in schema:
-            _limit_numbers(one, model, limit)
+        for part in schema:
+            _limit_numbers(part, model, limit)
     if not isinstance(schema, dict) or schema.get("cls", model) is not model:
         return
     if schema.get("type") == "float":
@@ -30,15 +30,16 @@ def _limit_numbers(schema: Any, model: type[BaseModel], limit: float) -> None:
             schema["le"] = limit
         if not {"ge", "gt"} & schema.keys():
             schema["ge"] = -limit
-    for one in schema.values():
-        _limit_numbers(one, model, limit)
+    for part in schema.values():
+        _limit_numbers(part, model, limit)
 
 
 class Settings(BaseModel):
     """Base of all settings: immutable, no unknown keys, no silent conversions, finite numbers.
 
-    A number whose field sets no limit must be between -`limit` and `limit`. A class of numbers that
-    are only compared with data sets `limit` to None.
+    Attributes:
+        limit: a number whose field sets no limit must be between -`limit` and `limit`; None for
+            classes whose numbers are only compared with data.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
@@ -46,7 +47,7 @@ class Settings(BaseModel):
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Return the schema of pydantic, with the limits of numbers."""
+        """Return the pydantic schema of the class, with limits of its numbers."""
         schema = handler(source)
         if cls.limit is not None:
             _limit_numbers(schema, cls, cls.limit)
@@ -55,11 +56,11 @@ class Settings(BaseModel):
 
 @dataclass(frozen=True)
 class Branch:
-    """Choice among settings classes by one key, for keys whose values are not all known.
+    """Choice among settings classes by one key whose possible values are not all known.
 
     Attributes:
-        key: the key, such as scheme.
-        branch_of: returns the tag of the class for a value of the key.
+        key: the key that decides, such as scheme.
+        branch_of: returns the tag of the settings class for a value of the key.
     """
 
     key: str
@@ -67,26 +68,26 @@ class Branch:
 
     @property
     def __name__(self) -> str:
-        """The key: pydantic names a discriminator in its errors."""
+        """The key, which pydantic shows in its errors as the discriminator's name."""
         return self.key
 
     def __call__(self, value: object) -> str | None:
-        """Return the tag of the class that a mapping, or settings, belong to."""
+        """Return the tag of the settings class for a mapping or a settings object."""
         given = value.get(self.key) if isinstance(value, dict) else getattr(value, self.key, None)
         return self.branch_of(given) if isinstance(given, str) else None
 
 
 class Choice:
-    """Annotation of a choice among settings classes by their `name`, where a name alone is enough.
+    """Annotation of a choice among settings classes by their `name`, given alone or in a mapping.
 
     `clipping: adaptive` is `clipping: {name: adaptive}` with the defaults of that class. A mapping
-    of no other key than the name is written as the name.
+    whose only key is the name is written as the name.
     """
 
     tag = "name"
 
     def choices(self, classes: Any) -> dict[str, type[BaseModel]]:
-        """Return the class of each name.
+        """Return the settings class of each name.
 
         Args:
             classes: a settings class, or a union of such classes.
@@ -101,9 +102,9 @@ class Choice:
     def __get_pydantic_core_schema__(
         self, source: object, handler: GetCoreSchemaHandler
     ) -> CoreSchema:
-        """Return the schema of the mappings, which takes a name for a mapping with that name."""
+        """Return the schema of the mappings, which also accepts a name alone."""
         mappings = core_schema.tagged_union_schema(
-            {name: handler.generate_schema(one) for name, one in self.choices(source).items()},
+            {name: handler.generate_schema(model) for name, model in self.choices(source).items()},
             discriminator=self.tag,
         )
         return core_schema.no_info_before_validator_function(
@@ -117,7 +118,7 @@ class Choice:
     def __get_pydantic_json_schema__(
         self, schema: Any, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        """Return the JSON Schema of a name or a mapping."""
+        """Return the JSON Schema of a choice: a name or a mapping."""
         names = {"enum": list(schema["schema"]["choices"]), "type": "string"}
         return {"anyOf": [names, handler(schema["schema"])]}
 
@@ -127,10 +128,10 @@ class Choice:
 
 
 def written_name(choice: object) -> str:
-    """Return the name of a choice as a file has it: a name, or a mapping with one; "" for another.
+    """Return the name of a choice in a file, given alone or in a mapping; "" if it has no name.
 
     Args:
-        choice: the value of its key.
+        choice: the value of the choice's key in the file.
     """
     name = choice.get(Choice.tag) if isinstance(choice, Mapping) else choice
     return name if isinstance(name, str) else ""
@@ -143,7 +144,7 @@ def _refuse_tiny(value: float) -> float:
 
 
 Probability = Annotated[float, Field(gt=0, lt=1), AfterValidator(_refuse_tiny)]
-"""A number between 0 and 1, both excluded, that float64 holds with all its digits."""
+"""A number in (0, 1) that is at least `MIN_PROBABILITY`."""
 
 Share = Annotated[float, Field(gt=0, le=1), AfterValidator(_refuse_tiny)]
-"""A number above 0 and at most 1, likewise."""
+"""A number in (0, 1] that is at least `MIN_PROBABILITY`."""

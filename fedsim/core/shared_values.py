@@ -1,7 +1,7 @@
-"""Functions of values that many clients share: computed once for each, shared as the values are.
+"""Maps a function over values that many clients share, with one call for each distinct value.
 
-A federation of 100,000 clients has few distinct plans, settings and ledgers. A tuple with one
-pointer for each client costs 8 bytes a client; objects of its own cost a kilobyte.
+A federation of 100,000 clients has few distinct plans, settings and ledgers. A tuple of pointers
+costs 8 bytes a client; separate objects for each client cost a kilobyte.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -11,14 +11,14 @@ T = TypeVar("T")
 
 
 def map_shared(function: Callable[..., T], *values: Sequence[Any]) -> Iterator[T]:
-    """Yield `function` of the values at each place; shared values share one result.
+    """Yield `function` of the values at each position; shared values share one result.
 
-    Objects count as shared by identity, numbers and texts by value. So a call costs no comparison
-    of large objects, and equal objects that are not shared are computed twice, with equal results.
+    Objects are shared by identity, numbers and texts by value. So large objects are never compared,
+    and for equal objects that are not identical the function is called again.
 
     Args:
-        function: of one value of each sequence; the same values must give the same result.
-        values: sequences of one length; sequences, as they keep their objects alive.
+        function: called with one value of each sequence; equal values must give equal results.
+        values: sequences of equal length; not iterators, because sequences keep objects alive.
 
     Raises:
         ValueError: the sequences have different lengths.
@@ -33,7 +33,7 @@ def map_shared(function: Callable[..., T], *values: Sequence[Any]) -> Iterator[T
 
 def _key(value: object) -> object:
     kind = type(value)
-    # The type, as 1 == 1.0 == True; the text of a float, as 0.0 == -0.0 and nan != nan.
+    # The key has the type, as 1 == 1.0 == True, and a float's text, as 0.0 == -0.0 and nan != nan.
     if kind is float:
         return kind, repr(value)
     return (kind, value) if kind is int or kind is str or kind is bool else id(value)

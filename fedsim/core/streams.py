@@ -1,12 +1,12 @@
-"""Streams of randomness keyed by (seed, purpose, client, round).
+"""Random streams keyed by (seed, purpose, client, round).
 
 Every random number of an experiment comes from a stream of this module, never from a global
 generator and never in order of arrival. So a result does not depend on scheduling, workers or
-engine. The key of a stream is a keyed hash (BLAKE2b) of the four numbers. It goes straight into a
-cipher or a counter-based generator. Distinct numbers give independent streams.
+engine. The key of a stream is a keyed hash (BLAKE2b) of the four numbers and is the key of a cipher
+or a counter-based generator. Distinct numbers give independent streams.
 
-Everyone who knows the seed can reproduce these streams, as a simulation needs. Against an adversary
-who knows the seed, such noise protects nobody.
+Anyone who knows the seed can reproduce these streams, as a simulation needs. Such noise does not
+protect against an adversary who knows the seed.
 """
 
 import hashlib
@@ -20,11 +20,11 @@ from numpy.random.bit_generator import ISeedSequence
 KEY_BYTES = 32
 
 _SCHEME = b"fedsim stream keys, version 1"  # the hash's key; another scheme is another version
-_FIELDS = struct.Struct("<QIII")  # seed, purpose, client, round: a fixed width, so no two alias
+_FIELDS = struct.Struct("<QIII")  # seed, purpose, client, round: a fixed width, so no two collide
 
 
 class Purpose(IntEnum):
-    """The use of a stream. Values are part of reproducibility: never renumber them."""
+    """The purpose of a stream. Results depend on the values: never renumber them."""
 
     SPLIT = 1
     PARTITION = 2
@@ -58,16 +58,16 @@ class Purpose(IntEnum):
 
 
 def stream_key(seed: int, purpose: Purpose, *, client: int = 0, round_number: int = 0) -> bytes:
-    """Return the key of one stream: 32 bytes.
+    """Return the 32-byte key of one stream.
 
     Args:
         seed: the experiment's seed, 0 ≤ seed < 2^64.
-        purpose: the use of the stream.
+        purpose: the purpose of the stream.
         client: the client's partition number, 0 ≤ client < 2^32 (0 for the server's streams).
         round_number: the round, 0 ≤ round_number < 2^32 (0 before round 1).
 
     Raises:
-        ValueError: a number outside its range, which would alias another key.
+        ValueError: a number is outside its range, which would repeat another stream's key.
     """
     for name, value, bits in (
         ("seed", seed, 64),
@@ -83,16 +83,16 @@ def stream_key(seed: int, purpose: Purpose, *, client: int = 0, round_number: in
 def stream(
     seed: int, purpose: Purpose, *, client: int = 0, round_number: int = 0
 ) -> np.random.Generator:
-    """Return the generator of one keyed stream.
+    """Return the numpy generator of one keyed stream.
 
     Args:
-        seed: as `stream_key`.
-        purpose: as `stream_key`.
-        client: as `stream_key`.
-        round_number: as `stream_key`.
+        seed: the experiment's seed, 0 ≤ seed < 2^64.
+        purpose: the purpose of the stream.
+        client: the client's partition number, 0 ≤ client < 2^32 (0 for the server's streams).
+        round_number: the round, 0 ≤ round_number < 2^32 (0 before round 1).
 
     Raises:
-        ValueError: as `stream_key`.
+        ValueError: a number is outside its range, which would repeat another stream's key.
     """
     return generator_of(stream_key(seed, purpose, client=client, round_number=round_number))
 
@@ -104,15 +104,15 @@ def generator_of(key: bytes) -> np.random.Generator:
 
 
 def restart_at(generator: np.random.Generator, step: int, item: int) -> None:
-    """Move a generator of this module to the start of the part of its stream for (step, item).
+    """Move a stream's generator to the start of the part of the stream for (step, item).
 
     The two numbers are the upper half of the counter of Philox, so parts do not overlap: each has
     2^130 random words.
 
     Args:
-        generator: as `stream` returns it.
-        step: 0 ≤ step < 2^64.
-        item: 0 ≤ item < 2^64.
+        generator: a generator that `stream` returned.
+        step: number of the step, 0 ≤ step < 2^64.
+        item: number of the item within the step, 0 ≤ item < 2^64.
     """
     state: Any = generator.bit_generator.state
     state["state"]["counter"] = np.array([0, 0, item, step], dtype=np.uint64)
@@ -120,12 +120,12 @@ def restart_at(generator: np.random.Generator, step: int, item: int) -> None:
 
 
 def torch_seed(key: bytes) -> int:
-    """Return a seed for torch's own generators: 63 of the last bits of `key`."""
+    """Return a seed for torch's generators, made of 63 bits of `key`."""
     return int.from_bytes(key[-8:], "little") >> 1
 
 
 class _Words(ISeedSequence):
-    """A key in the form that numpy requests; `Philox(key=...)` would draw entropy from the system.
+    """A key as numpy's seed sequence; `Philox(key=...)` would draw entropy from the system.
 
     Args:
         key: at least 16 bytes.
@@ -139,6 +139,6 @@ class _Words(ISeedSequence):
 
         Args:
             n_words: number of words.
-            dtype: their type, unsigned.
+            dtype: unsigned integer type of the words.
         """
         return np.frombuffer(self._key, np.dtype(dtype).newbyteorder("<"), count=n_words)

@@ -1,7 +1,6 @@
-"""JSON, YAML and CSV: one error with one line for each mistake, no NaN, no cell that is a formula.
+"""Reads JSON and YAML with one-line errors, and writes CSV that no spreadsheet runs as formulas.
 
-JSON has no infinity and no NaN. Files that anyone may have written are read strictly; a
-spreadsheet shows the CSV as it is.
+JSON has no infinity and no NaN. Files are read strictly, as anyone may have written them.
 """
 
 import csv
@@ -16,23 +15,23 @@ _Text = TypeVar("_Text")
 
 
 class FormatError(ValueError):
-    """Text that is no JSON, or no YAML; the message has one line."""
+    """Raised for text that is not valid JSON or YAML; the message has one line."""
 
 
 def parse_json(text: str | bytes) -> Any:
     """Return the value of a JSON text.
 
     Raises:
-        FormatError: it is none, or nested too deeply.
+        FormatError: the text is not valid JSON, or nested too deeply.
     """
     return _parse(json.loads, text)
 
 
 def parse_plain_yaml(text: str) -> Any:
-    """Return the value of a YAML text, which may be of another tool.
+    """Return the value of a YAML text, which another tool may have written.
 
     Raises:
-        FormatError: it is none, or nested too deeply.
+        FormatError: the text is not valid YAML, or nested too deeply.
     """
     return _parse(yaml.safe_load, text)
 
@@ -56,14 +55,14 @@ _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 
 
 def csv_text(columns: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
-    """Return a table as CSV.
+    """Return a table as CSV text.
 
-    A spreadsheet runs text that begins with = + - @, a tab or a carriage return. Such text gets an
-    apostrophe in front, and numbers stay numbers, also as text.
+    A spreadsheet runs text that begins with = + - @, a tab or a carriage return as a formula. Such
+    text gets an apostrophe in front, except text that is a number.
 
     Args:
         columns: names of the columns.
-        rows: their cells; None is an empty cell.
+        rows: the cells of each row; None is an empty cell.
     """
     lines = _Lines()
     writer = csv.writer(lines)
@@ -73,7 +72,7 @@ def csv_text(columns: Iterable[object], rows: Iterable[Iterable[object]]) -> str
 
 
 class _Lines(list[str]):
-    """Lines with a line feed alone; `csv` itself would leave a carriage return without quotes."""
+    """Collects lines that end in a line feed; `csv` itself would not quote a carriage return."""
 
     def write(self, line: str) -> None:
         self.append(f"{line[:-2]}\n")

@@ -1,4 +1,4 @@
-"""Data: built-in and user datasets, the held-out test set, partitions among clients."""
+"""Datasets (built-in and user-defined), the held-out test set, and partitions among clients."""
 
 from importlib import import_module as _import_module
 from typing import TYPE_CHECKING
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from fedsim.data.load import FederatedData as FederatedData
     from fedsim.data.load import load_federated_data as load_federated_data
 
-# Loaded when first used: settings and catalog are imported by `fedsim --help`, without numpy.
+# Imported on first use: `fedsim --help` imports settings and catalog without numpy.
 _public = {
     "DataError": "fedsim.data.examples",
     "Examples": "fedsim.data.examples",

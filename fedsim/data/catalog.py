@@ -20,11 +20,11 @@ class DatasetEntry:
     """A built-in dataset.
 
     Attributes:
-        description: its line in `fedsim list`.
-        args: the class of its `data.args`.
-        shape: shape of one example; None where the arguments decide.
-        groups: columns by which `partition: {scheme: column}` may divide it; None where the data
-            decide.
+        description: the dataset's line in `fedsim list`.
+        args: the class of the dataset's settings `data.args`.
+        shape: shape of one example; None if it depends on the settings.
+        groups: columns by which `partition: {scheme: column}` may divide the dataset; None if they
+            depend on the data.
     """
 
     description: str

@@ -1,8 +1,8 @@
 """Conversion of users' arrays, tensors, images and lists into `Examples`.
 
 Images get one layout, (n, channels, height, width), and one range of values. Everything follows
-from the type and the shape of the array, never from its values: a constant from private examples
-would tell about them.
+from the type and the shape of the array, never from its values: a constant that is computed from
+private examples would reveal something about them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ _CHANNELS = (1, 3, 4)  # grey, RGB, RGB with transparency
 
 
 def as_images(array: NDArray[Any], settings: ImageSettings | None, what: str) -> NDArray[Any]:
-    """Return images as (n, channels, height, width) in units of their scale; others unchanged.
+    """Return images as scaled arrays (n, channels, height, width); other features unchanged.
 
     | array                               | without `data.images`                               |
     |-------------------------------------|-----------------------------------------------------|
@@ -34,8 +34,8 @@ def as_images(array: NDArray[Any], settings: ImageSettings | None, what: str) ->
 
     Args:
         array: features (n, ...) of any real number type.
-        settings: `data.images`; None: by these rules.
-        what: name of the array, for messages.
+        settings: the setting `data.images`; None applies the rules of the table.
+        what: name of the array in messages.
 
     Raises:
         DataError: the layout is ambiguous, or the settings do not fit the array.
@@ -59,7 +59,7 @@ def as_images(array: NDArray[Any], settings: ImageSettings | None, what: str) ->
         return np.divide(array, np.float32(scale), dtype=np.float32, casting="same_kind")
 
 
-def _layout(array: NDArray[Any], what: str) -> str | None:
+def _layout(array: NDArray[Any], name: str) -> str | None:
     if array.ndim == 3 and array.dtype == np.uint8:
         return "none"
     if array.ndim != 4 or not _looks_channels_last(array.shape[1:]):
@@ -67,7 +67,7 @@ def _layout(array: NDArray[Any], what: str) -> str | None:
     if array.dtype == np.uint8:
         return "last"
     raise DataError(
-        f"{what} has shape {array.shape}, which looks like images with channels last, and models "
+        f"{name} has shape {array.shape}, which looks like images with channels last, and models "
         "take channels first; write data.images: {channels: last} to move them, or "
         "{channels: first} if the axes are right as they are"
     )
@@ -80,9 +80,9 @@ def _looks_channels_last(shape: tuple[int, ...]) -> bool:
     return last in _CHANNELS or (first == second and last < first)
 
 
-def _misfit(array: NDArray[Any], what: str, channels: str, form: str) -> str:
+def _misfit(array: NDArray[Any], name: str, channels: str, form: str) -> str:
     return (
-        f"data.images.channels: {channels} is for arrays {form}, and {what} has shape "
+        f"data.images.channels: {channels} is for arrays {form}, and {name} has shape "
         f"{array.shape}; remove channels"
     )
 
@@ -92,14 +92,14 @@ _LARGEST_TOKEN = np.iinfo(np.int32).max  # embeddings index rows with int32
 
 
 class Dataset(NamedTuple):
-    """A dataset before it is divided.
+    """A dataset before its division among clients.
 
     Attributes:
         train: the training examples, or all examples of a dataset without a test set.
-        test: the dataset's own test set, if it has one.
-        class_names: name of each class, if the targets were text or the source names its classes.
-        groups: names of columns that can divide the training examples among clients (`scheme:
-            column`), each with one text per example.
+        test: the test set that comes with the dataset, or None.
+        class_names: name of each class, or None if neither text targets nor the source name them.
+        groups: columns that can divide the training examples among clients (`scheme: column`), by
+            name; each has one text per example.
         columns: the columns of a table that are features, in order; None for other sources.
     """
 
@@ -122,7 +122,7 @@ def to_dataset(
     """Return a dataset from numpy arrays, torch tensors or nested lists.
 
     Features become float32; images of bytes are divided by 255 and get their channels first (see
-    `as_images`), others are not rescaled. Targets become:
+    `as_images`), other features are not rescaled. Targets become:
 
     | targets                     | become                                                        |
     |-----------------------------|---------------------------------------------------------------|
@@ -134,10 +134,10 @@ def to_dataset(
     Args:
         x: features (n, ...) of any real number type.
         y: targets (n,) or (n, k).
-        x_test: features of the dataset's own test set, or None.
+        x_test: features of the test set that comes with the dataset, or None.
         y_test: targets of that test set, or None.
-        tokens: whether features are whole numbers from 0 for an embedding, which become int64.
-        images: `data.images` of the experiment.
+        tokens: whether features are whole numbers >= 0 for an embedding, which become int64.
+        images: the setting `data.images`.
 
     Raises:
         DataError: values are not numeric or do not have these shapes.
@@ -155,7 +155,7 @@ def to_dataset(
     return Dataset(train, test, names)
 
 
-def _array(value: Any, what: str) -> NDArray[Any]:
+def _array(value: Any, name: str) -> NDArray[Any]:
     if hasattr(value, "detach"):  # a torch tensor; torch is not imported here
         value = value.detach().cpu()
         if value.is_floating_point():  # numpy has no bfloat16
@@ -165,23 +165,23 @@ def _array(value: Any, what: str) -> NDArray[Any]:
         return np.asarray(value)
     except (ValueError, TypeError) as error:
         raise DataError(
-            f"{what} must be an array, a tensor or a list with rows of equal length: {error}"
+            f"{name} must be an array, a tensor or a list with rows of equal length: {error}"
         ) from error
 
 
 def _features(
-    value: Any, what: str, *, tokens: bool, images: ImageSettings | None
+    value: Any, name: str, *, tokens: bool, images: ImageSettings | None
 ) -> NDArray[np.float32] | NDArray[np.int64]:
-    array = _array(value, what)
+    array = _array(value, name)
     if array.dtype.kind not in "biuf":
         raise DataError(
-            f"{what} must be numeric, got {array.dtype} of shape {array.shape}; "
+            f"{name} must be numeric, got {array.dtype} of shape {array.shape}; "
             "encode text and categories as numbers"
         )
-    return _tokens(array, what) if tokens else _float32(as_images(array, images, what))
+    return _tokens(array, name) if tokens else _float32(as_images(array, images, name))
 
 
-def _tokens(array: NDArray[Any], what: str) -> NDArray[np.int64]:
+def _tokens(array: NDArray[Any], name: str) -> NDArray[np.int64]:
     """Return whole numbers as int64; cells of a table are float64, exact up to 2^53."""
     wrong = (array < 0) | (array > _LARGEST_TOKEN)
     if array.dtype.kind == "f":
@@ -189,24 +189,24 @@ def _tokens(array: NDArray[Any], what: str) -> NDArray[np.int64]:
     if wrong.any():
         raise DataError(
             f"data.features: tokens must be whole numbers from 0 to {_LARGEST_TOKEN}, got "
-            f"{array[wrong][0]} in {what}; for numbers, remove data.features"
+            f"{array[wrong][0]} in {name}; for numbers, remove data.features"
         )
     return np.ascontiguousarray(array, dtype=np.int64)
 
 
-def _targets(array: NDArray[Any], what: str) -> NDArray[np.int64] | NDArray[np.float32]:
+def _targets(array: NDArray[Any], name: str) -> NDArray[np.int64] | NDArray[np.float32]:
     if array.dtype.kind == "f":
         return _float32(array)
     if array.dtype.kind not in "biu":
         raise DataError(
-            f"{what} must be numbers or class names, got {array.dtype} of shape {array.shape}"
+            f"{name} must be numbers or class names, got {array.dtype} of shape {array.shape}"
         )
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
     if array.ndim > 1:
         return _float32(array)
     if array.dtype == np.uint64 and array.size and array.max() > _INT64_MAX:
-        raise DataError(f"{what} must be below 2^63, got {array.max()}")
+        raise DataError(f"{name} must be below 2^63, got {array.max()}")
     return np.ascontiguousarray(array, dtype=np.int64)
 
 
@@ -222,11 +222,13 @@ def _is_text(array: NDArray[Any]) -> bool:
 
 
 def _encode(targets: NDArray[Any]) -> tuple[NDArray[Any], tuple[str, ...] | None]:
-    """Return text as class numbers with the names of the classes; numbers as they are."""
+    """Return text targets as class numbers, and the class names; numbers unchanged, and None."""
     if not _is_text(targets):
         return targets, None
     names, codes = np.unique(targets, return_inverse=True)
-    texts = (one.decode(errors="replace") if isinstance(one, bytes) else str(one) for one in names)
+    texts = (
+        name.decode(errors="replace") if isinstance(name, bytes) else str(name) for name in names
+    )
     return codes.astype(np.int64), tuple(texts)
 
 

@@ -1,4 +1,4 @@
-"""Examples: features and targets as checked arrays, the form that all of fedsim uses."""
+"""Examples: features and targets as checked arrays, used everywhere in fedsim."""
 
 from dataclasses import dataclass
 from typing import Protocol, Self
@@ -12,7 +12,7 @@ _CHUNK_VALUES = 1 << 22
 
 
 class DataError(InputError):
-    """The data do not fit the experiment; the message is one line with the fix."""
+    """Raised if the data do not fit the experiment; the message is one line with the fix."""
 
 
 class ExampleTransform(Protocol):
@@ -78,17 +78,17 @@ class Examples:
         return not isinstance(part, np.memmap)
 
     def transformed(self, transform: ExampleTransform | None) -> Self:
-        """Return the examples with transformed features, in memory; the same ones for None."""
+        """Return the examples with transformed features, in memory; for None, return `self`."""
         if transform is None:
             return self
         return type(self)(transform(self.features), self.targets)
 
     def take(self, indices: NDArray[np.integer]) -> Self:
-        """Return a copy of the examples at `indices`, in their order."""
+        """Return a copy of the examples at `indices`, in that order, with checked values."""
         return type(self)(self.features[indices], self.targets[indices])
 
     def rows(self, indices: NDArray[np.integer] | slice) -> Self:
-        """Return some of the examples: a copy for an array of indices, a view for a slice.
+        """Return the examples at `indices`: a copy for an index array, a view for a slice.
 
         The values are not checked again.
         """
@@ -119,7 +119,7 @@ def _check_arrays(features: object, targets: object) -> None:
 
 
 def _check_finite(name: str, array: NDArray[np.generic]) -> None:
-    """Check in chunks: one mask for all values would take a quarter of their memory."""
+    """Check values in chunks, as a mask for all values would take a quarter of their memory."""
     if array.dtype.kind != "f" or len(array) == 0:
         return
     rows = max(1, _CHUNK_VALUES * len(array) // array.size)

@@ -1,4 +1,4 @@
-"""The files that `data:` names, none of which is opened, and messages about names in a file."""
+"""Finds the files that `data:` names, without opening them, and words messages about names."""
 
 import os
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from fedsim.core.errors import InputError
 from fedsim.core.limits import MAX_MATCHED_FILES
 from fedsim.data.settings import DataSettings, FileDataset, FilesPartition
 
-_MAX_NAMES = 1000  # compared with an unknown one
+_MAX_NAMES = 1000  # known names that are compared with an unknown one
 _MAX_CHARS = 100
 
 
@@ -20,7 +20,7 @@ def unknown_name(path: Path, kind: str, name: str, known: Iterable[str]) -> str:
 
     Args:
         path: the file.
-        kind: the noun for the named thing, such as column.
+        kind: noun for the named object, such as column.
         name: the unknown name.
         known: the names in the file.
     """
@@ -31,7 +31,7 @@ def unknown_name(path: Path, kind: str, name: str, known: Iterable[str]) -> str:
 
 
 def quoted(names: Iterable[str]) -> str:
-    """Return sorted names in quotes, with commas between; long ones are cut."""
+    """Return names sorted, quoted and separated by commas; long names are cut."""
     return ", ".join(repr(name[:_MAX_CHARS]) for name in sorted(names))
 
 
@@ -40,25 +40,25 @@ def closest_name(name: str, known: list[str]) -> str | None:
 
     Args:
         name: the unknown name.
-        known: the known ones.
+        known: the known names.
     """
     close = get_close_matches(name[:_MAX_CHARS], known[:_MAX_NAMES], n=1)
     return close[0] if close else None
 
 
 class TooManyFilesError(InputError):
-    """A pattern that leads through too many directories to be read."""
+    """Raised for a file pattern that matches too many directories to read."""
 
 
 def matching_files(pattern: str, base: Path) -> dict[str, Path]:
-    """Return the files of a pattern by client name, sorted: their stems, or paths if stems repeat.
+    """Return the files that match a pattern, sorted by name: the stem, or the path if stems repeat.
 
     Args:
-        pattern: of shells, such as data/*.csv or data/*/train.csv.
+        pattern: shell pattern, such as data/*.csv or data/*/train.csv.
         base: the directory in which relative paths start.
 
     Raises:
-        TooManyFilesError: the directories on the way hold more than `MAX_MATCHED_FILES` names.
+        TooManyFilesError: the searched directories hold more than `MAX_MATCHED_FILES` names.
     """
     paths = [] if "\0" in pattern else _expanded(base / os.path.expanduser(pattern), pattern)
     names = [path.stem for path in paths]
@@ -69,22 +69,22 @@ def matching_files(pattern: str, base: Path) -> dict[str, Path]:
 
 
 def _expanded(path: Path, pattern: str) -> list[Path]:
-    """Return the files that a path with wildcards matches, as `glob.glob` does; each once."""
+    """Return the files that a path with wildcards matches, like `glob.glob`, without repetitions."""
     first, *parts = [*path.parts, *(["*"] if path.name == "**" else [])]
-    waiting, seen, found, names = [(first, tuple(parts))], set(), list[str](), 0
+    waiting, seen, matches, names = [(first, tuple(parts))], set(), list[str](), 0
     while waiting:
         if (state := waiting.pop()) in seen:
             continue
         seen.add(state)
         place, parts = state
         if not parts:
-            found.append(place)
+            matches.append(place)
             continue
         part, rest = parts[0], parts[1:]
         if part != "**" and not has_magic(part):
             waiting.append((os.path.join(place, part), rest))
             continue
-        entries = [one for one in _entries(place) if one.name[0] != "." or part[0] == "."]
+        entries = [entry for entry in _entries(place) if entry.name[0] != "." or part[0] == "."]
         names += len(entries)
         if names > MAX_MATCHED_FILES:
             raise TooManyFilesError(
@@ -93,17 +93,17 @@ def _expanded(path: Path, pattern: str) -> list[Path]:
             )
         if part == "**":
             waiting.append((place, rest))
-            waiting += [(one.path, parts) for one in entries if _is_directory(one)]
+            waiting += [(entry.path, parts) for entry in entries if _is_directory(entry)]
         else:
-            waiting += [(one.path, rest) for one in entries if fnmatchcase(one.name, part)]
-    return [Path(one) for one in found if os.path.isfile(one)]
+            waiting += [(entry.path, rest) for entry in entries if fnmatchcase(entry.name, part)]
+    return [Path(match) for match in matches if os.path.isfile(match)]
 
 
 def _entries(directory: str) -> list["os.DirEntry[str]"]:
     try:
         with os.scandir(directory) as entries:
             return list(entries)
-    except OSError:  # not there, no directory, or not readable: nothing matches
+    except OSError:  # missing, not a directory, or not readable: nothing matches
         return []
 
 
@@ -115,16 +115,16 @@ def _is_directory(entry: "os.DirEntry[str]") -> bool:
 
 
 def data_files(settings: DataSettings, base: Path) -> list[Path]:
-    """Return the files that a run reads its examples from.
+    """Return the files from which a run reads its examples.
 
     Args:
-        settings: `data:` of the experiment.
+        settings: the section `data` of the experiment.
         base: the directory in which relative paths start.
     """
     dataset, division = settings.dataset, settings.partition
     if not isinstance(dataset, FileDataset):
         return []
-    named = [base / Path(one).expanduser() for one in (dataset.path, dataset.test) if one]
+    named = [base / Path(path).expanduser() for path in (dataset.path, dataset.test) if path]
     if isinstance(division, FilesPartition):
         named += matching_files(division.pattern, base).values()
     return named

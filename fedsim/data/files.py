@@ -1,4 +1,4 @@
-"""Datasets from files: .npz archives of `numpy.savez`, .csv and .parquet tables."""
+"""Reads datasets from files: .npz archives of `numpy.savez`, .csv and .parquet tables."""
 
 import lzma
 import math
@@ -35,20 +35,20 @@ def read_npz(
 ) -> Dataset:
     """Return the dataset in an archive of `numpy.savez`.
 
-    The features are the only array beside the target, or the array `x` or `features`. Arrays
-    `x_test` and `<target>_test` are the dataset's own test set. Names of the two parts as Keras
-    and MedMNIST have them work likewise: with the target `y` the arrays `x_train`, `y_train`,
-    `x_test`, `y_test`, and with `labels` the arrays `train_images`, `train_labels` and so on.
+    The features are the only array besides the target, or the array `x` or `features`. Arrays
+    `x_test` and `<target>_test` are the test set. The names that Keras and MedMNIST use work, too:
+    with the target `y` the arrays `x_train`, `y_train`, `x_test`, `y_test`, and with `labels` the
+    arrays `train_images`, `train_labels` and so on.
     Pickled objects are never loaded.
 
-    Guarantee: only these arrays are read. Memory is taken for them only if the archive holds as
-    many bytes as their headers say and this machine has room for all of them.
+    Guarantee: only these arrays are read, and only if the archive holds as many bytes as their
+    headers declare and all of them fit into this machine's memory.
 
     Args:
-        path: the file.
-        target: name of the array of targets, without the name of the part.
+        path: the archive.
+        target: name of the array of targets, without `train` or `test`.
         tokens: whether features are tokens (see `to_dataset`).
-        images: `data.images` of the experiment.
+        images: the setting `data.images`.
         group: the array (n,) that names the client of each training example, or None.
 
     Raises:
@@ -59,7 +59,7 @@ def read_npz(
     def choose(names: list[str]) -> list[str | None]:
         if group is not None and group not in names:
             raise DataError(unknown_name(path, "array", group, names))
-        return [*_choose_arrays(path, target, [one for one in names if one != group]), group]
+        return [*_choose_arrays(path, target, [name for name in names if name != group]), group]
 
     *arrays, clients = _read_arrays(path, choose)
     try:
@@ -73,21 +73,21 @@ def read_npz(
             f"{path}: array {group!r} names the client of each of {len(data.train)} training "
             f"examples as whole numbers or text, got {clients.dtype} of shape {clients.shape}"
         )
-    return data._replace(groups={group: tuple(as_text(one) for one in clients.tolist())})
+    return data._replace(groups={group: tuple(as_text(client) for client in clients.tolist())})
 
 
 def read_npz_features(
     path: Path, *, tokens: bool = False, images: ImageSettings | None = None
 ) -> NDArray[np.float32] | NDArray[np.int64]:
-    """Return the features in an archive without targets, as `read_npz` does.
+    """Return the features in an archive without targets, (n, ...).
 
     Args:
-        path: the file.
+        path: the archive.
         tokens: whether features are tokens (see `to_dataset`).
-        images: `data.images` of the experiment.
+        images: the setting `data.images`.
 
     Raises:
-        DataError: as `read_npz`.
+        DataError: the archive is damaged, or the features are missing, ambiguous or unusable.
     """
     (features,) = _read_arrays(path, lambda names: [_feature_array(path, names)])
     blank = np.zeros(0 if features is None else len(features), np.int64)
@@ -101,17 +101,17 @@ def array_names(path: Path) -> list[str]:
     """Return the names of the arrays in an archive.
 
     Raises:
-        DataError: the file is no archive.
+        DataError: the file is not an archive.
     """
-    found: list[str] = []
-    _read_arrays(path, lambda names: found.extend(names) or [])
-    return found
+    names: list[str] = []
+    _read_arrays(path, lambda present: names.extend(present) or [])
+    return names
 
 
 def _read_arrays(
     path: Path, choose: Callable[[list[str]], list[str | None]]
 ) -> list[NDArray[np.generic] | None]:
-    """Return the arrays that `choose` names, given the names in the archive."""
+    """Return the arrays that `choose` selects from the names in the archive."""
     if not zipfile.is_zipfile(path):  # np.load also accepts a single array
         raise DataError(f"{path}: is not an .npz archive; write one with numpy.savez")
     try:
@@ -151,7 +151,7 @@ def _choose_arrays(path: Path, target: str, names: list[str]) -> list[str | None
 
 
 def _strip_split(form: str, name: str) -> str:
-    """Return `y` for `y_train` or `train_y`; other names as they are."""
+    """Return `y` for `y_train` or `train_y`, and other names unchanged."""
     before, after = form.format(name="|", split="train").split("|")
     if len(name) > len(before) + len(after) and name.startswith(before) and name.endswith(after):
         return name[len(before) : len(name) - len(after)]
@@ -159,7 +159,7 @@ def _strip_split(form: str, name: str) -> str:
 
 
 def _choose_splits(path: Path, form: str, target: str, names: list[str]) -> list[str | None]:
-    """Return the names of the arrays of an archive whose names say training or test."""
+    """Return the names of the arrays in an archive whose names contain `train` or `test`."""
     features = [
         name for name in _SPLIT_FEATURE_NAMES if form.format(name=name, split="train") in names
     ]
@@ -186,7 +186,7 @@ def _feature_array(path: Path, names: list[str]) -> str:
 
 
 def _check_sizes(path: Path, archive: zipfile.ZipFile, names: list[str | None]) -> None:
-    """Check, from the headers alone, that the arrays are as large as they say and fit."""
+    """Check by headers only that the arrays have their declared size and fit into memory."""
     total = 0
     for name in names:
         if name is None:
@@ -244,14 +244,14 @@ def read_files(
 
     Args:
         paths: the files by name, in order.
-        settings: `data.dataset`.
+        settings: the setting `data.dataset`.
         test: the file of the public test set, or None.
         group: the column that divides the rows among clients, or None.
         tokens: whether features are tokens (see `to_dataset`).
-        images: `data.images` of the experiment, for .npz.
+        images: the setting `data.images`, for .npz.
 
     Raises:
-        DataError: a file is missing, of another kind, or its content cannot be used.
+        DataError: a file is missing, has another suffix, or its content cannot be used.
     """
     for path in (*paths.values(), *([] if test is None else [test])):
         check_file(path)
@@ -268,10 +268,10 @@ def read_files(
 
 
 def check_file(path: Path) -> None:
-    """Check that a data file is there and of a kind that can be read.
+    """Check that a data file exists and has a suffix that can be read.
 
     Raises:
-        DataError: it is missing or of another kind.
+        DataError: the file is missing or has another suffix.
     """
     if path.suffix.lower() not in SUFFIXES:
         raise DataError(f"data.dataset: {path} must be a .npz, .csv or .parquet file")

@@ -1,4 +1,4 @@
-"""Inputs of a trained model from a file: read and transformed as a run reads its data."""
+"""Reads the inputs of a trained model from a file, in the same way as a run reads its data."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,18 +17,17 @@ from fedsim.data.tables.dataset import feature_columns, open_table, read_part, t
 from fedsim.data.tables.settings import as_text
 
 DEFAULT_TARGET = "y"
-"""Target of a file of inputs where the dataset of the run is no file."""
+"""Name of the target in a file of inputs if the run's dataset is not a file."""
 
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """Examples to predict.
+    """The examples to predict.
 
     Attributes:
-        features: float32 (n, ...), or int64 (n, ...) for tokens; as a run has them before
-            `model.features`.
-        targets: int64 (n,), float32 (n,) or float32 (n, k); None where the file has no target.
-        kept: columns that are no features, such as an id, as text (n,) each; they identify the
+        features: float32 (n, ...), or int64 (n, ...) for tokens, before `model.features`.
+        targets: int64 (n,), float32 (n,) or float32 (n, k); None if the file has no targets.
+        kept: text columns (n,) that are not features, such as an id, by name; they identify the
             examples in a table of predictions.
     """
 
@@ -45,16 +44,16 @@ def read_inputs(
     columns: Sequence[str] | None = None,
     class_names: Sequence[str] | None = None,
 ) -> Inputs:
-    """Return the examples of a file, with or without targets, for a model of these data.
+    """Return the examples of a file, with or without targets, for the model of a run.
 
     Args:
-        settings: `data:` of the run's experiment.
+        settings: the section `data` of the run's experiment.
         path: a .npz, .csv or .parquet file.
         base: the directory in which relative paths of the experiment start.
         columns: `FederatedData.columns` of the run: the columns of a table that are features, in
-            the order of the model's inputs; None: as the first file of the experiment has them.
+            the order of the model's inputs; None takes those of the experiment's first file.
         class_names: `FederatedData.class_names` of the run, which number the classes of text
-            targets; None: the classes of the file, sorted.
+            targets; None takes the sorted classes of the file.
 
     Raises:
         DataError: the file cannot be read, or lacks a column of the model.
@@ -92,7 +91,7 @@ def _table_inputs(
     part = read_part(table, dataset, columns, texts=kept, tokens=tokens)
     if not len(part.features):
         raise DataError(f"{path}: no rows; add the examples to predict")
-    if part.targets is None or not any(as_text(one) for one in part.targets):
+    if part.targets is None or not any(as_text(target) for target in part.targets):
         blank = np.zeros(len(part.features), np.int64)
         data = to_dataset(part.features, blank, tokens=tokens)
         return Inputs(data.train.features, None, part.texts)
@@ -104,7 +103,7 @@ def _table_inputs(
 
 
 def _columns_of_run(settings: DataSettings, base: Path) -> tuple[str, ...] | None:
-    """Return the feature columns of the experiment's first table; None for data that are none."""
+    """Return the feature columns of the experiment's first table; None without a table."""
     paths = list(data_paths(settings, base).values())
     if not isinstance(settings.dataset, FileDataset) or paths[0].suffix == ".npz":
         return None
@@ -117,10 +116,10 @@ def _numbered(
 ) -> NDArray[np.int64]:
     """Return text targets as the class numbers of the run."""
     numbers = {name: number for number, name in enumerate(names)}
-    for row, one in enumerate(targets):
-        if one not in numbers:
+    for row, target in enumerate(targets):
+        if target not in numbers:
             raise DataError(
-                f"{where(row)}: column {column!r}: {one!r} is no class of the model; it has "
+                f"{where(row)}: column {column!r}: {target!r} is no class of the model; it has "
                 f"{quoted(names[:10])}"
             )
-    return np.array([numbers[one] for one in targets], np.int64)
+    return np.array([numbers[target] for target in targets], np.int64)

@@ -1,8 +1,8 @@
-"""Every client's examples and the server's test set, loaded and split by `data:`.
+"""Loads the dataset of `data:` and splits it into clients' examples and the server's test set.
 
 Memory holds one dataset and the row numbers of each client, for any number of clients: a client's
 examples are gathered when it trains. A dataset on disk (`numpy.load(..., mmap_mode="r")`) stays
-there until then.
+on disk until then.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -29,22 +29,22 @@ def hold_out(
 ) -> tuple[NDArray[np.int64], Examples]:
     """Return (row numbers of the training examples in `dataset.train`, test examples).
 
-    The training examples are not copied. Test examples are, unless the dataset brings a test set
-    with memory of its own.
+    Training examples are not copied. Test examples are copied, unless the dataset has a test set in
+    a separate array.
 
     Args:
         dataset: the data, with or without a test set.
-        test_fraction: fraction of the examples to hold out, in (0, 1); None: the dataset's own test
-            set, or 0.2 without one.
+        test_fraction: fraction of the examples to hold out, in (0, 1); None takes the dataset's
+            test set, or 0.2 of the examples if it has none.
         seed: the experiment's seed.
 
     Raises:
         DataError: `test_fraction` is given for a dataset with a test set, or there are too few
             examples for a test set.
     """
-    for what, examples in (("training", dataset.train), ("test", dataset.test)):
+    for part, examples in (("training", dataset.train), ("test", dataset.test)):
         if examples is not None and len(examples) == 0:
-            raise DataError(f"there must be at least one {what} example, got none")
+            raise DataError(f"there must be at least one {part} example, got none")
     if dataset.test is not None:
         if test_fraction is not None:
             raise DataError(
@@ -60,12 +60,12 @@ def hold_out(
 def split_client(
     rows: NDArray[np.int64], fraction: float, *, seed: int, client: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return (training rows, holdout rows) of a client, both sorted.
+    """Return the (training rows, holdout rows) of a client, both sorted.
 
     Args:
         rows: row numbers of the client's examples, int64 (n,).
-        fraction: fraction to hold out, in (0, 1); n * fraction is rounded, and at least one row
-            remains for training.
+        fraction: fraction of the rows to hold out, in (0, 1); n * fraction is rounded, and at least
+            one row remains for training.
         seed: the experiment's seed.
         client: number of the client.
     """
@@ -77,7 +77,7 @@ def split_client(
 def split_indices(
     num_examples: int, test_fraction: float, *, seed: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return sorted (training, test) indices of a random split, int64.
+    """Return the sorted (training, test) indices of a random split, int64.
 
     Args:
         num_examples: number of examples n, at least 2.
@@ -86,7 +86,7 @@ def split_indices(
         seed: the experiment's seed.
 
     Raises:
-        DataError: for fewer than two examples or a fraction outside (0, 1).
+        DataError: there are fewer than two examples, or the fraction is outside (0, 1).
     """
     if not 0 < test_fraction < 1:
         raise DataError(f"data.test_fraction must be between 0 and 1, got {test_fraction}")
@@ -101,7 +101,7 @@ def split_indices(
 
 
 def _on_its_own(test: Examples) -> Examples:
-    """Return a copy of a test set that is a part of a larger array, which it would keep alive."""
+    """Return the test set, copied if it is a view that would keep a larger array alive."""
     base = test.features.base
     is_part = type(base) is np.ndarray and base.nbytes > test.features.nbytes
     return Examples(test.features.copy(), test.targets.copy()) if is_part else test
@@ -111,13 +111,13 @@ Rows = NDArray[np.int64] | slice
 
 
 class ClientExamples(Sequence[Examples]):
-    """Every client's examples by client number, gathered on each access.
+    """A sequence of every client's examples by client number, gathered on each access.
 
     Args:
         source: a dataset that contains the examples of all clients in `rows`.
         rows: rows of `source` that belong to each client of this process.
-        num_clients: number of clients of the federation; None: `rows` has all of them.
-        transform: applied to the features of a dataset on disk on each access.
+        num_clients: number of clients of the federation; None if `rows` has all of them.
+        transform: transform of the features, applied on each access (for a dataset on disk).
     """
 
     def __init__(
@@ -140,12 +140,12 @@ class ClientExamples(Sequence[Examples]):
 
     @property
     def is_transformed_on_access(self) -> bool:
-        """Whether each access to a client's examples transforms them anew."""
+        """Whether each access to a client's examples transforms their features again."""
         return self._transform is not None
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the features and targets of this process's clients."""
+        """Size in bytes of the features and targets of this process's clients."""
         row_bytes = [array[:1].nbytes for array in (self._source.features, self._source.targets)]
         return sum(self.sizes) * sum(row_bytes)
 
@@ -160,7 +160,7 @@ class ClientExamples(Sequence[Examples]):
         return rows.stop - rows.start if isinstance(rows, slice) else len(rows)
 
     def targets(self, client: int) -> NDArray[np.generic]:
-        """Return the targets of a client of this process, without its features."""
+        """Return the targets of a client of this process, (n,) or (n, k)."""
         return self._source.targets[self._rows[client]]
 
     def __len__(self) -> int:
@@ -189,10 +189,10 @@ class ClientExamples(Sequence[Examples]):
         return (self[client] for client in sorted(self._rows))
 
     def select(self, clients: Iterable[int]) -> Self:
-        """Return the examples of some clients as a copy, without those of the others."""
+        """Return a copy that has only the examples of the given clients."""
         chosen = list(clients)
         indices = [_indices(self._rows[client]) for client in chosen]
-        ends = np.cumsum([len(own) for own in indices]).tolist()
+        ends = np.cumsum([len(rows_of_client) for rows_of_client in indices]).tolist()
         starts = [0, *ends[:-1]]
         packed = self._source.rows(np.concatenate([*indices, np.empty(0, np.int64)]))
         packed = packed.transformed(self._transform)
@@ -200,7 +200,7 @@ class ClientExamples(Sequence[Examples]):
         return type(self)(packed, rows, num_clients=self._num_clients)
 
     def copy(self) -> Self:
-        """Return the same clients with a copy of the dataset."""
+        """Return a copy with the same clients and a copy of the dataset."""
         source = Examples(self._source.features.copy(), self._source.targets.copy())
         return type(self)(
             source, self._rows, num_clients=self._num_clients, transform=self._transform
@@ -213,20 +213,21 @@ def _indices(rows: Rows) -> NDArray[np.int64]:
 
 @dataclass(frozen=True, eq=False)
 class FederatedData:
-    """The data of one experiment.
+    """The data of one experiment, divided among clients and server.
 
     Attributes:
         clients: every client's training examples, by client number, gathered on access.
         test: the server's public test set, never on a client.
         num_classes: the number of named classes, or one more than the largest class of the whole
             dataset, assumed to be public; None if the targets are not classes 0, 1, 2, ...
-        input_shape: shape of one example's features, as the model gets them.
+        input_shape: shape of one example's features after `model.features`.
         raw_input_shape: shape of one example in the dataset, before transforms.
-        held_out: examples of every client that it never trains on; None without a holdout.
+        held_out: every client's examples that are held out of training; None without a holdout.
         class_names: name of each class, assumed to be public; None if the data do not name them.
         columns: the columns of a table that are features, in the order of the model's inputs (a
-            column with classes has an input for each); None if the data are no table.
-        client_names: public name of each client, such as a hospital; None: numbers alone.
+            column with classes has one input for each class); None if the data are not a table.
+        client_names: public name of each client, such as a hospital; None if clients have only
+            numbers.
     """
 
     clients: ClientExamples
@@ -240,7 +241,7 @@ class FederatedData:
     client_names: tuple[str, ...] | None = None
 
     def copy(self) -> Self:
-        """Return the same data with a writable copy of the clients' examples."""
+        """Return a copy of the data with a writable copy of the clients' examples."""
         held_out = None if self.held_out is None else self.held_out.copy()
         return replace(self, clients=self.clients.copy(), held_out=held_out)
 
@@ -256,12 +257,13 @@ def load_federated_data(
     """Load a dataset, hold out the test set and divide the rest among clients.
 
     Args:
-        settings: `data:` of the experiment.
+        settings: the section `data` of the experiment.
         seed: the experiment's seed; the same file and seed give the same data on every client.
         base: the directory in which relative paths start.
-        holdout: fraction of its examples that each client holds out, in (0, 1); None: no holdout.
-        transform: of the features of every example; None: features stay as they are. In memory it
-            is applied once, here; of a dataset on disk, to a client's examples when it trains.
+        holdout: fraction of its examples that each client holds out, in (0, 1); None holds out
+            none.
+        transform: transform of the features of every example; None leaves features unchanged. It is
+            applied once to a dataset in memory, and on each access to a dataset on disk.
 
     Raises:
         DataError: the data cannot be used; the message is one line with the fix.
@@ -277,7 +279,9 @@ def load_federated_data(
     rows = dict(enumerate(division.rows))
     held_out = None
     if holdout is not None:
-        splits = {c: split_client(own, holdout, seed=seed, client=c) for c, own in rows.items()}
+        splits = {
+            c: split_client(all_rows, holdout, seed=seed, client=c) for c, all_rows in rows.items()
+        }
         rows = {client: training for client, (training, _) in splits.items()}
         held_out = {c: rest for c, (_, rest) in splits.items()}
     raw_shape = dataset.train.input_shape
@@ -296,10 +300,10 @@ def load_federated_data(
 
 
 def _num_classes(train: Examples, test: Examples, names: Sequence[str]) -> int | None:
-    """Return one more than the largest class, named or seen; None for targets that are no classes.
+    """Return the number of classes, from names and targets; None if targets are not classes.
 
     Raises:
-        DataError: there would be more than `MAX_CLASSES`.
+        DataError: there are more than `MAX_CLASSES` classes.
     """
     if not train.has_classes or min(train.targets.min(), test.targets.min()) < 0:
         return None

@@ -1,4 +1,4 @@
-"""`data:` of an experiment: the dataset, its test set, and its partition among clients."""
+"""Settings `data:`: the dataset, its test set, and its partition among clients."""
 
 from typing import Annotated, Any, Literal, Self, get_args
 
@@ -23,7 +23,7 @@ FlwrScheme = Literal[
     "SizePartitioner",
     "SquarePartitioner",
 ]
-"""Partitioners of flwr-datasets that divide rows; those that divide columns are no federation."""
+"""Partitioners of flwr-datasets that divide rows; partitioners of columns are not supported."""
 
 FLWR_SCHEMES: tuple[str, ...] = get_args(FlwrScheme)
 
@@ -39,20 +39,20 @@ class _DrawnPartition(Settings):
 
 
 class IidPartition(_DrawnPartition):
-    """Clients of equal size from the shuffled data."""
+    """Partition into clients of equal size from the shuffled data."""
 
     scheme: Literal["iid"] = Field(description="name of the partition scheme")
 
 
 class DirichletPartition(_DrawnPartition):
-    """Label skew: each class is divided by a Dirichlet(alpha) draw; small alpha, more skew."""
+    """Partition with label skew: each class is divided by a Dirichlet(alpha) draw."""
 
     scheme: Literal["dirichlet"] = Field(description="name of the partition scheme")
-    alpha: float = Field(default=0.5, gt=0, description="small: strong label skew")
+    alpha: float = Field(default=0.5, gt=0, description="a small alpha gives strong label skew")
 
 
 class ShardsPartition(_DrawnPartition):
-    """Pathological label skew: each client holds examples of a few classes only."""
+    """Partition with strong label skew: each client holds examples of a few classes only."""
 
     scheme: Literal["shards"] = Field(description="name of the partition scheme")
     classes_per_client: int = Field(
@@ -61,10 +61,10 @@ class ShardsPartition(_DrawnPartition):
 
 
 class QuantityPartition(_DrawnPartition):
-    """Size skew: min_examples for every client, the rest by a Dirichlet(alpha) draw."""
+    """Partition with size skew: min_examples per client, the rest by a Dirichlet(alpha) draw."""
 
     scheme: Literal["quantity"] = Field(description="name of the partition scheme")
-    alpha: float = Field(default=0.5, gt=0, description="small: strong size skew")
+    alpha: float = Field(default=0.5, gt=0, description="a small alpha gives strong size skew")
 
 
 class _NaturalPartition(Settings):
@@ -72,20 +72,22 @@ class _NaturalPartition(Settings):
         default=None,
         ge=1,
         le=MAX_CLIENTS,
-        description="number of clients, checked against the data; null: as the data have it",
+        description="number of clients, checked against the data; null takes it from the data",
     )
     min_examples: MinExamples = 1
 
 
 class ColumnPartition(_NaturalPartition):
-    """A client for each value of a column, such as a hospital."""
+    """Partition with a client for each value of a column, such as a hospital."""
 
     scheme: Literal["column"] = Field(description="name of the partition scheme")
-    column: str = Field(description="the column that names the client of each row; no feature")
+    column: str = Field(
+        description="the column that names the client of each row; it is not a feature"
+    )
 
 
 class FilesPartition(_NaturalPartition):
-    """A client for each file, named after it."""
+    """Partition with a client for each file, named after the file."""
 
     scheme: Literal["files"] = Field(description="name of the partition scheme")
     pattern: str = Field(
@@ -94,18 +96,18 @@ class FilesPartition(_NaturalPartition):
 
 
 class FunctionPartition(_NaturalPartition):
-    """A function of your own that returns the client of each training example."""
+    """Partition by a function of your own that returns the client of each training example."""
 
     scheme: str = Field(
         pattern=":",
         examples=["./file.py:function"],
         description="package.module:function or ./file.py:function",
     )
-    args: dict[str, Any] = Field(default={}, description="passed to the function")
+    args: dict[str, Any] = Field(default={}, description="arguments of the function")
 
 
 class FlwrPartition(_NaturalPartition):
-    """A partitioner of flwr-datasets (extra `datasets`), with its own arguments."""
+    """Partition by a partitioner of flwr-datasets (extra `datasets`), with its arguments."""
 
     scheme: FlwrScheme = Field(
         examples=["DirichletPartitioner"], description="name of the partitioner's class"
@@ -124,7 +126,7 @@ def _branch_of(scheme: str) -> str:
 
 
 NaturalPartition = ColumnPartition | FilesPartition | FunctionPartition | FlwrPartition
-"""Partitions whose number of clients the data may decide."""
+"""Partitions whose number of clients may come from the data."""
 
 PartitionSettings = Annotated[
     Annotated[IidPartition, Tag("iid")]
@@ -140,14 +142,14 @@ PartitionSettings = Annotated[
 
 
 FILE_GROUP = "file"
-"""Name of the column of `Dataset.groups` that names the file of each row."""
+"""Name of the column in `Dataset.groups` that has the file name of each row."""
 
 TARGET_NAMES = ("label", "target")
-"""Names of the targets in arguments of partitioners of flwr-datasets."""
+"""Names by which arguments of flwr-datasets' partitioners refer to the targets."""
 
 
 def group_column(partition: PartitionSettings) -> str | None:
-    """Return the column of a table that a partition reads and that is no feature, or None."""
+    """Return the column that a partition reads and that is not a feature; None without one."""
     if isinstance(partition, ColumnPartition):
         return partition.column
     named = partition.args.get("partition_by") if isinstance(partition, FlwrPartition) else None
@@ -165,12 +167,12 @@ class FileDataset(Settings):
     target: str = Field(description="column (csv, parquet) or array (npz) to predict")
     columns: Columns = Field(
         default={},
-        description="how columns of a table become features: a mapping, or drop; the others are "
-        "numbers as they are",
+        description="how columns of a table become features: a mapping, or drop; other columns are "
+        "used as numbers, unchanged",
     )
     test: str | None = Field(
         default=None,
-        description="table of the server's public test set, with the same columns; null: "
+        description="table of the server's public test set, with the same columns; null holds out "
         "test_fraction of the rows",
     )
     decimal: Literal[".", ","] = Field(
@@ -181,7 +183,7 @@ class FileDataset(Settings):
     )
 
     def constants_of(self, column: str) -> ColumnSettings:
-        """Return how a column becomes features; one that is not listed is numbers as they are."""
+        """Return the settings of a column; a column that is not listed has the default settings."""
         listed = self.columns.get(column)
         return listed if isinstance(listed, ColumnSettings) else ColumnSettings()
 
@@ -198,33 +200,33 @@ class FileDataset(Settings):
 
     @model_validator(mode="after")
     def _rule(self) -> Self:
-        own = self.columns.get(self.target)
-        if own is None or (isinstance(own, ColumnSettings) and own.only_classes):
+        target = self.columns.get(self.target)
+        if target is None or (isinstance(target, ColumnSettings) and target.only_classes):
             return self
         raise ValueError(
-            f"columns: {self.target!r} is the target, which is no feature; remove it, or list "
-            f"its classes alone: {{{self.target}: {{classes: [...]}}}}"
+            f"columns: {self.target!r} is the target, which is not a feature; remove it, or "
+            f"list only its classes: {{{self.target}: {{classes: [...]}}}}"
         )
 
 
 class ImageSettings(Settings):
-    """`data.images`: layout and range of images; without it both follow from type and shape."""
+    """Settings `data.images`: layout and range of images."""
 
     channels: Literal["first", "last", "none"] | None = Field(
         default=None,
         description="place of the channels in an array of images: first is kept, last is moved to "
-        "the front, none adds the axis of a single channel; null: recognised for uint8",
+        "the front, none adds the axis of a single channel; null recognises it for uint8",
     )
     scale: float | None = Field(
         default=None,
         ge=1e-9,
         le=1e9,
-        description="public constant that features are divided by; null: 255 for images of uint8",
+        description="public constant by which features are divided; null: 255 for images of uint8",
     )
 
 
 class DataSettings(Settings):
-    """`data:` in an experiment file."""
+    """The section `data` of an experiment file."""
 
     dataset: str | FileDataset = Field(
         description="a built-in name, package.module:function, ./file.py:function, or "
@@ -240,13 +242,13 @@ class DataSettings(Settings):
     )
     images: ImageSettings | None = Field(
         default=None,
-        description="layout and range of images in an .npz file or from a dataset function; null: "
-        "as their type and shape say",
+        description="layout and range of images in an .npz file or from a dataset function; null "
+        "takes both from their type and shape",
     )
     test_fraction: Probability | None = Field(
         default=None,
         description="fraction held out as the server's public test set, never on a client "
-        "(default 0.2; not for datasets with a test set of their own)",
+        "(default 0.2; not for datasets that come with a test set)",
     )
     partition: PartitionSettings = Field(
         json_schema_extra={"discriminator": {"propertyName": "scheme"}}
@@ -254,7 +256,7 @@ class DataSettings(Settings):
 
     @property
     def folder(self) -> str | None:
-        """Folder with the files of a built-in dataset, as written; None where there is none."""
+        """Folder with the files of a built-in dataset, as the file has it; None without one."""
         is_built_in = isinstance(self.dataset, str) and ":" not in self.dataset
         path = self.args.get("path")
         return path if is_built_in and isinstance(path, str) else None

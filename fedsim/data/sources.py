@@ -1,4 +1,4 @@
-"""Datasets by name: a built-in dataset, a file, or the user's function."""
+"""Loads the dataset that `data:` names: a built-in dataset, a file, or a user's function."""
 
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
@@ -40,12 +40,12 @@ _RETURNS = "(x, y) or (x_train, y_train, x_test, y_test)"
 
 
 def load_dataset(settings: DataSettings, *, seed: int, base: Path) -> Dataset:
-    """Return the dataset of `data:` before it is divided.
+    """Return the dataset of `data:` before its division among clients.
 
     Args:
-        settings: `data:` of the experiment.
+        settings: the section `data` of the experiment.
         seed: the experiment's seed, passed to a dataset function. A `seed` in `data.args` replaces
-            it and keeps the data the same over repetitions.
+            it and keeps the data equal over repetitions.
         base: the directory in which relative paths start.
 
     Raises:
@@ -76,14 +76,14 @@ def load_dataset(settings: DataSettings, *, seed: int, base: Path) -> Dataset:
 
 
 def data_paths(settings: DataSettings, base: Path) -> dict[str, Path]:
-    """Return the files with the clients' examples, by name in order; empty without any.
+    """Return the files with the clients' examples, by name in order; empty for other datasets.
 
     Args:
-        settings: `data:` of the experiment.
+        settings: the section `data` of the experiment.
         base: the directory in which relative paths start.
 
     Raises:
-        DataError: the experiment names no file.
+        DataError: the experiment names no file, or no file matches the pattern.
     """
     dataset, division = settings.dataset, settings.partition
     if not isinstance(dataset, FileDataset):
@@ -119,12 +119,12 @@ def _built_in(name: str, settings: DataSettings, seed: int, base: Path) -> Datas
 
 
 def _call(reference: str, args: dict[str, Any], base: Path, settings: DataSettings) -> Dataset:
-    what = "data.dataset"
+    key = "data.dataset"
     try:
-        load = resolve(reference, base=base, what=what)
+        load = resolve(reference, base=base, what=key)
     except PluginError as error:
         raise DataError(str(error)) from error
-    where = f"{what} {reference!r}"
+    where = f"{key} {reference!r}"
     fix = "it is called with data.args and the experiment's seed"
     with plugin_calls(f"{where}: failed", raises=DataError, fix=fix):
         parts = load(**args)
@@ -140,6 +140,6 @@ def _call(reference: str, args: dict[str, Any], base: Path, settings: DataSettin
 
 
 def _group_column(settings: DataSettings, dataset: FileDataset) -> str | None:
-    """Return the column that divides the rows of a table; the target stays the target."""
+    """Return the column that divides the rows of a table, or None; never the target."""
     column = group_column(settings.partition)
     return None if column == dataset.target else column

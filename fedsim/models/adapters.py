@@ -1,7 +1,7 @@
-"""Low-rank adapters: layers W x + scale · B A x with W frozen, put into a model and taken out.
+"""Low-rank adapters (LoRA): adding layers W x + scale · B A x with W frozen, and merging them.
 
-A and B are plain layers without bias, so their per-example gradients are those of the layer rules.
-A starts from random values and B from 0, so the initial model is the backbone.
+A and B are plain layers without bias, so the layer rules give their per-example gradients. A starts
+from random values and B from 0, so the initial model equals the backbone.
 
 Source: Hu et al. 2022, "LoRA: Low-Rank Adaptation of Large Language Models" (arXiv:2106.09685);
 with privacy, Yu et al. 2022, "Differentially Private Fine-tuning of Language Models"
@@ -27,9 +27,9 @@ class AdaptedLayer(nn.Module):
 
     Args:
         base: the frozen layer.
-        down: A, from the layer's input to `rank` values.
-        up: B, from there to the layer's output; its weight is set to 0.
-        scale: of the adapter's output.
+        down: the layer A, from the frozen layer's input to `rank` values.
+        up: the layer B, from those values to the frozen layer's output; its weight is set to 0.
+        scale: factor of the adapter's output.
     """
 
     def __init__(self, base: nn.Module, down: nn.Module, up: nn.Module, scale: float) -> None:
@@ -38,24 +38,24 @@ class AdaptedLayer(nn.Module):
         nn.init.zeros_(_weight(up))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the layer's output plus the adapter's."""
+        """Return the frozen layer's output plus the scaled output of the adapter."""
         return self.base(x) + self.scale * self.up(self.down(x))
 
     @property
     def weight(self) -> Tensor:
-        """Weight of the merged layer."""
+        """Weight of the merged layer, in the shape of the frozen layer's weight."""
         return _weight(self.base) + self.scale * self.product()
 
     @property
     def bias(self) -> Tensor | None:
-        """Bias of the layer."""
+        """Bias of the frozen layer, or None."""
         bias: Any = getattr(self.base, "bias", None)
         return bias
 
     def product(self) -> Tensor:
-        """Return B A in the shape of the layer's weight."""
+        """Return B A in the shape of the frozen layer's weight."""
         down, up = _weight(self.down), _weight(self.up)
-        if isinstance(self.base, nn.Embedding):  # a table has its rows as inputs
+        if isinstance(self.base, nn.Embedding):  # the rows of an embedding's table are its inputs
             return down @ up.T
         return (up.flatten(1) @ down.flatten(1)).view(up.shape[0], *down.shape[1:])
 
@@ -72,10 +72,10 @@ def _weight(layer: nn.Module) -> Tensor:
 
 
 def takes_adapter(layer: nn.Module) -> bool:
-    """Whether the weight of a layer is frozen, and the layer of a kind that can get an adapter.
+    """Whether a layer can get an adapter: its weight is frozen and its kind is supported.
 
-    Grouped convolutions, padding by other values than zeros, and tables whose lookups change them
-    take none: their gradients have no rule.
+    Grouped convolutions, padding by other values than zeros, and embeddings whose lookups change
+    the table cannot: there is no rule for their per-example gradients.
     """
     if type(layer) not in _FACTORS or _weight(layer).requires_grad:
         return False
@@ -87,12 +87,12 @@ def takes_adapter(layer: nn.Module) -> bool:
 
 
 def adapted(layer: nn.Module, rank: int, scale: float) -> AdaptedLayer:
-    """Return a layer with an adapter.
+    """Return a frozen layer with a new adapter.
 
     Args:
-        layer: the layer, which the result keeps (`takes_adapter`).
-        rank: r ≥ 1.
-        scale: of the adapter's output.
+        layer: the frozen layer, for which `takes_adapter` is true; the result contains it.
+        rank: rank of the adapter, ≥ 1.
+        scale: factor of the adapter's output.
     """
     return AdaptedLayer(layer, *_FACTORS[type(layer)](layer, rank), scale)
 
@@ -130,14 +130,14 @@ _MAX_NAMES = 8
 
 
 def train_only(model: nn.Module, patterns: Sequence[str]) -> None:
-    """Freeze all parameters of a model but those of the patterns.
+    """Freeze all parameters of a model except those that match a pattern.
 
     Args:
         model: the model.
         patterns: shell patterns of parameter names, such as `head.*`.
 
     Raises:
-        ModelError: a pattern is of no parameter.
+        ModelError: a pattern matches no parameter.
     """
     named = dict(model.named_parameters(remove_duplicate=False))
     for pattern in patterns:
@@ -151,16 +151,17 @@ def train_only(model: nn.Module, patterns: Sequence[str]) -> None:
 
 
 def add_adapters(model: nn.Module, settings: LoraSettings) -> nn.Module:
-    """Return a model with an adapter on each target layer that is frozen.
+    """Return a model with an adapter on each frozen target layer.
 
     Factors A are drawn from torch's generator, layer after layer.
 
     Args:
-        model: frozen but for the parameters that train as they are; changed in place.
-        settings: rank, scale and targets.
+        model: the model, frozen except for parameters that train without adapter; changed in
+            place.
+        settings: the setting `model.lora`: rank, scale and targets.
 
     Raises:
-        ModelError: a pattern is of no layer that can get an adapter.
+        ModelError: a target matches no layer that can get an adapter.
     """
     layers = [
         (name, layer)
@@ -183,7 +184,7 @@ def add_adapters(model: nn.Module, settings: LoraSettings) -> nn.Module:
 
 
 def merge_adapters(model: nn.Module) -> nn.Module:
-    """Return a model with its adapters added to the weights of plain layers, in place."""
+    """Merge the adapters of a model into plain layers, in place, and return the model."""
     merged: dict[int, nn.Module] = {}
     for name, layer in list(model.named_modules(remove_duplicate=False)):
         if isinstance(layer, AdaptedLayer):
@@ -194,10 +195,10 @@ def merge_adapters(model: nn.Module) -> nn.Module:
 
 
 def fix_statistics(model: nn.Module) -> None:
-    """Keep frozen batch normalisation in eval mode: a backbone keeps its running statistics."""
+    """Keep frozen batch normalisation layers in eval mode, so their statistics do not change."""
     for module in model.modules():
         fixed = _FIXED.get(type(module))
-        if fixed is None or any(each.requires_grad for each in module.parameters()):
+        if fixed is None or any(parameter.requires_grad for parameter in module.parameters()):
             continue
         if module.running_mean is not None:
             module.__class__ = fixed
@@ -208,20 +209,20 @@ class _StaysInEval(nn.Module):
     """A layer that `train()` leaves in eval mode."""
 
     def train(self, mode: bool = True) -> Self:
-        """Stay in eval mode."""
+        """Set eval mode, whatever `mode` is."""
         return super().train(False)
 
 
 class FixedBatchNorm1d(_StaysInEval, nn.BatchNorm1d):
-    """Batch normalisation by fixed statistics."""
+    """Batch normalisation with fixed statistics."""
 
 
 class FixedBatchNorm2d(_StaysInEval, nn.BatchNorm2d):
-    """Batch normalisation by fixed statistics."""
+    """Batch normalisation with fixed statistics."""
 
 
 class FixedBatchNorm3d(_StaysInEval, nn.BatchNorm3d):
-    """Batch normalisation by fixed statistics."""
+    """Batch normalisation with fixed statistics."""
 
 
 _FIXED: dict[type[nn.Module], type[nn.Module]] = {
@@ -236,11 +237,11 @@ def _matches(name: str, patterns: Iterable[str]) -> bool:
 
 
 def _replaced(model: nn.Module, name: str, layer: nn.Module) -> nn.Module:
-    """Return the model with another module in the place of a name; "" is the model itself."""
+    """Replace the module of a name in a model and return the model; "" names the model itself."""
     if not name:
         return layer
-    parent, _, own = name.rpartition(".")
-    setattr(model.get_submodule(parent), own, layer)
+    parent, _, attribute = name.rpartition(".")
+    setattr(model.get_submodule(parent), attribute, layer)
     return model
 
 

@@ -1,7 +1,7 @@
-"""The built-in models.
+"""The built-in models: logistic regression, fully connected and convolutional networks.
 
-None has BatchNorm: it mixes the examples of a batch, so there is no per-example gradient. None has
-dropout: it would draw from torch's global generator.
+No model has BatchNorm, which mixes the examples of a batch, so there is no per-example gradient. No
+model has dropout, which would draw from torch's global generator.
 """
 
 from collections.abc import Callable
@@ -18,14 +18,14 @@ _ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"relu": nn.ReLU, "tanh": nn.
 
 
 def architecture(args: Settings, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
-    """Return the built-in model of the settings `args`.
+    """Return the built-in model that the settings `args` describe.
 
-    It maps (batch, *input_shape) to (batch, num_outputs).
+    The model maps (batch, *input_shape) to (batch, num_outputs).
 
     Args:
-        args: `model.args`; their class selects the model.
+        args: the setting `model.args`; its class selects the model.
         input_shape: shape of one example.
-        num_outputs: outputs per example.
+        num_outputs: number of outputs per example.
 
     Raises:
         ModelError: the model does not accept inputs of that shape, or has more than
@@ -55,12 +55,12 @@ def _built(args: Settings, input_shape: tuple[int, ...], num_outputs: int) -> nn
 
 
 def logistic(args: LogisticArgs, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
-    """Return one linear layer on the flattened input.
+    """Return a model of one linear layer on the flattened input.
 
     Args:
-        args: `model.args` of `logistic`.
+        args: the setting `model.args` of model `logistic`.
         input_shape: shape of one example.
-        num_outputs: outputs per example.
+        num_outputs: number of outputs per example.
     """
     layer = nn.Linear(prod(input_shape), num_outputs, bias=args.bias)
     if args.init == "zeros":
@@ -70,12 +70,12 @@ def logistic(args: LogisticArgs, input_shape: tuple[int, ...], num_outputs: int)
 
 
 def mlp(args: MlpArgs, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
-    """Return fully connected layers on the flattened input.
+    """Return a model of fully connected layers on the flattened input.
 
     Args:
-        args: `model.args` of `mlp`.
+        args: the setting `model.args` of model `mlp`.
         input_shape: shape of one example.
-        num_outputs: outputs per example.
+        num_outputs: number of outputs per example.
     """
     layers: list[nn.Module] = [nn.Flatten()]
     width = prod(input_shape)
@@ -86,12 +86,12 @@ def mlp(args: MlpArgs, input_shape: tuple[int, ...], num_outputs: int) -> nn.Mod
 
 
 def cnn(args: CnnArgs, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
-    """Return 3 x 3 convolutions with group norm and pooling, then one hidden layer.
+    """Return a model of 3 x 3 convolutions with group norm and pooling, then one hidden layer.
 
     Args:
-        args: `model.args` of `cnn`.
+        args: the setting `model.args` of model `cnn`.
         input_shape: shape of one example, (channels, height, width) in pixels.
-        num_outputs: outputs per example.
+        num_outputs: number of outputs per example.
 
     Raises:
         ModelError: the input shape does not have three dimensions.
@@ -130,5 +130,5 @@ def _fix(input_shape: tuple[int, ...]) -> str:
 
 
 def _groups(channels: int) -> int:
-    """Return the largest number of equal groups, at most 8, with 4 channels or more each."""
+    """Return the largest number, at most 8, of equal groups with 4 or more channels each."""
     return max(n for n in range(1, max(1, min(8, channels // 4)) + 1) if channels % n == 0)

@@ -1,4 +1,4 @@
-"""Builds the model of an experiment with its initial weights, and tries it before any charge."""
+"""Builds the model of an experiment with its initial weights, and checks it before any charge."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,28 +30,27 @@ _MAX_NAMES = 8
 
 
 def load_initial_weights(model: nn.Module, path: Path) -> None:
-    """Overwrite the values of a model by those of a safetensors file of the same names.
+    """Overwrite values of a model by the tensors of a safetensors file with the same names.
 
-    The file may lack values of the model, such as a new last layer; these stay as they are. It may
-    hold none that the model lacks.
+    Values of the model that the file lacks, such as a new last layer, stay unchanged. The file may
+    not hold tensors that the model lacks.
 
     Args:
         model: the model.
-        path: the file; nothing in it is executed.
+        path: the safetensors file; no code in it is executed.
 
     Raises:
-        ModelError: the file cannot be read, or one of its tensors does not fit; the message names
-            the tensor.
+        ModelError: the file cannot be read, or the tensor that the message names does not fit.
     """
     values = _read(path)
-    own = model.state_dict()
+    state = model.state_dict()
     if not values:
         raise ModelError(f"model.init: {path} holds no tensors")
     for name, value in values.items():
-        _check(name, value, own, path)
+        _check(name, value, state, path)
     with torch.no_grad():
         for name, value in values.items():
-            own[name].copy_(value)
+            state[name].copy_(value)
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
@@ -62,7 +61,7 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
         patterns: shell patterns of parameter names, such as `features.*`.
 
     Raises:
-        ModelError: a pattern is of no parameter, or no parameter remains to be trained.
+        ModelError: a pattern matches no parameter, or all parameters are frozen.
     """
     named = dict(model.named_parameters(remove_duplicate=False))
     for pattern in patterns:
@@ -92,13 +91,13 @@ def _read(path: Path) -> dict[str, Tensor]:
         ) from error
 
 
-def _check(name: str, value: Tensor, own: Mapping[str, Tensor], path: Path) -> None:
-    if name not in own:
+def _check(name: str, value: Tensor, state: Mapping[str, Tensor], path: Path) -> None:
+    if name not in state:
         raise ModelError(
-            f"model.init: tensor {name!r} of {path} is not in the model{_hint(name, own)}; remove "
+            f"model.init: tensor {name!r} of {path} is not in the model{_hint(name, state)}; remove "
             "it from the file, or rename it"
         )
-    expected = own[name]
+    expected = state[name]
     if value.shape != expected.shape:
         raise ModelError(
             f"model.init: tensor {name!r} of {path} has shape {tuple(value.shape)}, and the model "
@@ -134,21 +133,22 @@ def build_model(
     seed: int,
     base: Path,
 ) -> nn.Module:
-    """Return a model with initial weights from the stream (seed, MODEL), or from `init`.
+    """Return an experiment's model, with weights drawn from its seed or read from `model.init`.
 
     Args:
-        settings: `model:` of the experiment.
+        settings: the section `model:` of the experiment.
         input_shape: shape of one example; used by built-in models only.
-        num_outputs: outputs per example (`Task.num_outputs`); used by built-in models only.
+        num_outputs: number of outputs per example (`Task.num_outputs`); used by built-in models
+            only.
         seed: the experiment's seed; the same seed gives the same weights.
         base: the directory of the experiment file; paths are relative to it.
 
     Guarantees:
-        the states of torch's global generators are restored.
+        The states of torch's global generators do not change.
 
     Raises:
         ModelError: there is no such model, it cannot be built, it is not an `nn.Module`, or it has
-            no trainable parameters; one line.
+            no trainable parameters; the message is one line.
     """
     build = _builder(settings, input_shape, num_outputs, base)
     with _seed_torch(seed):
@@ -161,7 +161,7 @@ def build_model(
 
 
 def _with_trained_part(model: nn.Module, settings: ModelSettings) -> nn.Module:
-    """Return the model with its frozen parameters frozen, and with its adapters."""
+    """Return the model after freezing parameters and adding adapters, as the settings say."""
     freeze(model, settings.freeze)
     if not settings.has_local_base:
         return model
@@ -176,7 +176,7 @@ def _with_trained_part(model: nn.Module, settings: ModelSettings) -> nn.Module:
 @contextmanager
 def _seed_torch(seed: int) -> Iterator[None]:
     value = torch_seed(stream_key(seed, Purpose.MODEL))
-    # Reading the generators of CUDA would start it, a cost for a process without use of the GPU.
+    # Reading CUDA's generators would start CUDA, a cost for a process that does not use the GPU.
     # Before CUDA starts, nothing can have drawn from them.
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with torch.random.fork_rng(devices=devices):
@@ -256,19 +256,19 @@ def preflight(
     *,
     name: str = "model.loss",
 ) -> None:
-    """Run the model and the loss on the first examples and check the results.
+    """Run the model and the loss on the first examples and check outputs, targets and losses.
 
-    The model runs in eval mode without gradients; its modes are restored.
+    The model runs in eval mode without gradients; then its training modes are restored.
 
     Args:
         model: the initial model.
-        loss: returns one value per example.
-        task: checks outputs and targets (`task_for`).
-        examples: all targets are checked; the model runs on the first few examples.
-        name: name of the loss in the messages.
+        loss: the loss, which returns one value per example.
+        task: the task of the loss (`task_for`), which checks outputs and targets.
+        examples: the examples; all targets are checked, the model runs on the first few.
+        name: name of the loss in messages.
 
     Raises:
-        ModelError: a check failed; one line with the shapes and the fix.
+        ModelError: a check failed; the message is one line with the shapes and the fix.
     """
     _check_types(model)
     task.check(examples.targets)
@@ -284,7 +284,7 @@ def preflight(
 
 
 def _check_types(model: nn.Module) -> None:
-    """Check that every value of the model can be sent: arrays on the wire are numpy's."""
+    """Check that every value of the model has a type that can be sent, which are numpy's types."""
     for name, value in model.state_dict().items():
         if value.dtype not in _SENT_TYPES:
             kind = str(value.dtype).removeprefix("torch.")
@@ -296,13 +296,15 @@ def _check_types(model: nn.Module) -> None:
 
 
 def _outputs(model: nn.Module, inputs: Tensor) -> Tensor:
-    what = f"the model failed on inputs of shape {tuple(inputs.shape)}"
+    failure = f"the model failed on inputs of shape {tuple(inputs.shape)}"
     fix = f"build it for examples of shape {tuple(inputs.shape[1:])}"
     other = {p.dtype for p in model.parameters()} - {inputs.dtype}
     if other and inputs.is_floating_point():
-        own, features = (str(kind).removeprefix("torch.") for kind in (other.pop(), inputs.dtype))
-        fix = f"keep its parameters in {features}, the type of the features; they are {own}"
-    with plugin_calls(what, raises=ModelError, fix=fix):
+        present, features = (
+            str(kind).removeprefix("torch.") for kind in (other.pop(), inputs.dtype)
+        )
+        fix = f"keep its parameters in {features}, the type of the features; they are {present}"
+    with plugin_calls(failure, raises=ModelError, fix=fix):
         outputs = model(inputs)
     if not isinstance(outputs, Tensor):
         raise ModelError(f"the model must return a tensor, got {type(outputs).__name__}")

@@ -11,38 +11,40 @@ from fedsim.core.settings import Settings
 
 
 class ModelError(InputError):
-    """Model, loss and data do not fit together; the message is one line with the fix."""
+    """Raised if model, loss and data do not fit together; the message is one line with the fix."""
 
 
 class MetricError(InputError):
-    """A metric does not fit the task, or failed; the message is one line with the fix."""
+    """Raised if a metric does not fit the task or fails; the message is one line with the fix."""
 
 
 Width = Annotated[int, Field(ge=1, le=MAX_WIDTH)]
 
 
 class LogisticArgs(Settings):
-    """`model.args` of `logistic`."""
+    """Settings `model.args` of model `logistic`."""
 
     bias: bool = Field(default=True, description="whether the layer has a bias")
     init: Literal["default", "zeros"] = Field(
         default="default",
-        description="first weights: uniform, drawn from the seed; or zeros, the better start of "
+        description="initial weights: uniform, drawn from the seed; or zeros, the better start of "
         "private training with few rounds",
     )
 
 
 class MlpArgs(Settings):
-    """`model.args` of `mlp`."""
+    """Settings `model.args` of model `mlp`."""
 
     hidden: list[Width] = Field(
         default=[32], min_length=1, max_length=MAX_LAYERS, description="width of each hidden layer"
     )
-    activation: Literal["relu", "tanh"] = Field(default="relu", description="between the layers")
+    activation: Literal["relu", "tanh"] = Field(
+        default="relu", description="activation between the layers"
+    )
 
 
 class CnnArgs(Settings):
-    """`model.args` of `cnn`."""
+    """Settings `model.args` of model `cnn`."""
 
     channels: list[Width] = Field(
         default=[16, 32],
@@ -51,12 +53,19 @@ class CnnArgs(Settings):
         description="output channels of each convolution",
     )
     hidden: Width = Field(default=32, description="width of the layer after the convolutions")
-    activation: Literal["relu", "tanh"] = Field(default="tanh", description="between the layers")
+    activation: Literal["relu", "tanh"] = Field(
+        default="tanh", description="activation between the layers"
+    )
 
 
 @dataclass(frozen=True)
 class ModelEntry:
-    """A built-in model: its line in `fedsim list` and the class of its settings."""
+    """A built-in model.
+
+    Attributes:
+        description: the model's line in `fedsim list`.
+        args: the class of the model's settings `model.args`.
+    """
 
     description: str
     args: type[Settings]

@@ -1,9 +1,9 @@
-"""The local base of a model: the values that no message carries.
+"""The local base of a model: the frozen values, which are not part of any message.
 
-Where a part of a model alone is trained, each party builds the rest by itself, from the experiment
-and its files. `state_dict` and `load_state_dict` of such a model have the values that travel, so
-requests, uploads, sums and checkpoints hold nothing else, beside a digest of the base: a party with
-another base is refused before it trains.
+If only a part of a model is trained, each party builds the rest from the experiment and its files.
+`state_dict` and `load_state_dict` of such a model have only the values that are sent and a digest
+of the base, and so have requests, uploads, sums and checkpoints. A party with another base is
+refused before it trains.
 """
 
 import hashlib
@@ -20,18 +20,19 @@ from fedsim.protocol.errors import ProtocolError
 
 
 class OtherBaseError(ProtocolError):
-    """A model's values belong to another base than the one of this party."""
+    """Raised if received values belong to another base than that of this party."""
 
 
 class LocalBase:
-    """What stays with each party: all but the trained parameters.
+    """The values of a model that stay with each party: all except the trained parameters.
 
     Args:
-        model: with its final values; `attach` makes it this model's base.
+        model: the model with the final values of its base; `attach` connects model and base.
 
     Attributes:
-        trained: names of the values that travel and that training changes.
-        hidden: names of the values that stay.
+        trained: names of the values that are trained and sent.
+        hidden: names of the values that are not sent.
+        digest: SHA-256 of the hidden values, uint8 (32,).
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -42,26 +43,26 @@ class LocalBase:
         self._is_whole = False
 
     def to_wire(self, state: dict[str, Tensor]) -> None:
-        """Reduce all values of the model to those that travel, in place."""
+        """Reduce a `state_dict` to the values that are sent and the digest, in place."""
         for name in self.hidden:
             state.pop(name, None)
         state[BASE_DIGEST] = self.digest.clone()
 
     def from_wire(self, state: dict[str, Tensor]) -> None:
-        """Turn values that travelled into values of the model, in place.
+        """Check and remove the digest of received values, in place.
 
         Raises:
-            OtherBaseError: they belong to another base.
+            OtherBaseError: the values belong to another base.
         """
         digest = state.pop(BASE_DIGEST, None)
         if digest is not None and not torch.equal(digest.cpu(), self.digest):
             raise OtherBaseError(
-                "the frozen values of the model here are others than the sender's: give all "
+                "the frozen values of this party's model differ from the sender's: give all "
                 "parties the same file in model.init, the same seed and the same plug-ins"
             )
 
     def attach(self, model: nn.Module) -> None:
-        """Make `state_dict` and `load_state_dict` of the model those of its wire form."""
+        """Make `state_dict` and `load_state_dict` of the model use only the values that are sent."""
         is_first = local_base(model) is None
         vars(model)[_ATTRIBUTE] = self
         if not is_first:
@@ -72,7 +73,7 @@ class LocalBase:
 
     @contextmanager
     def whole(self) -> Iterator[None]:
-        """Within the context, `state_dict` has all values of the model."""
+        """Make `state_dict` return all values of the model within the context."""
         before, self._is_whole = self._is_whole, True
         try:
             yield
@@ -81,12 +82,12 @@ class LocalBase:
 
     @property
     def is_whole(self) -> bool:
-        """Whether `state_dict` has all values of the model."""
+        """Whether `state_dict` returns all values of the model."""
         return self._is_whole
 
 
 def trained_names(model: nn.Module) -> tuple[str, ...]:
-    """Return the names of the values that travel and that training changes."""
+    """Return the names of the values of a model that are trained and sent."""
     base = local_base(model)
     if base is not None:
         return base.trained
@@ -95,13 +96,13 @@ def trained_names(model: nn.Module) -> tuple[str, ...]:
 
 
 def local_base(model: nn.Module) -> LocalBase | None:
-    """Return the local base of a model; None where all of its values travel."""
-    found = vars(model).get(_ATTRIBUTE)
-    return found if isinstance(found, LocalBase) else None
+    """Return the local base of a model; None if all values of the model are sent."""
+    base = vars(model).get(_ATTRIBUTE)
+    return base if isinstance(base, LocalBase) else None
 
 
 def whole_state(model: nn.Module) -> dict[str, Tensor]:
-    """Return all values of a model by name, those of its local base too."""
+    """Return all values of a model by name, including those of its local base."""
     base = local_base(model)
     if base is None:
         return model.state_dict()
@@ -110,7 +111,7 @@ def whole_state(model: nn.Module) -> dict[str, Tensor]:
 
 
 def digest_of(values: Mapping[str, Tensor]) -> Tensor:
-    """Return the SHA-256 of names, types, shapes and bytes, uint8 (32,)."""
+    """Return the SHA-256 of the names, types, shapes and bytes of values, uint8 (32,)."""
     state = hashlib.sha256()
     for name, value in values.items():
         array = np.ascontiguousarray(value.detach().cpu().numpy())

@@ -1,4 +1,4 @@
-"""Losses with one value per example, which per-example clipping needs."""
+"""Loss functions with one value per example, as per-example clipping requires."""
 
 from difflib import get_close_matches
 from pathlib import Path
@@ -13,32 +13,32 @@ from fedsim.models.catalog import LOSSES, ModelError
 
 
 class CrossEntropy:
-    """Cross-entropy of class scores (batch, classes) and classes (batch,).
+    """Cross-entropy per example of class scores (batch, classes) and true classes (batch,).
 
-    It computes its gradient at the scores itself (`KnownGradient`). That saves a backward pass of
-    torch, which takes as long as the arithmetic of a small model.
+    It computes the gradient at the scores in closed form (`KnownGradient`). That saves a backward
+    pass of torch, which takes as long as the arithmetic of a small model.
     """
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the losses (batch,).
+        """Return the loss of each example (batch,).
 
         Args:
             outputs: class scores (batch, classes).
-            targets: classes (batch,).
+            targets: true classes (batch,).
         """
         return F.cross_entropy(outputs, targets, reduction="none")
 
     def output_gradient(
         self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None
     ) -> Tensor:
-        """Return the gradient of the sum of the weighted losses at the outputs.
+        """Return the gradient of the weighted sum of losses at the outputs (batch, classes).
 
-        Edge case: a class that is no class of the scores raises, as torch does; -100 has no loss.
+        Edge cases: a target outside of the classes raises, as in torch; target -100 has no loss.
 
         Args:
             outputs: class scores (batch, classes).
-            targets: classes (batch,).
-            weights: weight of each example's loss (batch,); None: 1 each.
+            targets: true classes (batch,).
+            weights: weight of each example's loss (batch,); None stands for weights of 1.
         """
         if outputs.ndim != 2 or targets.ndim != 1:
             leaf = outputs.detach().requires_grad_()
@@ -53,16 +53,16 @@ class CrossEntropy:
         return g.mul_(column).scatter_add_(1, classes, -column)
 
 
-_IGNORED = -100  # the class of examples without a loss, as of torch
+_IGNORED = -100  # target of examples without a loss, as in torch
 cross_entropy = CrossEntropy()
 
 
 def mse(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return each example's squared error (batch,), averaged over its outputs.
+    """Return each example's squared error, averaged over the example's outputs, (batch,).
 
     Args:
         outputs: predictions (batch,) or (batch, k).
-        targets: true values, as many per example.
+        targets: true values, of as many columns as the outputs.
 
     Raises:
         ModelError: outputs and targets differ in number per example; they are never broadcast.
@@ -72,11 +72,11 @@ def mse(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def bce(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return each example's binary cross-entropy (batch,), averaged over its labels.
+    """Return each example's binary cross-entropy, averaged over the example's labels, (batch,).
 
     Args:
         outputs: logits (batch,) or (batch, k).
-        targets: labels 0 or 1, as many per example.
+        targets: labels 0 or 1, of as many columns as the outputs.
 
     Raises:
         ModelError: outputs and targets differ in number per example; they are never broadcast.
@@ -86,11 +86,11 @@ def bce(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def to_columns(outputs: Tensor, targets: Tensor, what: str) -> tuple[Tensor, Tensor]:
-    """Return outputs and targets as (batch, k) in the outputs' type; (batch,) is one column.
+    """Return outputs and targets as (batch, k) in the outputs' type; (batch,) becomes one column.
 
     Args:
-        outputs: (batch,) or (batch, ...).
-        targets: (batch,) or (batch, ...).
+        outputs: outputs of the model, (batch,) or (batch, ...).
+        targets: targets of the examples, (batch,) or (batch, ...).
         what: name of the loss or metric in the message.
 
     Raises:
@@ -110,14 +110,14 @@ _BUILT_IN: dict[str, PerExampleLoss] = {"cross_entropy": cross_entropy, "mse": m
 
 
 def resolve_loss(name: str, base: Path) -> PerExampleLoss:
-    """Return the loss that `model.loss` names.
+    """Return the loss function that `model.loss` names.
 
     Args:
         name: a built-in name, `package.module:callable` or `./file.py:callable`.
         base: the directory of the experiment file.
 
     Raises:
-        ModelError: there is no such loss. `check_loss` tries a user's loss.
+        ModelError: there is no such loss. Errors of a user's loss are found by `check_loss`.
     """
     if name in _BUILT_IN:
         return _BUILT_IN[name]
@@ -138,7 +138,7 @@ def resolve_loss(name: str, base: Path) -> PerExampleLoss:
 def check_loss(
     loss: PerExampleLoss, outputs: Tensor, targets: Tensor, *, name: str = "model.loss"
 ) -> None:
-    """Check on a few examples that each has one finite loss, independent of the others.
+    """Check on a few examples that each has one finite loss that no other example changes.
 
     A loss that couples the examples of a batch would void the clipping bound and with it ε.
 
@@ -149,7 +149,7 @@ def check_loss(
         name: name of the loss in the messages.
 
     Raises:
-        ModelError: the check failed; one line with the mistake and the fix.
+        ModelError: the check failed; the message is one line with the mistake and the fix.
     """
     outputs = outputs.detach().requires_grad_()
     together = _losses(loss, outputs, targets, name)

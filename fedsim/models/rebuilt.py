@@ -1,4 +1,4 @@
-"""Models that are rebuilt from the coefficients of public directions."""
+"""Zeroth-order models, which are rebuilt from the coefficients of public directions."""
 
 import numpy as np
 import torch
@@ -11,17 +11,17 @@ from fedsim.zeroth_order.settings import ZerothOrderSettings
 
 
 class RebuiltModel(LocalBase):
-    """What stays with each party: the whole initial model.
+    """The base of a model whose whole initial values stay with each party.
 
-    The values that travel are the coefficients of all rounds. The trained values are the initial
-    ones plus the sum of coefficient times direction, added up in the order of rounds, steps and
+    The values that are sent are the coefficients of all rounds. The trained values are the initial
+    values plus the sum of coefficient times direction, added up in the order of rounds, steps and
     directions, on the CPU.
 
     Args:
         model: the initial model.
-        settings: the directions.
-        seed: the experiment's.
-        steps: K, steps of a round.
+        settings: settings of the directions.
+        seed: the experiment's seed.
+        steps: K, the number of steps of a round.
     """
 
     def __init__(
@@ -40,16 +40,16 @@ class RebuiltModel(LocalBase):
         self._values = self._start.copy()
 
     def to_wire(self, state: dict[str, Tensor]) -> None:
-        """Replace all values of the model by the coefficients of all rounds, in place."""
+        """Replace a `state_dict` by the coefficients of all rounds and the digest, in place."""
         state.clear()
         state[COEFFICIENTS] = torch.from_numpy(self.rounds.copy())
         state[BASE_DIGEST] = self.digest.clone()
 
     def from_wire(self, state: dict[str, Tensor]) -> None:
-        """Replace the coefficients of all rounds by the trained values, in place.
+        """Replace received coefficients of all rounds by the trained values, in place.
 
         Raises:
-            OtherBaseError: they belong to another initial model, or to other steps.
+            OtherBaseError: the coefficients belong to another initial model, or to other steps.
         """
         super().from_wire(state)
         rounds = state.pop(COEFFICIENTS).cpu().numpy()
@@ -65,7 +65,7 @@ class RebuiltModel(LocalBase):
             state[name] = values[place].view(shape)
 
     def _rebuild(self, rounds: np.ndarray) -> None:
-        """Bring the values to those after the given rounds; known ones are not added again."""
+        """Update the trained values to those after `rounds`, adding only rounds that are new."""
         known = len(self.rounds)
         if not np.array_equal(self.rounds, rounds[:known]):
             self._values, known = self._start.copy(), 0
@@ -75,7 +75,7 @@ class RebuiltModel(LocalBase):
 
 
 def _places(model: nn.Module) -> dict[str, tuple[slice, torch.Size]]:
-    """Return place and shape in the flat trained values by name; tied names share a place."""
+    """Return each value's slice of the flat trained values, and its shape; tied names share one."""
     places, end = dict[int, slice](), 0
     for value in model.parameters():
         if value.requires_grad:

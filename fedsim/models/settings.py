@@ -10,7 +10,7 @@ from fedsim.models.features.settings import FeatureSettings
 
 
 class LoraSettings(Settings):
-    """`model.lora:` in an experiment file: low-rank adapters on frozen layers."""
+    """The section `model.lora` of an experiment file: low-rank adapters on frozen layers."""
 
     rank: Annotated[int, Field(ge=1, le=MAX_WIDTH)] = Field(
         default=4, description="r, the rank of each adapter"
@@ -18,7 +18,7 @@ class LoraSettings(Settings):
     alpha: float | None = Field(
         default=None,
         gt=0,
-        description="an adapter is scaled by alpha / rank; null: alpha is the rank",
+        description="an adapter's output is scaled by alpha / rank; null sets alpha to the rank",
     )
     targets: list[str] = Field(
         default=["*"],
@@ -29,20 +29,20 @@ class LoraSettings(Settings):
     save: Literal["merged", "adapters"] = Field(
         default="merged",
         description="content of model.safetensors: merged, the whole model with the adapters added "
-        "to its weights; adapters, the trained values alone, which need model.init to be loaded",
+        "to its weights; adapters, only the trained values, which need model.init to be loaded",
     )
 
     @property
     def scale(self) -> float:
-        """Factor of an adapter: alpha / rank."""
+        """Factor of an adapter's output: alpha / rank."""
         return 1.0 if self.alpha is None else self.alpha / self.rank
 
 
 class ModelSettings(Settings):
-    """`model:` in an experiment file."""
+    """The section `model` of an experiment file."""
 
     name: str = Field(description="a built-in name, package.module:callable, or ./file.py:callable")
-    args: dict[str, Any] = Field(default={}, description="passed to the model's callable")
+    args: dict[str, Any] = Field(default={}, description="arguments of the model's callable")
     features: list[FeatureSettings] = Field(
         default=[],
         description="fixed transforms of each example before training, in order; each is a "
@@ -51,11 +51,11 @@ class ModelSettings(Settings):
     init: str | None = Field(
         default=None,
         description="file.safetensors with public initial weights, relative to the experiment "
-        "file; null: drawn from the seed",
+        "file; null draws them from the seed",
     )
     freeze: list[str] = Field(
         default=[],
-        description="patterns of parameter names, such as 0.*, that stay as they are: no gradient, "
+        description="patterns of names of frozen parameters, such as 0.*: no gradient, "
         "no noise, no update",
     )
     train: list[str] = Field(
@@ -65,8 +65,8 @@ class ModelSettings(Settings):
     )
     lora: LoraSettings | None = Field(
         default=None,
-        description="low-rank adapters on frozen layers: they and the parameters of `train` are "
-        "trained, and nothing else travels; null: none",
+        description="low-rank adapters on frozen layers: only they and the parameters of `train` are "
+        "trained and sent; null adds none",
     )
     loss: str = Field(
         default="cross_entropy",
@@ -76,14 +76,14 @@ class ModelSettings(Settings):
 
     @property
     def has_local_base(self) -> bool:
-        """Whether each party builds the frozen values by itself, and messages carry the rest."""
+        """Whether each party builds the frozen values, and messages have only trained values."""
         return bool(self.train) or self.lora is not None
 
     @property
     def public_parts(self) -> dict[str, Any] | None:
-        """Features, file of initial weights, what is frozen or trained alone; None without any."""
+        """The settings of public parts: features, init, freeze, train, lora; None without any."""
         parts = {
-            "features": [one.name for one in self.features],
+            "features": [feature.name for feature in self.features],
             "init": self.init,
             "freeze": self.freeze,
             "train": self.train,

@@ -19,13 +19,13 @@ Targets = NDArray[np.int64] | NDArray[np.float32]
 
 
 class Task(Protocol):
-    """Meaning of a model's outputs, and their metrics."""
+    """The meaning of a model's outputs and targets, with checks and metrics."""
 
     name: ClassVar[TaskName]
 
     @property
     def num_outputs(self) -> int:
-        """Outputs per example that a built-in model needs."""
+        """Number of outputs per example that a built-in model needs."""
         ...
 
     def check(self, targets: Targets) -> None:
@@ -33,11 +33,11 @@ class Task(Protocol):
         ...
 
     def check_outputs(self, outputs: Tensor) -> None:
-        """Raise ModelError if outputs (batch, ...) cannot be read as predictions."""
+        """Raise ModelError if outputs (batch, ...) do not have the shape of predictions."""
         ...
 
     def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the batch's scores, float64; their sum over batches is the input of `metrics`.
+        """Return the scores of a batch, float64; `metrics` takes their sum over all batches.
 
         Args:
             outputs: the model's outputs (batch, ...).
@@ -49,7 +49,7 @@ class Task(Protocol):
         """Return the metrics by name.
 
         Args:
-            scores: sum of `score` over all batches.
+            scores: the sum of `score` over all batches.
             targets: targets of all examples.
         """
         ...
@@ -57,7 +57,7 @@ class Task(Protocol):
 
 @dataclass(frozen=True)
 class Classification:
-    """One class per example, predicted by the largest score; the metric is accuracy."""
+    """The task with one class per example, predicted by the largest score; metric accuracy."""
 
     num_outputs: int
     name: ClassVar[TaskName] = "classification"
@@ -76,7 +76,7 @@ class Classification:
             )
 
     def check_outputs(self, outputs: Tensor) -> None:
-        """Raise ModelError unless outputs are (batch, at least num_outputs)."""
+        """Raise ModelError unless outputs have shape (batch, num_outputs or more)."""
         if outputs.ndim != 2 or outputs.shape[1] < self.num_outputs:
             raise ModelError(
                 f"the model's outputs must have shape (batch, {self.num_outputs}), one score for "
@@ -95,7 +95,7 @@ class Classification:
 
 @dataclass(frozen=True)
 class Labels:
-    """Binary labels, predicted by logit > 0; the metric is accuracy over all labels."""
+    """The task with binary labels, predicted by logit > 0; metric accuracy over all labels."""
 
     num_outputs: int
     name: ClassVar[TaskName] = "labels"
@@ -125,7 +125,7 @@ class Labels:
 
 @dataclass(frozen=True)
 class Regression:
-    """Real targets; the metrics are mean squared error and coefficient of determination R²."""
+    """The task with real targets; metrics mean squared error and R²."""
 
     num_outputs: int
     name: ClassVar[TaskName] = "regression"
@@ -138,7 +138,7 @@ class Regression:
         _check_columns(outputs, self.num_outputs, "target")
 
     def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return each column's squared error (k,), summed over the batch."""
+        """Return the squared error of each column, summed over the batch, (k,)."""
         predicted, actual = to_columns(outputs.double(), targets, "mse")
         return (predicted - actual).square().sum(dim=0)
 
@@ -159,13 +159,14 @@ class Regression:
 def task_for(loss_name: str, targets: Targets, *, num_classes: int | None = None) -> Task:
     """Return the task of a loss and its targets.
 
-    `cross_entropy` means classification, `bce` labels, `mse` regression. A user's own loss means
-    classification for non-negative whole-number targets and regression for others.
+    `cross_entropy` means classification, `bce` labels, `mse` regression. A user's loss function
+    means classification for whole-number targets >= 0 and regression for others.
 
     Args:
-        loss_name: `model.loss`.
+        loss_name: the setting `model.loss`.
         targets: targets (n,) or (n, k) of any part of the data.
-        num_classes: classes in all data (`FederatedData.num_classes`); None: from `targets`.
+        num_classes: number of classes in all data (`FederatedData.num_classes`); None takes it from
+            `targets`.
 
     Raises:
         ModelError: the targets do not fit that task.
@@ -187,11 +188,11 @@ def _has_classes(targets: Targets) -> bool:
     return targets.dtype == np.int64 and targets.min() >= 0
 
 
-def _check_columns(outputs: Tensor, width: int, what: str) -> None:
-    found = outputs[0].numel() if outputs.ndim else 0
-    if found != width:
+def _check_columns(outputs: Tensor, width: int, target: str) -> None:
+    columns = outputs[0].numel() if outputs.ndim else 0
+    if columns != width:
         raise ModelError(
-            f"the model's outputs must have shape (batch, {width}), one per {what}, got "
+            f"the model's outputs must have shape (batch, {width}), one per {target}, got "
             f"{_shape(outputs)}; change the size of its last layer"
         )
 
@@ -212,12 +213,12 @@ def evaluate(
     """Return the mean `loss` and the task's metrics (`accuracy`, or `mse` and `r2`).
 
     Args:
-        model: runs in eval mode; its modes are restored.
-        loss: returns one value per example.
-        task: scores the outputs (`task_for`).
+        model: the model; it runs in eval mode, then its training modes are restored.
+        loss: the loss, which returns one value per example.
+        task: the task that scores the outputs (`task_for`).
         examples: the evaluation set.
-        batch_size: examples per forward pass; changes memory and speed only.
-        device: the model is moved there; None: the device of the model.
+        batch_size: number of examples per forward pass; changes memory and speed only.
+        device: device to which the model is moved; None keeps the model's device.
 
     Raises:
         ValueError: the batch size is below 1.
@@ -226,7 +227,13 @@ def evaluate(
         The loss of a diverged model is not finite; it is returned unchanged.
     """
     return _evaluate(
-        model, loss, task, examples, batch_size=batch_size, device=device, each=lambda outputs: None
+        model,
+        loss,
+        task,
+        examples,
+        batch_size=batch_size,
+        device=device,
+        on_batch=lambda outputs: None,
     )
 
 
@@ -238,20 +245,25 @@ def evaluate_with_outputs(
     *,
     device: torch.device | str | None = None,
 ) -> tuple[dict[str, float], Tensor]:
-    """Return the metrics as `evaluate` does, and the outputs (n, ...) on the CPU.
+    """Return the metrics of `evaluate`, and the model's outputs (n, ...) on the CPU.
 
     Args:
-        model: runs in eval mode; its modes are restored.
-        loss: returns one value per example.
-        task: scores the outputs (`task_for`).
+        model: the model; it runs in eval mode, then its training modes are restored.
+        loss: the loss, which returns one value per example.
+        task: the task that scores the outputs (`task_for`).
         examples: the evaluation set.
-        device: the model is moved there; None: the device of the model.
+        device: device to which the model is moved; None keeps the model's device.
     """
     outputs: list[Tensor] = []
-    found = _evaluate(
-        model, loss, task, examples, device=device, each=lambda batch: outputs.append(batch.cpu())
+    metrics = _evaluate(
+        model,
+        loss,
+        task,
+        examples,
+        device=device,
+        on_batch=lambda batch: outputs.append(batch.cpu()),
     )
-    return found, torch.cat(outputs)
+    return metrics, torch.cat(outputs)
 
 
 def _evaluate(
@@ -260,11 +272,11 @@ def _evaluate(
     task: Task,
     examples: Examples,
     *,
-    each: Callable[[Tensor], None],
+    on_batch: Callable[[Tensor], None],
     batch_size: int = 1024,
     device: torch.device | str | None = None,
 ) -> dict[str, float]:
-    """Return the metrics as `evaluate` does, and call `each` with the outputs of each batch."""
+    """Return the metrics of `evaluate`, and call `on_batch` with the outputs of each batch."""
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
     where = torch.device(device) if device is not None else _device_of(model)
@@ -280,7 +292,7 @@ def _evaluate(
             outputs = model(inputs)
             total = total + loss(outputs, targets).sum(dtype=torch.float64)
             scores = scores + task.score(outputs, targets)
-            each(outputs)
+            on_batch(outputs)
     return {
         "loss": total.item() / len(examples),
         **task.metrics(scores.cpu(), examples.targets),
@@ -289,7 +301,7 @@ def _evaluate(
 
 @contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
-    """Put a model in eval mode; afterwards restore the mode of every module."""
+    """Set a model to eval mode within the context, then restore the mode of every module."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

@@ -1,1 +1,1 @@
-"""The built-in datasets: a file for each family; `settings` has their arguments."""
+"""The built-in datasets, a module for each family; `settings` has their arguments."""

@@ -1,7 +1,7 @@
-"""CIFAR-10 from its official files: the binary version, or the Python version without unpickling.
+"""Loads CIFAR-10 from its official files, also the pickled ones, without unpickling.
 
-A pickle can run code when it is loaded. `read_pickled_batch` walks over the instructions of the
-file with `pickletools`, which executes none, and takes the pixels and the labels out of them.
+A pickle can run code when it is loaded. `read_pickled_batch` reads the instructions of the file
+with `pickletools`, which executes none, and takes the pixels and labels from them.
 
 Reference: the CIFAR page of Alex Krizhevsky ("Learning multiple layers of features from tiny
 images", 2009).
@@ -26,7 +26,7 @@ _CLASSES = (
     "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
 )  # fmt: skip
 _SHAPE = (3, 32, 32)
-_PIXELS = 3 * 32 * 32  # bytes of an image, all red ones first
+_PIXELS = 3 * 32 * 32  # bytes of an image, all red pixels first
 _MAX_BATCH_BYTES = 1 << 28  # official batches have 30 MB
 _SOURCE = "the CIFAR page of Alex Krizhevsky"
 _BINARY = OfficialFiles(_SOURCE, ("", "cifar-10-batches-bin"), ("cifar-10-binary.tar.gz",))
@@ -35,11 +35,11 @@ _NAMES = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]
 
 
 def load_cifar10(args: FolderArgs, context: LoadContext) -> Dataset:
-    """Return CIFAR-10: images (3, 32, 32) with values in [0, 1], 50,000 and 10,000 for test.
+    """Return CIFAR-10: images (3, 32, 32) in [0, 1], 50,000 for training and 10,000 for test.
 
     Args:
-        args: `data.args`.
-        context: the experiment.
+        args: the setting `data.args`.
+        context: the context of the experiment.
 
     Raises:
         DataError: a file is missing or damaged.
@@ -55,11 +55,11 @@ def load_cifar10(args: FolderArgs, context: LoadContext) -> Dataset:
 
 
 def read_binary_batch(file: IO[bytes], where: str) -> Batch:
-    """Return images (n, 3, 32, 32) and labels (n,) of a batch: a byte of label before each image.
+    """Return images (n, 3, 32, 32) and labels (n,) of a batch of the binary version.
 
     Args:
         file: the open file.
-        where: its place, for messages.
+        where: the file's name in messages.
 
     Raises:
         DataError: the file is not in this format.
@@ -81,7 +81,7 @@ def read_pickled_batch(file: IO[bytes], where: str) -> Batch:
 
     Args:
         file: the open file.
-        where: its place, for messages.
+        where: the file's name in messages.
 
     Raises:
         DataError: the file is not in this format.
@@ -100,7 +100,7 @@ def read_pickled_batch(file: IO[bytes], where: str) -> Batch:
 
 
 def _values(instructions: Iterator[tuple[Any, Any, Any]]) -> tuple[bytes, list[int]]:
-    """Return the longest string, which holds the pixels, and the whole numbers after `labels`."""
+    """Return the pixels (the longest string) and the labels (the numbers after `labels`)."""
     pixels, labels, in_labels = b"", list[int](), False
     for code, value, _ in instructions:
         if isinstance(value, str | bytes | bytearray) and code.name != "GLOBAL":

@@ -1,4 +1,4 @@
-"""What a built-in dataset is loaded with besides its arguments."""
+"""The context in which a built-in dataset is loaded."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,13 +8,14 @@ from fedsim.data.settings import ImageSettings
 
 @dataclass(frozen=True)
 class LoadContext:
-    """The experiment that a dataset is loaded for.
+    """The parts of an experiment that the loader of a built-in dataset needs.
 
     Attributes:
         seed: the experiment's seed.
         base: the directory in which relative paths start.
-        images: `data.images` of the experiment.
-        group: column of the data that divides them among clients; None for other partitions.
+        images: the setting `data.images`.
+        group: column of the data that divides the examples among clients; None for other
+            partitions.
     """
 
     seed: int
@@ -23,5 +24,5 @@ class LoadContext:
     group: str | None = None
 
     def folder(self, path: str) -> Path:
-        """Return the absolute path of a folder that the experiment names."""
+        """Return the path of a folder that the experiment names, starting at `base`."""
         return self.base / Path(path).expanduser()

@@ -1,7 +1,7 @@
-"""Datasets of Hugging Face through flwr-datasets, an extra: a folder on disk, or a name on the hub.
+"""Loads datasets of Hugging Face through the extra flwr-datasets, from a folder or by name.
 
-A folder is read without network. A name is looked up by the library: in its local cache, or on the
-hub, as the user's choice of a name asks for; `HF_HUB_OFFLINE=1` keeps it to the cache.
+A folder is read without network. The library looks a name up in its local cache or on the hub;
+`HF_HUB_OFFLINE=1` restricts it to the cache.
 """
 
 from collections.abc import Sequence
@@ -19,11 +19,11 @@ from fedsim.data.examples import DataError
 
 
 def load_hugging_face(args: HuggingFaceArgs, context: LoadContext) -> Dataset:
-    """Return a dataset of Hugging Face: its features, its target and its clients' column.
+    """Return a dataset of Hugging Face, with the column that divides it among clients.
 
     Args:
-        args: `data.args`.
-        context: the experiment.
+        args: the setting `data.args`.
+        context: the context of the experiment.
 
     Raises:
         DataError: flwr-datasets is not installed, the dataset cannot be read, or a split or column
@@ -98,7 +98,7 @@ def _columns(split: Any, names: Sequence[str], of: str) -> dict[str, NDArray[Any
 
 
 def _stack(columns: dict[str, NDArray[Any]], names: Sequence[str]) -> NDArray[Any]:
-    """Return the features (n, ...): one column of arrays, or several of numbers side by side."""
+    """Return the features (n, ...): one column of arrays, or several columns of numbers."""
     for name in names:
         if columns[name].dtype.kind not in "biuf":
             raise DataError(

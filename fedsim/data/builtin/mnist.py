@@ -1,4 +1,4 @@
-"""MNIST, Fashion-MNIST and EMNIST from their official files.
+"""Loads MNIST, Fashion-MNIST and EMNIST from their official files.
 
 References:
     idx, the format of all three: the home page of MNIST (LeCun, Cortes, Burges).
@@ -24,7 +24,7 @@ from fedsim.data.examples import DataError
 Bytes = NDArray[np.uint8]
 
 WRITER = "writer"
-"""Column of EMNIST by which `partition: {scheme: column}` may divide it."""
+"""Column of EMNIST by which `partition: {scheme: column}` may divide the images."""
 
 _SIDE_PX = 28
 _UNSIGNED_BYTES = 0x08  # the type in the third byte of an idx file
@@ -41,7 +41,9 @@ _CLOTHES = (
     "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag",
     "Ankle boot",
 )  # fmt: skip
-_MERGED = string.digits + string.ascii_uppercase + "abdefghnqrt"  # others look like their capitals
+_MERGED = (
+    string.digits + string.ascii_uppercase + "abdefghnqrt"
+)  # other small letters look like their capitals
 _CHARACTERS: dict[EmnistSplit, str] = {
     "byclass": string.digits + string.ascii_uppercase + string.ascii_lowercase,
     "bymerge": _MERGED,
@@ -53,11 +55,11 @@ _CHARACTERS: dict[EmnistSplit, str] = {
 
 
 def load_mnist(args: FolderArgs, context: LoadContext) -> Dataset:
-    """Return MNIST: images (1, 28, 28) with values in [0, 1], 60,000 for training, 10,000 for test.
+    """Return MNIST: images (1, 28, 28) in [0, 1], 60,000 for training and 10,000 for test.
 
     Args:
-        args: `data.args`.
-        context: the experiment.
+        args: the setting `data.args`.
+        context: the context of the experiment.
 
     Raises:
         DataError: a file is missing or damaged.
@@ -66,11 +68,11 @@ def load_mnist(args: FolderArgs, context: LoadContext) -> Dataset:
 
 
 def load_fashion_mnist(args: FolderArgs, context: LoadContext) -> Dataset:
-    """Return Fashion-MNIST, with images like those of MNIST.
+    """Return Fashion-MNIST: images (1, 28, 28) in [0, 1], 60,000 for training, 10,000 for test.
 
     Args:
-        args: `data.args`.
-        context: the experiment.
+        args: the setting `data.args`.
+        context: the context of the experiment.
 
     Raises:
         DataError: a file is missing or damaged.
@@ -79,11 +81,11 @@ def load_fashion_mnist(args: FolderArgs, context: LoadContext) -> Dataset:
 
 
 def load_emnist(args: EmnistArgs, context: LoadContext) -> Dataset:
-    """Return one of EMNIST's datasets, upright, with a class for each character.
+    """Return a split of EMNIST: images (1, 28, 28) in [0, 1], with a class for each character.
 
     Args:
-        args: `data.args`.
-        context: the experiment.
+        args: the setting `data.args`.
+        context: the context of the experiment.
 
     Raises:
         DataError: a file is missing or damaged.
@@ -111,14 +113,14 @@ def load_emnist(args: EmnistArgs, context: LoadContext) -> Dataset:
 def read_idx(file: IO[bytes], where: str) -> Bytes:
     """Return the array in an idx file.
 
-    Guarantee: no more bytes are read than its header says, and these fit into memory.
+    Guarantee: no more bytes are read than the header declares, and these fit into memory.
 
     Args:
         file: the open file.
-        where: its place, for messages.
+        where: the file's name in messages.
 
     Raises:
-        DataError: the file is not in this format, or is shorter or longer than its header says.
+        DataError: the file is not in this format, or is shorter or longer than its header declares.
     """
     zero, kind, dimensions = file.read(2), file.read(1), file.read(1)
     if zero != b"\0\0" or len(dimensions) != 1:
@@ -181,7 +183,7 @@ def _check_labels(labels: Bytes, first: int, classes: int, folder: Path) -> None
 
 
 def _from_matlab(folder: Path, split: EmnistSplit) -> tuple[list[Bytes], tuple[str, ...]]:
-    """Return images and labels of both parts, and the writers of the training images."""
+    """Return training images, labels, test images and labels, and the training images' writers."""
     (content,) = _EMNIST.read(folder, [f"emnist-{split}.mat"], _read_matlab)
     try:
         train, test = content["dataset"]["train"], content["dataset"]["test"]

@@ -1,7 +1,7 @@
-"""Official files of a dataset on disk: unpacked, compressed, or in the archive they come in.
+"""Reads the official files of a dataset from disk: unpacked, compressed, or in their archive.
 
-Nothing is written to disk and nothing is unpickled. Files are found by their own names, so a name
-in an archive cannot lead elsewhere.
+Nothing is written to disk and nothing is unpickled. Archive members are matched by file name only,
+so a path in an archive cannot point elsewhere.
 """
 
 import gzip
@@ -23,12 +23,12 @@ Parser = Callable[[IO[bytes], str], Content]
 
 @dataclass(frozen=True)
 class OfficialFiles:
-    """Where a dataset's files may lie in the user's folder.
+    """The places in the user's folder where a dataset's official files may be.
 
     Attributes:
         source: where to get the files, for messages.
-        subfolders: folders below the user's in which unpacked files may lie, "" for itself.
-        archives: archives in that folder that may hold them, .zip or .tar.gz.
+        subfolders: subfolders that may hold unpacked files; "" is the user's folder itself.
+        archives: archives in the user's folder that may hold the files, .zip or .tar.gz.
     """
 
     source: str
@@ -40,8 +40,9 @@ class OfficialFiles:
 
         Args:
             folder: the user's folder.
-            names: names of the files; each may also be compressed, with .gz behind it.
-            parse: gets the open file and its place, for messages.
+            names: names of the files; each file may also be compressed, with the suffix .gz.
+            parse: returns the content of an open file; its second argument is the file's name in
+                messages.
 
         Raises:
             DataError: a file is missing or cannot be read.
@@ -57,15 +58,16 @@ class OfficialFiles:
     def find(
         self, folder: Path, names: Sequence[str], parse: Parser[Content]
     ) -> list[Content] | None:
-        """Return the parsed content as `read` does; None if no file is there.
+        """Return the parsed content of files, in the order of their names; None if none exists.
 
         Args:
-            folder: as `read`.
-            names: as `read`.
-            parse: as `read`.
+            folder: the user's folder.
+            names: names of the files; each file may also be compressed, with the suffix .gz.
+            parse: returns the content of an open file; its second argument is the file's name in
+                messages.
 
         Raises:
-            DataError: some files are missing, or one cannot be read.
+            DataError: only some files exist, or a file cannot be read.
         """
         if not folder.is_dir():
             raise DataError(
@@ -73,10 +75,10 @@ class OfficialFiles:
                 "experiment file"
             )
         for place in (folder / name for name in self.subfolders):
-            found = {name: path for name in names if (path := _unpacked(place, name))}
-            if found:
-                _refuse_missing(place, names, found)
-                return [_parse(path, parse) for path in found.values()]
+            present = {name: path for name in names if (path := _unpacked(place, name))}
+            if present:
+                _refuse_missing(place, names, present)
+                return [_parse(path, parse) for path in present.values()]
         for archive in (folder / name for name in self.archives):
             content = _from_archive(archive, names, parse) if archive.is_file() else {}
             if content:
@@ -90,11 +92,11 @@ def _unpacked(folder: Path, name: str) -> Path | None:
     return next((path for path in paths if path.is_file()), None)
 
 
-def _refuse_missing(place: Path, names: Sequence[str], found: Mapping[str, object]) -> None:
-    missing = [name for name in names if name not in found]
+def _refuse_missing(place: Path, names: Sequence[str], present: Mapping[str, object]) -> None:
+    missing = [name for name in names if name not in present]
     if missing:
         raise DataError(
-            f"data.args.path: {place} has {next(iter(found))} but no {missing[0]}; add the file"
+            f"data.args.path: {place} has {next(iter(present))} but no {missing[0]}; add the file"
         )
 
 
@@ -109,15 +111,15 @@ def _decompressed(file: IO[bytes], name: str) -> IO[bytes]:
 
 def _from_archive(path: Path, names: Sequence[str], parse: Parser[Content]) -> dict[str, Content]:
     with _readable(path):
-        found: dict[str, Content] = {}
+        contents: dict[str, Content] = {}
         for member, file in _members(path, {form for n in names for form in (n, f"{n}.gz")}):
             content = parse(_decompressed(file, member), f"{path}, {member}")
-            found[member.removesuffix(".gz")] = content
-        return found
+            contents[member.removesuffix(".gz")] = content
+        return contents
 
 
 def _members(path: Path, wanted: Collection[str]) -> Iterator[tuple[str, IO[bytes]]]:
-    """Yield (name, open file) of the members of an archive with one of the names."""
+    """Yield (name, open file) of the archive members whose file name is in `wanted`."""
     if path.suffix == ".zip":
         with zipfile.ZipFile(path) as archive:
             for member in archive.namelist():

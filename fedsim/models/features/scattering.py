@@ -1,4 +1,4 @@
-"""The scattering transform of an image: fixed wavelets, moduli and averages, two layers deep.
+"""The scattering transform of an image, by one or two layers of fixed wavelets and averages.
 
 S0 = x * φ, S1 = |x * ψ1| * φ and S2 = ||x * ψ1| * ψ2| * φ, for Morlet wavelets ψ of J scales and L
 directions and a Gaussian φ of width 2^J, one value for each 2^J x 2^J pixels. Convolutions are
@@ -23,13 +23,13 @@ _FREQUENCY = 3 * pi / 4  # of a wavelet at scale 0, in radians per pixel
 
 @dataclass(frozen=True)
 class FilterBank:
-    """Fourier transforms of the filters for images (height, width).
+    """Fourier transforms of the scattering filters for images (height, width).
 
     Guarantee: |φ(ω)|² + Σ (|ψ(ω)|² + |ψ(-ω)|²) / 2 ≤ 1 at every frequency: no layer gains energy.
 
     Attributes:
-        low_pass: φ (height, width).
-        wavelets: ψ (scales, directions, height, width).
+        low_pass: Fourier transform of φ, (height, width).
+        wavelets: Fourier transforms of the ψ, (scales, directions, height, width).
     """
 
     low_pass: Example
@@ -37,7 +37,7 @@ class FilterBank:
 
     @classmethod
     def of(cls, scales: int, directions: int, shape: tuple[int, int]) -> "FilterBank":
-        """Return the filters.
+        """Return the filters for images of a shape.
 
         Args:
             scales: number of scales J; wavelet j has the width 2^j.
@@ -48,7 +48,7 @@ class FilterBank:
         low_pass = low_pass / low_pass[0, 0]
         wavelets = np.stack(
             [
-                [_wavelet(j, pi * one / directions, directions, shape) for one in range(directions)]
+                [_wavelet(j, pi * k / directions, directions, shape) for k in range(directions)]
                 for j in range(scales)
             ]
         )
@@ -64,9 +64,9 @@ class FilterBank:
 def scattering(
     settings: ScatteringSettings, shape: tuple[int, ...]
 ) -> Callable[[Example], Example]:
-    """Return the function from an image to its coefficients (channels * paths, rows, columns).
+    """Return the function that maps an image to coefficients (channels * paths, rows, columns).
 
-    Images are continued by their mirror images.
+    Images are padded by their mirror images.
 
     Args:
         settings: numbers of scales, directions and layers.
@@ -84,7 +84,9 @@ def scattering(
         channels = image.reshape(-1, *shape[-2:])
         padded = np.pad(channels, [(0, 0), *margins], mode="symmetric")
         paths = [
-            averaged(part, bank, step) for one in padded for part in layers(one, bank, settings)
+            averaged(part, bank, step)
+            for channel in padded
+            for part in layers(channel, bank, settings)
         ]
         return np.concatenate(paths)[:, 2 : 2 + rows, 2 : 2 + columns]
 
@@ -92,35 +94,35 @@ def scattering(
 
 
 def layers(image: Example, bank: FilterBank, settings: ScatteringSettings) -> Iterator[Example]:
-    """Yield the moduli of each layer as stacks (paths, height, width), before they are averaged.
+    """Yield the moduli of each layer as stacks (paths, height, width), before averaging.
 
-    A second wavelet is wider than the first one: the modulus has moved energy to lower frequencies.
+    The second wavelet is wider than the first: the modulus moves energy to lower frequencies.
 
     Args:
         image: a periodic image (height, width).
-        bank: filters of its shape.
+        bank: the filters for images of that shape.
         settings: numbers of scales, directions and layers.
     """
     yield image[None]
-    first = [np.abs(np.fft.ifft2(np.fft.fft2(image) * own)) for own in bank.wavelets]
+    first = [np.abs(np.fft.ifft2(np.fft.fft2(image) * filters)) for filters in bank.wavelets]
     yield from first
     if settings.layers < 2:
         return
     for scale, moduli in enumerate(first[:-1]):
         spectra = np.fft.fft2(moduli)
-        for one in spectra:
+        for spectrum in spectra:
             wider = bank.wavelets[scale + 1 :].reshape(-1, *image.shape)
-            yield np.abs(np.fft.ifft2(one * wider))
+            yield np.abs(np.fft.ifft2(spectrum * wider))
 
 
 def averaged(stack: Example, bank: FilterBank, step: int) -> Example:
-    """Return the averages of images (paths, height, width) at every `step`-th pixel.
+    """Return the low-pass averages of images (paths, height, width) at every `step`-th pixel.
 
-    A picture of every s-th pixel has the spectrum of the whole one, folded.
+    The spectrum of an image of every s-th pixel is the folded spectrum of the whole image.
 
     Args:
         stack: periodic images of the bank's shape, both sides multiples of `step`.
-        bank: its low-pass filter averages.
+        bank: the filters; the low-pass filter averages.
         step: distance of the averages, in pixels.
     """
     height, width = stack.shape[-2:]
@@ -130,7 +132,7 @@ def averaged(stack: Example, bank: FilterBank, step: int) -> Example:
 
 
 def _right_margin(side: int, step: int) -> int:
-    """Return a margin of at least `step` pixels that makes the whole side a multiple of `step`."""
+    """Return a right margin >= `step` pixels that makes the padded side a multiple of `step`."""
     left = step + step // 2
     return -(-(left + side + step) // step) * step - left - side
 

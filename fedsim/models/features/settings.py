@@ -1,4 +1,4 @@
-"""`model.features` of an experiment: transforms, and an example's shape after each. No torch."""
+"""Settings `model.features`: the transforms, and the shape of an example after each."""
 
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
@@ -34,11 +34,13 @@ _REFUSED = {
 def _constants(value: Any) -> float | list[float]:
     """Return a number, or a list of numbers."""
     numbers: list[Any] = list(value) if isinstance(value, list | tuple) and value else [value]
-    if not all(isinstance(one, int | float) and not isinstance(one, bool) for one in numbers):
+    if not all(
+        isinstance(number, int | float) and not isinstance(number, bool) for number in numbers
+    ):
         raise ValueError("must be a public number, or a list of numbers with one for each column")
-    if not all(isfinite(one) for one in numbers):
+    if not all(isfinite(number) for number in numbers):
         raise ValueError("must be a finite number")
-    floats = [float(one) for one in numbers]
+    floats = [float(number) for number in numbers]
     return floats if isinstance(value, list | tuple) else floats[0]
 
 
@@ -47,10 +49,10 @@ def _center(value: Any) -> float | list[float] | str:
 
 
 def _scales(value: Any) -> float | list[float]:
-    found = _constants(value)
-    if min(found if isinstance(found, list) else [found]) <= 0:
+    scales = _constants(value)
+    if min(scales if isinstance(scales, list) else [scales]) <= 0:
         raise ValueError("must be > 0")
-    return found
+    return scales
 
 
 _NUMBERS: dict[str, Any] = {
@@ -63,11 +65,11 @@ Scales = Annotated[float | list[float], PlainValidator(_scales), WithJsonSchema(
 
 
 class NoSettings(Settings):
-    """Settings of a transform that has none."""
+    """Settings of a transform without settings."""
 
 
 class StandardizeSettings(Settings):
-    """Public constants: (x - mean) / std."""
+    """Settings of `standardize`: public constants of (x - mean) / std."""
 
     mean: Constants = Field(
         default=0.0, description="public mean: one number, or one for each column or channel"
@@ -78,18 +80,18 @@ class StandardizeSettings(Settings):
 
 
 class OrientationSettings(Settings):
-    """Maps of gradient orientations."""
+    """Settings of `orientations`: maps of gradient orientations of an image."""
 
     bins: int = Field(default=8, ge=2, le=64, description="directions over the full circle")
     window: int = Field(default=3, ge=1, le=64, description="side of a pooling window, in pixels")
     stride: int = Field(default=1, ge=1, le=64, description="pixels between windows")
     power: float = Field(
-        default=0.5, gt=0, le=1, description="of each pooled value; 0.5: its square root"
+        default=0.5, gt=0, le=1, description="exponent of each pooled value; 0.5 is the square root"
     )
 
 
 class ScatteringSettings(Settings):
-    """The scattering transform."""
+    """Settings of `scattering`: the scattering transform of an image."""
 
     scales: int = Field(default=2, ge=1, le=6, description="J: averages over 2^J x 2^J pixels")
     directions: int = Field(default=8, ge=1, le=32, description="L: directions of the wavelets")
@@ -103,7 +105,7 @@ class ScatteringSettings(Settings):
 
 
 class RandomFourierSettings(Settings):
-    """Random Fourier features of the Gaussian kernel exp(-gamma ||x - y||²)."""
+    """Settings of `random_fourier`: features of the Gaussian kernel exp(-gamma ||x - y||²)."""
 
     dim: int = Field(default=512, ge=1, le=MAX_WIDTH, description="number of features")
     gamma: float = Field(gt=0, description="inverse squared width of the kernel")
@@ -119,7 +121,7 @@ def _refuse_fit(value: object) -> object:
 
 
 class FeatureSettings(Settings):
-    """One transform, by its name: `unit_norm`, or `{center: 0.3}`."""
+    """One transform of `model.features`, written as a name or a mapping: `{center: 0.3}`."""
 
     center: Center | None = Field(
         default=None,
@@ -130,7 +132,8 @@ class FeatureSettings(Settings):
         default=None, description="divide by the example's L2 norm; an example of zeros stays"
     )
     log: Annotated[float, Field(gt=0)] | None = Field(
-        default=None, description="sign(x) log(1 + |x| / scale) with a public scale; alone: 1"
+        default=None,
+        description="sign(x) log(1 + |x| / scale) with a public scale; the name alone sets 1",
     )
     standardize: Annotated[StandardizeSettings | None, BeforeValidator(_refuse_fit)] = Field(
         default=None, description="(x - mean) / std with public constants"
@@ -152,7 +155,7 @@ class FeatureSettings(Settings):
 
     @property
     def value(self) -> Any:
-        """The argument or the settings of the transform."""
+        """The argument of the transform: a constant, or its settings."""
         return getattr(self, self.name)
 
     @model_validator(mode="before")
@@ -176,11 +179,12 @@ class FeatureSettings(Settings):
 
     @model_validator(mode="after")
     def _is_one(self) -> Self:
-        found = [name for name, value in self if value is not None]
-        if len(found) != 1:
-            names = " and ".join(found) or "none"
+        given = [name for name, value in self if value is not None]
+        if len(given) != 1:
+            names = " and ".join(given) or "none"
             raise ValueError(
-                f"an item of the list names one transform, got {names}; write each as its own item"
+                f"an item of the list names one transform, got {names}; write one item for "
+                "each transform"
             )
         return self
 
@@ -206,19 +210,19 @@ _ALONE: dict[str, object] = {"unit_norm": {}, "log": 1.0, "orientations": {}, "s
 FEATURES: dict[str, str] = {
     name: field.description or "" for name, field in FeatureSettings.model_fields.items()
 }
-"""The transforms by name, with their descriptions."""
+"""The descriptions of all transforms, by name."""
 
 
 Shape = tuple[int, ...]
 
 
 class FeatureShapeError(ModelError):
-    """A transform does not take examples of a shape.
+    """Raised if a transform does not take examples of a shape.
 
     Args:
-        position: place of the transform in `model.features`.
+        position: index of the transform in `model.features`.
         name: name of the transform.
-        reason: what it takes, and what it got.
+        reason: the shapes that the transform takes, and the shape that it got.
     """
 
     def __init__(self, position: int, name: str, reason: str) -> None:
@@ -232,21 +236,21 @@ def shape_after(features: Sequence[FeatureSettings], shape: Shape | None) -> Sha
 
     Args:
         features: the transforms, in order.
-        shape: shape of one example before; None: not known yet.
+        shape: shape of one example before the transforms; None if it is unknown.
 
     Returns:
-        The shape, or None where it depends on an unknown shape.
+        The shape, or None if it depends on the unknown shape.
 
     Raises:
         FeatureShapeError: a transform does not take the shape that it would get.
     """
-    for position, one in enumerate(features):
-        if shape is None and one.name not in _FIXED:
+    for position, feature in enumerate(features):
+        if shape is None and feature.name not in _FIXED:
             continue
         try:
-            shape = _SHAPES[one.name](one.value, shape or ())
+            shape = _SHAPES[feature.name](feature.value, shape or ())
         except ValueError as error:
-            raise FeatureShapeError(position, one.name, str(error)) from error
+            raise FeatureShapeError(position, feature.name, str(error)) from error
     return shape
 
 
@@ -262,10 +266,10 @@ def _standardized(value: StandardizeSettings, shape: Shape) -> Shape:
     return _fitting("std", value.std, _fitting("mean", value.mean, shape))
 
 
-def _fitting(what: str, value: object, shape: Shape) -> Shape:
+def _fitting(setting: str, value: object, shape: Shape) -> Shape:
     if isinstance(value, list) and len(value) != shape[0]:
         raise ValueError(
-            f"has {len(value)} constants for {what}, and examples of shape {shape} have "
+            f"has {len(value)} constants for {setting}, and examples of shape {shape} have "
             f"{shape[0]} columns or channels; give one number, or one for each"
         )
     return shape
@@ -294,10 +298,10 @@ def _scattered(value: ScatteringSettings, shape: Shape) -> Shape:
 
 
 def image_shape(shape: Shape) -> Shape:
-    """Return the shape of an image, (height, width) or (channels, height, width).
+    """Check that a shape is of an image, (height, width) or (channels, height, width); return it.
 
     Raises:
-        ValueError: it is no shape of an image.
+        ValueError: the shape is not that of an image.
     """
     if len(shape) not in (2, 3) or min(shape[-2:]) < 2:
         raise ValueError(

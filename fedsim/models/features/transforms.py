@@ -1,8 +1,8 @@
-"""The transforms of features: functions of one example, float64 in, float64 out; and all in turn.
+"""The feature transforms, functions of one float64 example, and the pipeline that applies them.
 
-Each is called with one example at a time and nothing else, so no value of another example can
-reach a feature, whatever order or instructions numpy uses. Sums are numpy's or elementwise: no
-matrix library is called.
+Each transform is called with one example at a time and nothing else, so no value of another example
+can reach a feature, in whatever order or with whatever instructions numpy computes. Sums are
+numpy's or elementwise: no matrix library is called.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -32,12 +32,12 @@ Transform = Callable[[Example], Example]
 
 
 def make_transform(name: str, value: Any, shape: tuple[int, ...]) -> Transform:
-    """Return the function of a transform.
+    """Return the function that computes a transform of one example.
 
     Args:
         name: name of the transform.
-        value: its argument or settings.
-        shape: shape of the examples that it gets.
+        value: the argument or the settings of the transform.
+        shape: shape of one example before the transform.
     """
     return _TRANSFORMS[name](value, shape)
 
@@ -70,7 +70,7 @@ def _standardize(value: StandardizeSettings, shape: tuple[int, ...]) -> Transfor
 
 
 def _random_fourier(value: RandomFourierSettings, shape: tuple[int, ...]) -> Transform:
-    """Return sqrt(2 / dim) cos(x W sqrt(2 gamma) + b).
+    """Return the function x -> sqrt(2 / dim) cos(x W sqrt(2 gamma) + b).
 
     W is standard normal and b uniform in [0, 2π). Products of features have the expectation
     exp(-gamma ||x - y||²). (Rahimi and Recht, "Random features for large-scale kernel machines",
@@ -88,7 +88,7 @@ def _random_fourier(value: RandomFourierSettings, shape: tuple[int, ...]) -> Tra
 
 
 def _orientations(value: OrientationSettings, shape: tuple[int, ...]) -> Transform:
-    """Return the function from an image to its maps (channels * bins, rows, columns).
+    """Return the function that maps an image to orientation maps (channels * bins, rows, columns).
 
     The maps show where an image has edges, and of which direction. Gradients are central
     differences. The magnitude of each is divided between the two nearest of `bins` directions. Each
@@ -103,7 +103,7 @@ def _orientations(value: OrientationSettings, shape: tuple[int, ...]) -> Transfo
 
     def transform(image: Example) -> Example:
         channels = image.reshape(-1, *shape[-2:])
-        maps = np.concatenate([_maps(one[repeated], directions) for one in channels])
+        maps = np.concatenate([_maps(channel[repeated], directions) for channel in channels])
         return sum(weight * maps[pixels] for weight, pixels in windows) ** value.power
 
     return transform
@@ -113,8 +113,8 @@ def _maps(padded: Example, directions: NDArray[np.int64]) -> Example:
     """Return the gradient magnitude (bins, height, width) of each direction.
 
     Args:
-        padded: an image whose border pixels stand twice.
-        directions: (bins, 1, 1).
+        padded: an image with repeated border pixels, (height + 2, width + 2).
+        directions: numbers of the directions, (bins, 1, 1).
     """
     down = (padded[2:, 1:-1] - padded[:-2, 1:-1]) / 2
     right = (padded[1:-1, 2:] - padded[1:-1, :-2]) / 2
@@ -128,7 +128,7 @@ def _maps(padded: Example, directions: NDArray[np.int64]) -> Example:
 def _windows(
     shape: tuple[int, ...], window: int, stride: int
 ) -> tuple[tuple[float, tuple[slice, ...]], ...]:
-    """Return weight and place of each pixel of a window, over all windows of maps (n, *shape)."""
+    """Return weight and index of each window pixel, over all windows of maps (n, *shape)."""
     weights = np.hanning(window + 2)[1:-1]
     rows, columns = (stride * ((side - window) // stride) + 1 for side in shape[-2:])
     return tuple(
@@ -154,13 +154,13 @@ _TRANSFORMS: Mapping[str, Callable[[Any, tuple[int, ...]], Transform]] = {
 
 
 class FeaturePipeline:
-    """Fixed transforms of one example, in order.
+    """Applies the fixed transforms of `model.features` to each example, in order.
 
     Guarantee: the features of an example are a function of that example and public constants. Each
-    is computed alone, so other examples change no bit of them.
+    example is computed alone, so other examples do not change a bit of its features.
 
     Args:
-        features: `model.features`.
+        features: the setting `model.features`.
     """
 
     def __init__(self, features: Sequence[FeatureSettings]) -> None:
@@ -181,8 +181,9 @@ class FeaturePipeline:
         """Return the features (n, *output_shape) of examples (n, *input_shape).
 
         Raises:
-            ModelError: a transform does not take examples of that shape, or tokens.
-            DataError: a feature is no finite float32 number.
+            ModelError: a transform does not take examples of that shape, or the examples are
+                tokens.
+            DataError: a feature is not a finite float32 number.
         """
         shape = examples.shape[1:]
         if examples.dtype != np.float32:
@@ -203,9 +204,9 @@ class FeaturePipeline:
 
     def _transforms(self, shape: Shape) -> list[Transform]:
         transforms: list[Transform] = []
-        for position, one in enumerate(self._features):
+        for position, feature in enumerate(self._features):
             before = shape_after(self._features[:position], shape) or ()
-            transforms.append(make_transform(one.name, one.value, before))
+            transforms.append(make_transform(feature.name, feature.value, before))
         return transforms
 
 
@@ -219,11 +220,11 @@ def _check_finite(features: NDArray[np.float32]) -> None:
 
 
 class FeatureModel(nn.Module):
-    """A model that transforms its inputs first. No gradient reaches the inputs.
+    """A model with fixed transforms of its inputs, which receive no gradient.
 
     Args:
         features: the fixed transforms.
-        model: takes the features (n, ...).
+        model: the model of the features (n, ...).
     """
 
     def __init__(self, features: FeaturePipeline, model: nn.Module) -> None:
@@ -232,11 +233,11 @@ class FeatureModel(nn.Module):
         self.model = model
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the outputs of the model for inputs (n, ...) of the dataset's shape.
+        """Return the model's outputs for inputs (n, ...) in the shape of the dataset's examples.
 
         Raises:
             ModelError: a transform does not take inputs of that shape.
-            DataError: a feature is no finite number.
+            DataError: a feature is not a finite number.
         """
         numbers = x.detach().to("cpu", torch.float32).contiguous().numpy()
         return self.model(torch.from_numpy(self.features(numbers)).to(x.device))

@@ -1,11 +1,11 @@
 """Metrics of classes and labels, by the definitions of scikit-learn.
 
 They are computed here because importing scikit-learn takes longer than a round; the tests compare
-each with the function of scikit-learn that its entry in the catalogue names.
+each metric with the scikit-learn function that its entry in the catalogue names.
 
-Where scikit-learn has no value, there is none here: recall of a class without examples and F1 of a
-class that is neither in the test set nor predicted are not a number in a list, and areas are
-means over the classes that have examples and others.
+Where scikit-learn has no value, a list has NaN: the recall of a class without examples, and the F1
+of a class that is neither in the test set nor predicted. Areas are means over the classes of which
+the test set has both positive and negative examples.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from fedsim.models.scores.predictions import Array, ClassPredictions, Counts, La
 
 Counted = ClassPredictions | LabelPredictions
 _NONE = float("nan")
-_SMALLEST = np.finfo(np.float64).eps  # probabilities below count as this, as in log_loss
+_SMALLEST = np.finfo(np.float64).eps  # smaller probabilities are raised to it, as in log_loss
 
 
 def accuracy(found: ClassPredictions) -> float:
@@ -32,12 +32,12 @@ def balanced_accuracy(found: ClassPredictions) -> float:
 
 
 def recall_per_class(found: Counted) -> list[float]:
-    """Return the recall of each class: its share of examples that are predicted as such."""
+    """Return the recall of each class: the share of its examples that are predicted as it."""
     return _ratio(found.hits, found.examples, empty=_NONE).tolist()
 
 
 def precision_per_class(found: Counted) -> list[float]:
-    """Return the precision of each class: its share of predictions that are correct."""
+    """Return the precision of each class: the share of its predictions that are correct."""
     return _ratio(found.hits, found.predictions, empty=_NONE).tolist()
 
 
@@ -47,17 +47,17 @@ def f1_per_class(found: Counted) -> list[float]:
 
 
 def recall(found: Counted) -> float:
-    """Return the recall of class 1, or the mean of all classes."""
+    """Return the recall of class 1 of two classes, or the mean recall of several classes."""
     return _class_1_or_mean(found, _ratio(found.hits, found.examples))
 
 
 def precision(found: Counted) -> float:
-    """Return the precision of class 1, or the mean of all classes."""
+    """Return the precision of class 1 of two classes, or the mean precision of several."""
     return _class_1_or_mean(found, _ratio(found.hits, found.predictions))
 
 
 def f1(found: Counted) -> float:
-    """Return F1 of class 1, or the mean of all classes."""
+    """Return the F1 of class 1 of two classes, or the mean F1 of several classes."""
     return _class_1_or_mean(found, _f1(found))
 
 
@@ -67,23 +67,23 @@ def f1_macro(found: Counted) -> float:
 
 
 def f1_weighted(found: Counted) -> float:
-    """Return the mean F1 of all classes, weighted by their examples."""
+    """Return the mean F1 of all classes, weighted by their numbers of examples."""
     total = found.examples.sum()
     return float((_f1(found) * found.examples).sum() / total) if total else 0.0
 
 
 def auc(found: Counted) -> float:
-    """Return the area under the ROC curve; of several classes, the mean of one against the rest."""
+    """Return the area under the ROC curve, or the mean over classes of one against the rest."""
     return _one_against_rest(found, _area_under_roc)
 
 
 def average_precision(found: Counted) -> float:
-    """Return the average precision; of several classes, the mean of one against the rest."""
+    """Return the average precision, or the mean over classes of one against the rest."""
     return _one_against_rest(found, _average_precision)
 
 
 def log_loss(found: ClassPredictions) -> float:
-    """Return the mean of -ln of the true class's probability."""
+    """Return the mean of -ln(probability of the true class) over all examples."""
     if found.probabilities is None:
         return _NONE
     true = found.probabilities[np.arange(len(found.targets)), found.targets]
@@ -91,7 +91,7 @@ def log_loss(found: ClassPredictions) -> float:
 
 
 def matthews(found: ClassPredictions) -> float:
-    """Return the Matthews correlation coefficient; 0 where one class is all there is."""
+    """Return the Matthews correlation coefficient; 0 if targets or predictions are one class."""
     n, correct = len(found.targets), float(found.hits.sum())
     true, chosen = found.examples.astype(float), found.predictions.astype(float)
     covariance = correct * n - true @ chosen
@@ -100,20 +100,20 @@ def matthews(found: ClassPredictions) -> float:
 
 
 def kappa(found: ClassPredictions) -> float:
-    """Return Cohen's kappa of targets and predictions; none where both are always one class."""
+    """Return Cohen's kappa of targets and predictions; NaN if both are always one class."""
     n = len(found.targets)
     by_chance = found.examples.astype(float) @ found.predictions / n**2
     return float((accuracy(found) - by_chance) / (1 - by_chance)) if by_chance < 1 else _NONE
 
 
 def top_accuracy(k: int) -> Callable[[ClassPredictions], float]:
-    """Return the metric: the share of targets among the k classes with the largest scores."""
+    """Return the metric for the share of targets among the k classes with the largest scores."""
 
-    def top_k(found: ClassPredictions) -> float:
-        if not np.isfinite(found.scores).all():
+    def top_k(predictions: ClassPredictions) -> float:
+        if not np.isfinite(predictions.scores).all():
             return _NONE
-        best = np.argsort(found.scores, axis=1, kind="stable")[:, ::-1][:, :k]
-        return float((best == found.targets[:, None]).any(axis=1).mean())
+        best = np.argsort(predictions.scores, axis=1, kind="stable")[:, ::-1][:, :k]
+        return float((best == predictions.targets[:, None]).any(axis=1).mean())
 
     return top_k
 
@@ -123,35 +123,35 @@ def _ratio(parts: Counts, wholes: Counts, *, empty: float = 0.0) -> Array:
     return np.divide(parts, wholes, out=result, where=wholes > 0)
 
 
-def _f1(found: Counted, *, empty: float = 0.0) -> Array:
-    return _ratio(2 * found.hits, found.examples + found.predictions, empty=empty)
+def _f1(counted: Counted, *, empty: float = 0.0) -> Array:
+    return _ratio(2 * counted.hits, counted.examples + counted.predictions, empty=empty)
 
 
-def _class_1_or_mean(found: Counted, values: Array) -> float:
-    if isinstance(found, ClassPredictions) and found.num_classes == 2:
+def _class_1_or_mean(counted: Counted, values: Array) -> float:
+    if isinstance(counted, ClassPredictions) and counted.num_classes == 2:
         return float(values[1])
-    return _mean(found, values)
+    return _mean(counted, values)
 
 
-def _mean(found: Counted, values: Array) -> float:
+def _mean(counted: Counted, values: Array) -> float:
     """Return the mean over all labels, or over the classes that occur or are predicted."""
-    if isinstance(found, LabelPredictions):
+    if isinstance(counted, LabelPredictions):
         return float(values.mean())
-    return float(values[(found.examples > 0) | (found.predictions > 0)].mean())
+    return float(values[(counted.examples > 0) | (counted.predictions > 0)].mean())
 
 
-def _one_against_rest(found: Counted, area: Callable[[NDArray[np.bool_], Array], float]) -> float:
-    if isinstance(found, LabelPredictions):
-        pairs = list(zip(found.targets.T, found.scores.T, strict=True))
-        if not np.isfinite(found.scores).all():
+def _one_against_rest(counted: Counted, area: Callable[[NDArray[np.bool_], Array], float]) -> float:
+    if isinstance(counted, LabelPredictions):
+        pairs = list(zip(counted.targets.T, counted.scores.T, strict=True))
+        if not np.isfinite(counted.scores).all():
             return _NONE
-    elif found.probabilities is None:
+    elif counted.probabilities is None:
         return _NONE
-    elif found.num_classes == 2:
-        pairs = [(found.targets == 1, found.scores[:, 1] - found.scores[:, 0])]
+    elif counted.num_classes == 2:
+        pairs = [(counted.targets == 1, counted.scores[:, 1] - counted.scores[:, 0])]
     else:
-        columns = found.probabilities.T
-        pairs = [(found.targets == each, column) for each, column in enumerate(columns)]
+        columns = counted.probabilities.T
+        pairs = [(counted.targets == number, column) for number, column in enumerate(columns)]
     areas = [area(true, scores) for true, scores in pairs if true.any() and not true.all()]
     return float(np.mean(areas)) if areas else _NONE
 
@@ -159,7 +159,7 @@ def _one_against_rest(found: Counted, area: Callable[[NDArray[np.bool_], Array],
 def _area_under_roc(true: NDArray[np.bool_], scores: Array) -> float:
     """Return the share of pairs (positive, negative) in the right order; a tie counts half."""
     _, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]  # the mean rank of a tie
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]  # examples in a tie get its mean rank
     positives = int(true.sum())
     wins = ranks[true].sum() - positives * (positives + 1) / 2
     return float(wins / (positives * (len(true) - positives)))
@@ -168,7 +168,7 @@ def _area_under_roc(true: NDArray[np.bool_], scores: Array) -> float:
 def _average_precision(true: NDArray[np.bool_], scores: Array) -> float:
     """Return the sum of precisions at each threshold, weighted by the increase of recall."""
     order = np.argsort(-scores, kind="stable")
-    last = np.append(np.diff(scores[order]) != 0, True)  # of each tie
-    found = np.cumsum(true[order])[last]
-    precisions = found / (np.flatnonzero(last) + 1)
-    return float((np.diff(found, prepend=0) * precisions).sum() / true.sum())
+    last = np.append(np.diff(scores[order]) != 0, True)  # the last example of each tie
+    positives = np.cumsum(true[order])[last]
+    precisions = positives / (np.flatnonzero(last) + 1)
+    return float((np.diff(positives, prepend=0) * precisions).sum() / true.sum())

@@ -1,6 +1,6 @@
 """The metrics that an experiment chooses, on the whole test set, and the content of `scores.json`.
 
-Metrics of predicted numbers are by the definitions of scikit-learn, as means over the columns.
+Metrics of regression follow the definitions of scikit-learn, as means over the columns.
 """
 
 import numbers
@@ -34,7 +34,7 @@ OwnMetric = Callable[[Tensor, Tensor], Any]
 
 
 def rmse(found: NumberPredictions) -> float:
-    """Return the mean over columns of the root of the mean squared error."""
+    """Return the root of the mean squared error, averaged over columns."""
     return float(np.sqrt(np.square(_errors(found)).mean(axis=0)).mean())
 
 
@@ -44,7 +44,7 @@ def mae(found: NumberPredictions) -> float:
 
 
 def median_absolute_error(found: NumberPredictions) -> float:
-    """Return the mean over columns of the median absolute error."""
+    """Return the median absolute error, averaged over columns."""
     return float(np.median(np.abs(_errors(found)), axis=0).mean())
 
 
@@ -54,7 +54,7 @@ def max_error(found: NumberPredictions) -> float:
 
 
 def explained_variance(found: NumberPredictions) -> float:
-    """Return 1 - variance of the errors / variance of the targets; of a constant column 1 or 0."""
+    """Return the mean of 1 - var(errors) / var(targets); 1 or 0 for a constant column."""
     rest = _errors(found).var(axis=0)
     spread = found.targets.var(axis=0)
     values = np.where(rest == 0, 1.0, 0.0)
@@ -62,11 +62,11 @@ def explained_variance(found: NumberPredictions) -> float:
     return float(values.mean())
 
 
-def _errors(found: NumberPredictions) -> Array:
-    return found.targets - found.predicted
+def _errors(predictions: NumberPredictions) -> Array:
+    return predictions.targets - predictions.predicted
 
 
-# Those that `Task.metrics` computes batch by batch are not here: accuracy, mse and r2.
+# `Task.metrics` computes accuracy, mse and r2 batch by batch.
 _FUNCTIONS: dict[str, Callable[[Any], MetricValue]] = {
     "balanced_accuracy": classes.balanced_accuracy,
     "f1": classes.f1,
@@ -94,12 +94,12 @@ _FUNCTIONS: dict[str, Callable[[Any], MetricValue]] = {
 
 @dataclass(frozen=True)
 class ChosenMetrics:
-    """The metrics of `evaluation.metrics`.
+    """The metrics that the setting `evaluation.metrics` chooses.
 
     Attributes:
-        names: the metrics, in the order of the file.
-        own: the functions of the user's own metrics, by name.
-        task: the meaning of the model's outputs.
+        names: names of the metrics, in the order of the file.
+        own: the functions of user-defined metrics, by name.
+        task: the task, which gives the outputs their meaning.
     """
 
     names: tuple[str, ...]
@@ -109,53 +109,53 @@ class ChosenMetrics:
     def __call__(
         self, known: Mapping[str, float], outputs: Tensor, targets: Tensor
     ) -> dict[str, MetricValue]:
-        """Return the metrics by their names in files, in the order of `names`.
+        """Return the values of the metrics by their names in files, in the order of `names`.
 
         Args:
-            known: metrics of the task that are computed already (`Task.metrics`).
-            outputs: outputs on the whole test set (n, ...), on the CPU.
-            targets: its targets (n,) or (n, k).
+            known: metrics of the task that are already computed (`Task.metrics`).
+            outputs: the model's outputs on the whole test set (n, ...), on the CPU.
+            targets: the targets of the test set, (n,) or (n, k).
 
         Raises:
-            MetricError: a metric of the user's own fails, or does not fit the targets.
+            MetricError: a user-defined metric fails, or a metric does not fit the targets.
         """
         predictions = predictions_of(self.task, outputs, targets)
-        found: dict[str, MetricValue] = {}
+        values: dict[str, MetricValue] = {}
         for name in self.names:
             if name in self.own:
-                found[metric_key(name)] = _own_value(name, self.own[name], outputs, targets)
+                values[metric_key(name)] = _own_value(name, self.own[name], outputs, targets)
             elif name in known:
-                found[name] = known[name]
+                values[name] = known[name]
             else:
-                found[name] = _built_in_value(name, predictions)
-        return found
+                values[name] = _built_in_value(name, predictions)
+        return values
 
 
 def choose_metrics(names: Sequence[str], task: Task, *, base: Path) -> ChosenMetrics:
-    """Return the metrics of an experiment.
+    """Return the metrics that an experiment chooses.
 
     Args:
-        names: `evaluation.metrics`: built-in names, `package.module:function`,
+        names: the setting `evaluation.metrics`: built-in names, `package.module:function` or
             `./file.py:function`.
-        task: the meaning of the model's outputs.
+        task: the task, which gives the outputs their meaning.
         base: the directory of the experiment file.
 
     Raises:
         MetricError: a metric cannot score the task.
         PluginError: a function cannot be found or loaded.
     """
-    own = {}
+    functions = {}
     for name in names:
         if ":" in name:
-            own[name] = resolve(name, base=base, what="evaluation.metrics")
+            functions[name] = resolve(name, base=base, what="evaluation.metrics")
         elif (problem := wrong_task(name, task.name)) is not None:
             raise MetricError(f"evaluation.metrics: {problem}")
-    return ChosenMetrics(tuple(names), own, task)
+    return ChosenMetrics(tuple(names), functions, task)
 
 
 def _built_in_value(name: str, predictions: Predictions) -> MetricValue:
     if isinstance(predictions, LabelPredictions) and not METRICS[name].several_labels:
-        possible = ", ".join(each for each, entry in METRICS.items() if entry.several_labels)
+        possible = ", ".join(other for other, entry in METRICS.items() if entry.several_labels)
         raise MetricError(
             f"evaluation.metrics: {name} scores one label, and an example has "
             f"{predictions.targets.shape[1]}; choose from {possible}, or a function of your own"
@@ -185,11 +185,11 @@ MAX_CONFUSION_CLASSES = 100  # a larger matrix is left out
 def summarise_scores(
     found: Predictions, names: Sequence[str] | None, metrics: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return classes, confusion matrix, majority baseline, figures by class, and metrics.
+    """Return the content of `scores.json`: confusion matrix, majority class, figures by class.
 
     Args:
         found: predictions on the whole test set.
-        names: names of the classes; None: their numbers.
+        names: names of the classes; None names them by their numbers.
         metrics: the metrics of the last round, by name.
     """
     content: dict[str, Any] = {
@@ -223,20 +223,22 @@ def class_names(count: int, names: Sequence[str] | None) -> list[str]:
 
     Args:
         count: number of classes.
-        names: the names that the data give; None: none.
+        names: the names in the data; None if the data have no names.
     """
     known = list(names or ())[:count]
     return known + [str(number) for number in range(len(known), count)]
 
 
-def _by_class(found: ClassPredictions | LabelPredictions, names: list[str]) -> list[dict[str, Any]]:
-    """Return the figures of each class; null where there is nothing to divide by."""
+def _by_class(
+    counted: ClassPredictions | LabelPredictions, names: list[str]
+) -> list[dict[str, Any]]:
+    """Return the figures of each class; recall or precision is None if its divisor is 0."""
     rows = zip(
         names,
-        _whole(found.examples),
-        _whole(found.predictions),
-        recall_per_class(found),
-        precision_per_class(found),
+        _whole(counted.examples),
+        _whole(counted.predictions),
+        recall_per_class(counted),
+        precision_per_class(counted),
         strict=True,
     )
     return [

@@ -1,7 +1,7 @@
-"""Predictions of a model on a test set, in the form that metrics read.
+"""Predictions of a model on a test set, as the input of metrics.
 
-One label 0 or 1 is a matter of two classes: the logit z of label 1 is the score of class 1, and the
-score of class 0 is 0. Softmax of the two is the sigmoid of z.
+A single label 0 or 1 is treated as two classes: the logit z of label 1 is the score of class 1, and
+the score of class 0 is 0. Softmax of the two scores is the sigmoid of z.
 """
 
 from dataclasses import dataclass
@@ -21,12 +21,12 @@ Counts = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class ClassPredictions:
-    """Predicted classes.
+    """The predicted classes of n examples.
 
     Attributes:
         scores: score of each class, float64 (n, classes).
-        predicted: class with the largest score (n,).
-        targets: true classes (n,).
+        predicted: the class with the largest score of each example, int64 (n,).
+        targets: the true class of each example, int64 (n,).
     """
 
     scores: Array
@@ -40,29 +40,29 @@ class ClassPredictions:
 
     @cached_property
     def hits(self) -> Counts:
-        """Correct predictions of each class."""
+        """Number of correct predictions of each class, (classes,)."""
         return self._count(self.targets[self.predicted == self.targets])
 
     @cached_property
     def examples(self) -> Counts:
-        """Examples of each class."""
+        """Number of examples of each class, (classes,)."""
         return self._count(self.targets)
 
     @cached_property
     def predictions(self) -> Counts:
-        """Predictions of each class."""
+        """Number of predictions of each class, (classes,)."""
         return self._count(self.predicted)
 
     @cached_property
     def probabilities(self) -> Array | None:
-        """Softmax of the scores (n, classes); None where a score is not finite."""
+        """Softmax of the scores (n, classes); None if a score is not finite."""
         if not np.isfinite(self.scores).all():
             return None
         shifted = np.exp(self.scores - self.scores.max(axis=1, keepdims=True))
         return shifted / shifted.sum(axis=1, keepdims=True)
 
     def confusion(self) -> Counts:
-        """Return the confusion matrix: rows are true classes, columns predictions."""
+        """Return the confusion matrix: rows are true classes, columns predicted classes."""
         size = self.num_classes
         pairs = np.bincount(self.targets * size + self.predicted, minlength=size * size)
         return pairs.reshape(size, size)
@@ -73,12 +73,12 @@ class ClassPredictions:
 
 @dataclass(frozen=True, eq=False)
 class LabelPredictions:
-    """Predicted labels, several for each example.
+    """The predicted labels of n examples, several labels for each example.
 
     Attributes:
         scores: logit of each label, float64 (n, labels).
-        predicted: whether the logit is above 0 (n, labels).
-        targets: whether the label is 1 (n, labels).
+        predicted: whether each logit is above 0, bool (n, labels).
+        targets: whether each true label is 1, bool (n, labels).
     """
 
     scores: Array
@@ -87,27 +87,27 @@ class LabelPredictions:
 
     @cached_property
     def hits(self) -> Counts:
-        """Examples of each label that are predicted."""
+        """Number of examples with each label that are predicted to have it, (labels,)."""
         return (self.predicted & self.targets).sum(axis=0)
 
     @cached_property
     def examples(self) -> Counts:
-        """Examples with each label."""
+        """Number of examples with each label, (labels,)."""
         return self.targets.sum(axis=0)
 
     @cached_property
     def predictions(self) -> Counts:
-        """Predictions of each label."""
+        """Number of predictions of each label, (labels,)."""
         return self.predicted.sum(axis=0)
 
 
 @dataclass(frozen=True, eq=False)
 class NumberPredictions:
-    """Predicted numbers.
+    """The predicted numbers of n examples.
 
     Attributes:
-        predicted: float64 (n, k).
-        targets: float64 (n, k).
+        predicted: predicted values, float64 (n, k).
+        targets: true values, float64 (n, k).
     """
 
     predicted: Array
@@ -118,10 +118,10 @@ Predictions = ClassPredictions | LabelPredictions | NumberPredictions
 
 
 def predictions_of(task: Task, outputs: Tensor, targets: Tensor) -> Predictions:
-    """Return the predictions of a task.
+    """Return the predictions that a model's outputs mean for a task.
 
     Args:
-        task: the meaning of the outputs.
+        task: the task, which gives the outputs their meaning.
         outputs: outputs of the model (n, ...), on the CPU.
         targets: targets (n,) or (n, k).
     """
