@@ -69,7 +69,7 @@ def matching_files(pattern: str, base: Path) -> dict[str, Path]:
 
 
 def _expanded(path: Path, pattern: str) -> list[Path]:
-    """Return the files that a path with wildcards matches, like `glob.glob`, without repetitions."""
+    """Return the files that a path with wildcards matches, each once, like `glob.glob`."""
     first, *parts = [*path.parts, *(["*"] if path.name == "**" else [])]
     waiting, seen, matches, names = [(first, tuple(parts))], set(), list[str](), 0
     while waiting:

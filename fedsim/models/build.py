@@ -40,7 +40,7 @@ def load_initial_weights(model: nn.Module, path: Path) -> None:
         path: the safetensors file; no code in it is executed.
 
     Raises:
-        ModelError: the file cannot be read, or the tensor that the message names does not fit.
+        ModelError: the file cannot be read, or a tensor does not fit.
     """
     values = _read(path)
     state = model.state_dict()

@@ -65,8 +65,8 @@ class ModelSettings(Settings):
     )
     lora: LoraSettings | None = Field(
         default=None,
-        description="low-rank adapters on frozen layers: only they and the parameters of `train` are "
-        "trained and sent; null adds none",
+        description="low-rank adapters on frozen layers: only they and the parameters of `train` "
+        "are trained and sent; null adds none",
     )
     loss: str = Field(
         default="cross_entropy",

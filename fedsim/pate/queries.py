@@ -1,4 +1,4 @@
-"""The public queries: a part of the server's test set, which then scores no model."""
+"""The public queries of PATE: a part of the server's test set that does not score models."""
 
 from dataclasses import replace
 
@@ -7,18 +7,18 @@ import numpy as np
 from fedsim.core.streams import Purpose, stream
 from fedsim.data import DataError, Examples, FederatedData
 
-MIN_TEST_EXAMPLES = 2  # a private model is checked on at least two
+MIN_TEST_EXAMPLES = 2  # private models are checked on at least two examples
 
 
 def with_queries(data: FederatedData, number: int, *, seed: int) -> tuple[FederatedData, Examples]:
-    """Return the data with the rest of the test set, and the queries.
+    """Draw the queries from the test set; return the data without them, and the queries.
 
-    Queries keep their labels, for the report: clients and student never see them.
+    Queries keep their labels for the report; clients and student never see these.
 
     Args:
-        data: of the experiment.
+        data: the data of the experiment.
         number: number of queries.
-        seed: of the experiment; it draws them.
+        seed: the experiment's seed, by which queries are drawn.
 
     Raises:
         DataError: too few test examples are left, or the targets are not classes.

@@ -1,4 +1,4 @@
-"""The server of PATE: noisy shares of a ballot become accepted queries, then labels."""
+"""The server of PATE, which turns noisy votes into accepted queries and then labels."""
 
 import numpy as np
 
@@ -8,13 +8,13 @@ from fedsim.pate.board import LABELS, SHARES, VOTES, Agenda
 
 
 class Tally(Algorithm):
-    """Confident-GNMax on noisy histograms, as the step of the server.
+    """The server's step of a PATE round: Confident-GNMax on noisy histograms.
 
-    The mean of the uploads is the mean of the clients' noisy votes. All that follows from it is
-    post-processing: the largest share of a check, the most frequent label of a vote.
+    The mean of the uploads is the mean of the clients' noisy votes. The results are post-processing
+    of this mean: the largest share in a check, the most frequent label in a vote.
 
     Args:
-        agenda: which queries a ballot asks.
+        agenda: decides which queries a ballot asks.
         is_noisy: whether votes are in units of the noise of their ballot.
     """
 
@@ -25,7 +25,7 @@ class Tally(Algorithm):
         self._agenda, self._is_noisy = agenda, is_noisy
 
     def server(self, state: ServerState, update: Update) -> ServerState:
-        """Return the state with the next board.
+        """Return the server's state with the board after the round.
 
         Args:
             state: the state before the round, with the board that clients voted on.
@@ -36,9 +36,9 @@ class Tally(Algorithm):
         shares = update.mean[VOTES].astype(np.float64) * unit
         asked = self._agenda.asked(number, board[SHARES])
         rows = np.flatnonzero(asked >= 0)
-        found = {name: np.array(value) for name, value in board.items()}
+        values = {name: np.array(value) for name, value in board.items()}
         if number % 2:
-            found[SHARES][asked[rows]] = shares[rows].max(axis=1)
+            values[SHARES][asked[rows]] = shares[rows].max(axis=1)
         else:
-            found[LABELS][asked[rows]] = shares[rows].argmax(axis=1)
-        return state.with_model(found)
+            values[LABELS][asked[rows]] = shares[rows].argmax(axis=1)
+        return state.with_model(values)

@@ -13,28 +13,29 @@ from fedsim.core.settings import Settings
 
 
 class StudentSettings(Settings):
-    """Training of the student on the answered queries."""
+    """Settings of the student's training on the answered queries."""
 
     steps: int = Field(default=300, ge=1, le=MAX_STEPS, description="optimizer steps")
     batch_size: Literal["full"] | Annotated[int, Field(ge=1, le=MAX_EXAMPLES)] = Field(
-        default=32, description="queries of a step; full: all that were answered"
+        default=32, description="number of queries of a step; full: all answered queries"
     )
     optimizer: OptimizerSettings = Field(
-        default=SgdSettings(name="sgd", lr=0.1), description="as `local.optimizer`"
+        default=SgdSettings(name="sgd", lr=0.1),
+        description="the optimizer, with the keys of `local.optimizer`",
     )
 
     @property
     def local(self) -> LocalSettings:
-        """The same as settings of local training."""
+        """The student's settings in the form of settings of local training."""
         return LocalSettings(
             steps=self.steps, batch_size=self.batch_size, optimizer=self.optimizer, cohort="off"
         )
 
 
 class PateSettings(Settings):
-    """Queries, noise and student of PATE (Confident-GNMax, Papernot et al. 2018)."""
+    """Settings of PATE: queries, noise and student (Confident-GNMax, Papernot et al. 2018)."""
 
-    # Facts of the task, as of `FederatedTask`.
+    # Facts of the task; `FederatedTask` has the same names.
     saves_derived_model: ClassVar[bool] = True  # the student
 
     queries: int = Field(
@@ -47,8 +48,8 @@ class PateSettings(Settings):
         default=None,
         ge=1,
         le=MAX_EXAMPLES,
-        description="most queries that are answered, the first that pass the threshold; every "
-        "client is charged for this number, whatever passes; null: all queries",
+        description="most queries that are answered: the first that pass the threshold; every "
+        "client is charged for this number, however many pass; null: all queries",
     )
     threshold: float = Field(
         default=0.5,
@@ -62,21 +63,25 @@ class PateSettings(Settings):
         description="standard deviation of the noise on each count in the check of a query, in "
         "votes; it is multiplied by the noise multiplier of `privacy`",
     )
-    sigma: float = Field(gt=0, description="the same in the vote that answers an accepted query")
+    sigma: float = Field(
+        gt=0,
+        description="standard deviation of the noise on each count in the vote on an accepted "
+        "query, in votes; it is multiplied by the noise multiplier of `privacy`",
+    )
     student: StudentSettings = Field(
         default=StudentSettings(), description="training of the student on the answered queries"
     )
 
     @property
     def most_answers(self) -> int:
-        """The most queries that are answered in the run."""
+        """The largest number of queries that a run answers."""
         return self.queries if self.answers is None else self.answers
 
     def ballots(self, rounds: int) -> Ballots:
-        """Return the ballots of a run: a batch of queries takes two rounds.
+        """Return the ballots of a run, which has two rounds for each batch of queries.
 
         Args:
-            rounds: `federation.rounds`, even, with half of it a divisor of queries and answers.
+            rounds: the setting `federation.rounds`, even; half of it divides queries and answers.
         """
         batches = max(1, rounds // 2)
         return Ballots(
@@ -86,7 +91,7 @@ class PateSettings(Settings):
 
     @property
     def votes(self) -> Mapping[str, Any]:
-        """Numbers of queries and the noise on a count, as `privacy.json` has them."""
+        """The numbers of queries and the noise on a count, with the names of `privacy.json`."""
         return {
             "queries": self.queries,
             "answers": self.most_answers,
@@ -95,11 +100,11 @@ class PateSettings(Settings):
         }
 
     def work(self, rounds: int, local: LocalSettings) -> str:
-        """Return what a run does, for its headline.
+        """Return a description of the run's work for its headline.
 
         Args:
-            rounds: of the run.
-            local: not used: teachers train once.
+            rounds: number of rounds of the run.
+            local: not used, as teachers train only once.
         """
         return (
             f"{self.queries:,} queries, at most {self.most_answers:,} answers, "

@@ -1,4 +1,4 @@
-"""The clients' teachers: each is trained once, without noise, and never leaves its client."""
+"""Teachers and student of PATE; a teacher is trained once, without noise, and stays private."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -27,12 +27,12 @@ _BATCH = 1024  # queries in one forward pass
 
 @dataclass(frozen=True)
 class Trainer:
-    """Plain training of one model from the initial weights.
+    """Trains a model from its initial weights without noise.
 
     Attributes:
-        model: of the process; every training starts from the weights in `start`.
-        loss: one value per example.
-        gradients: rules of the model; None: gradients by torch.
+        model: the model of the process; every training starts from the weights in `start`.
+        loss: the loss, which returns one value per example.
+        gradients: per-example gradient rules of the model; None computes gradients by torch.
         start: the initial weights.
     """
 
@@ -49,19 +49,19 @@ class Trainer:
 
         Args:
             model: the model.
-            loss: one value per example.
-            gradients: rules of the model; None: gradients by torch.
+            loss: the loss, which returns one value per example.
+            gradients: per-example gradient rules of the model; None computes gradients by torch.
         """
         return cls(model, loss, gradients, _values_of(model))
 
     def train(self, x: Tensor, y: Tensor, local: LocalSettings, key: StreamKey) -> None:
-        """Train the model of the process on some examples.
+        """Train the model of the process on the given examples.
 
         Args:
             x: features (n, ...), n ≥ 1.
             y: targets (n,).
             local: steps, batch size and optimizer.
-            key: of the random streams.
+            key: key of the random streams.
         """
         self.model.load(self.start)
         member = BlockMember(x, y, key, range(local.given_steps))
@@ -76,24 +76,26 @@ class Trainer:
         """
         network = self.model.model
         with eval_mode(network), torch.no_grad():
-            found = [network(part)[:, :classes].argmax(dim=1) for part in x.split(_BATCH)]
-        return torch.cat(found).cpu().numpy()
+            classes_of_parts = [
+                network(part)[:, :classes].argmax(dim=1) for part in x.split(_BATCH)
+            ]
+        return torch.cat(classes_of_parts).cpu().numpy()
 
 
 @dataclass(frozen=True)
 class Teachers:
-    """The votes of all clients of a process.
+    """The teachers of all clients of a process, which vote on queries.
 
     Guarantee: a client's labels are a function of its own examples, the seed and public facts.
 
     Attributes:
         trainer: trains a teacher.
-        local: `local:` of the experiment.
-        seed: of the experiment.
+        local: the section `local` of the experiment.
+        seed: the experiment's seed.
         queries: features of the public queries (queries, ...).
         classes: number of classes.
-        agenda: which queries a ballot asks.
-        known: predicted labels of the teachers that were trained, by client. PRIVATE.
+        agenda: decides which queries a ballot asks.
+        known: labels that trained teachers predict for all queries, by client. PRIVATE.
     """
 
     trainer: Trainer
@@ -111,11 +113,11 @@ class Teachers:
         round_number: int,
         board: Mapping[str, np.ndarray],
     ) -> NDArray[np.int64]:
-        """Return the client's label for each row of a ballot (rows,); `NO_LABEL`: no vote.
+        """Return a client's label for each row of a ballot (rows,), or `NO_LABEL` for no vote.
 
         Args:
-            client: its number.
-            data: its features and targets (n, ...).
+            client: number of the client.
+            data: the client's features (n, ...) and targets (n,).
             round_number: the round of the ballot.
             board: the public results so far, by name.
         """
@@ -124,9 +126,9 @@ class Teachers:
         return np.where(asked >= 0, labels, NO_LABEL)
 
     def _teacher_labels(self, client: int, data: tuple[Tensor, Tensor]) -> NDArray[np.int64]:
-        """Return the label of every query (queries,), from the teacher trained at the first call.
+        """Return a teacher's label of every query (queries,); the first call trains the teacher.
 
-        A client without examples has no teacher and votes for nothing.
+        A client without examples has no teacher and does not vote.
         """
         if client not in self.known:
             if len(data[0]) == 0:
@@ -139,12 +141,12 @@ class Teachers:
 
 @dataclass(frozen=True)
 class Student:
-    """The public model, trained on the queries that have an answer.
+    """The public model of PATE, trained on the answered queries.
 
     Attributes:
-        trainer: trains it.
+        trainer: trains the student.
         local: steps, batch size and optimizer.
-        seed: of its random streams.
+        seed: seed of the student's random streams.
         queries: features of the public queries (queries, ...).
     """
 
@@ -155,15 +157,15 @@ class Student:
 
     @property
     def _key(self) -> StreamKey:
-        """Key of the student's streams, apart from those of every client."""
+        """Key of the student's random streams, which differ from those of all clients."""
         key = stream_key(self.seed, Purpose.STUDENT)
         return StreamKey(int.from_bytes(key[:8], "little"), 0, 0)
 
     def arrays(self, labels: NDArray[np.int64]) -> ArrayRecord:
-        """Return the trained student; the initial model where no query has an answer.
+        """Train the student and return its values; the initial values if no query has an answer.
 
         Args:
-            labels: of each query (queries,); `NO_LABEL`: without an answer.
+            labels: label of each query (queries,), or `NO_LABEL` for a query without an answer.
         """
         rows = torch.from_numpy(np.flatnonzero(labels != NO_LABEL)).to(self.queries.device)
         if len(rows) == 0:
@@ -175,7 +177,7 @@ class Student:
 
 
 def _values_of(model: SharedModel) -> ArrayRecord:
-    """Return a copy of the values that a model has now."""
+    """Return a copy of the current values of a model."""
     state = model.model.state_dict().items()
     return to_arrays({name: value.cpu().numpy().copy() for name, value in state})
 
@@ -185,6 +187,6 @@ def public_tensor(queries: Examples, device: torch.device) -> Tensor:
 
     Args:
         queries: the public queries.
-        device: of the models.
+        device: device of the models.
     """
     return torch.from_numpy(queries.features).to(device)

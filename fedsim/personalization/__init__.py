@@ -1,1 +1,1 @@
-"""Personal models: made by each client from the final global model, and never released."""
+"""Personal models, which each client makes from the final global model and never releases."""

@@ -1,4 +1,4 @@
-"""Methods of personal models: fine-tuning, Ditto's penalised descent, shares of classes."""
+"""Methods that make personal models: fine-tuning, Ditto, and adjustment to class shares."""
 
 from collections.abc import Sequence
 from copy import deepcopy
@@ -17,11 +17,11 @@ from fedsim.personalization.settings import DittoSettings, FineTuneSettings, Lab
 
 
 class PersonalizationError(InputError):
-    """A personal model that the settings cannot make of a model; one line with the fix."""
+    """Raised if the settings do not fit the model; the message is one line with the fix."""
 
 
 class FineTune:
-    """Gradient steps from the global model on a client's own examples."""
+    """The method fine_tune: gradient steps from the global model on a client's examples."""
 
     def __init__(self, settings: FineTuneSettings) -> None:
         self._settings = settings
@@ -38,12 +38,12 @@ class FineTune:
 
 
 class Ditto:
-    """Minimises the client's loss + λ/2 · ‖v − w‖² over the personal model v.
+    """The method ditto: minimises the client's loss + λ/2 · ‖v − w‖² over the personal model v.
 
     This is the personal objective of Ditto (Li et al. 2021, "Ditto: Fair and Robust Federated
     Learning Through Personalization", equation 1) at the final global model w. The paper solves it
-    along the rounds, at the global model of each. Here it is solved once, after the last round and
-    from w on: the objective is the same, and no round knows of it.
+    during the rounds, at each round's global model. Here it is solved once, after the last round,
+    starting from w: the objective is the same, and the rounds do not depend on it.
     """
 
     def __init__(self, settings: DittoSettings) -> None:
@@ -59,10 +59,14 @@ class Ditto:
 
 
 class ProximalDescent(LocalOptimizer):
-    """v ← v − η g, then the minimum of λ/2 ‖u − w‖² + 1/(2η) ‖u − v‖² over u.
+    """Proximal gradient descent towards w, the values before the first step.
 
-    The second half is exact, so the steps are stable for every λ; λ = 0 leaves gradient descent.
-    w is where the first step starts.
+    A step is v ← v − η g, then the minimum of λ/2 ‖u − w‖² + 1/(2η) ‖u − v‖² over u. The minimum
+    is exact, so steps are stable for every λ; λ = 0 is gradient descent.
+
+    Args:
+        lr: learning rate η.
+        proximal_weight: weight λ of the penalty.
     """
 
     def __init__(self, lr: float, proximal_weight: float) -> None:
@@ -72,7 +76,7 @@ class ProximalDescent(LocalOptimizer):
 
     @torch.no_grad()
     def step(self, values: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
-        """Take one step."""
+        """Take one step, changing `values` in place."""
         if self._start is None:
             self._start = [value.detach().clone() for value in values]
         for value, gradient, start in zip(values, gradients, self._start, strict=True):
@@ -97,10 +101,10 @@ def _descend(
 
 
 def _train_only(model: nn.Module, patterns: Sequence[str]) -> None:
-    """Let the parameters of some names train, and no others.
+    """Freeze all trained parameters except those that match a pattern.
 
     Raises:
-        PersonalizationError: a pattern is of no parameter that the federation trains.
+        PersonalizationError: a pattern matches no parameter that the federation trains.
     """
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     for pattern in patterns:
@@ -118,8 +122,8 @@ class ShiftedLogits(nn.Module):
     """A classifier with a constant added to the logit of each class.
 
     Args:
-        model: gives logits (batch, classes).
-        shift: added to them (classes,).
+        model: the classifier, with logits (batch, classes).
+        shift: constant added to the logits (classes,).
     """
 
     shift: Tensor
@@ -135,10 +139,10 @@ class ShiftedLogits(nn.Module):
 
 
 class LabelPrior:
-    """Adds log(own share / global share) to the logit of each class.
+    """The method label_prior: adds log(client's share / global share) to the logit of each class.
 
-    Where clients differ in how often a class occurs and in nothing else, this makes the posterior
-    of the global model that of the client, by Bayes' theorem.
+    If clients differ only in the frequencies of classes, this turns the posterior of the global
+    model into the client's posterior, by Bayes' theorem.
     """
 
     def __init__(self, settings: LabelPriorSettings) -> None:

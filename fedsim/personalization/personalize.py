@@ -1,7 +1,7 @@
-"""A client's personal model, made on its own machine from the global model, and its scores.
+"""Makes personal models on the clients, and scores them on public data.
 
-No ε covers a score on private examples, so nothing here is called unless the experiment declares
-its data public. The scores are computed after the last round and enter no message.
+No ε covers a score on private examples, so a run computes scores only if the experiment declares
+its data public. The scores are computed after the last round and are not part of any message.
 """
 
 from collections.abc import Iterator, Mapping
@@ -36,14 +36,14 @@ class Personalizer(Protocol):
     def __call__(
         self, model: nn.Module, loss: PerExampleLoss, x: Tensor, y: Tensor, key: StreamKey
     ) -> nn.Module:
-        """Return a personal model; the global one stays as it is.
+        """Return a personal model; the global model does not change.
 
         Args:
             model: the global model.
-            loss: one value per example.
-            x: the client's examples (n, ...), n at least 1.
-            y: their targets (n, ...).
-            key: of the client's random streams.
+            loss: the loss, which returns one value per example.
+            x: features of the client's examples (n, ...), n at least 1.
+            y: targets of the client's examples (n, ...).
+            key: key of the client's random streams.
 
         Raises:
             PersonalizationError: the settings do not fit the model.
@@ -52,7 +52,7 @@ class Personalizer(Protocol):
 
 
 def method_of(settings: PersonalizationSettings) -> Personalizer:
-    """Return the method that the settings name."""
+    """Return the personalization method that the settings name."""
     match settings:
         case FineTuneSettings():
             return FineTune(settings)
@@ -63,7 +63,7 @@ def method_of(settings: PersonalizationSettings) -> Personalizer:
 
 
 def personal_key(seed: int, client: int) -> StreamKey:
-    """Return the key of the streams of a client's personal model; no round uses them."""
+    """Return the key of the random streams of a client's personal model, apart from the rounds'."""
     return StreamKey(torch_seed(stream_key(seed, Purpose.PERSONALIZATION)), client, 0)
 
 
@@ -77,25 +77,26 @@ def personalize(
     seed: int = 0,
     client: int = 0,
 ) -> nn.Module:
-    """Return a client's personal model, in eval mode, made from a global model and own examples.
+    """Return a client's personal model in eval mode, made from the global model and its examples.
 
-    No noise is added: no ε covers the result, nor a score of it. Both are for the client alone.
+    No noise is added: no ε covers the personal model or a score of it. Both must stay with the
+    client.
 
     Args:
-        model: the final global model of a run, as `fedsim.load_model` gives it; it stays as it is.
-        x: the client's examples (n, ...), as the model takes them.
-        y: their targets (n, ...): whole numbers for classes.
-        settings: the section `personalization:` of an experiment, or a mapping like it.
+        model: the final global model of a run, from `fedsim.load_model`; it does not change.
+        x: features of the client's examples (n, ...), the inputs of the model.
+        y: targets of the client's examples (n, ...): whole numbers for classes.
+        settings: the section `personalization` of an experiment, or a mapping with its keys.
         loss: a built-in name, or a callable that returns one value per example.
-        seed: seed of the order in which examples are used.
-        client: number of the client, for the same purpose.
+        seed: seed of the random order of examples.
+        client: number of the client, which also determines that order.
 
     Raises:
         PersonalizationError: the settings or the examples do not fit the model.
         ModelError: there is no loss of that name.
     """
     chosen = _checked(settings)
-    found = resolve_loss(loss, Path()) if isinstance(loss, str) else loss
+    loss_function = resolve_loss(loss, Path()) if isinstance(loss, str) else loss
     features, targets = _tensor(x, "x", model), _tensor(y, "y", model)
     if len(features) != len(targets) or len(features) == 0:
         raise PersonalizationError(
@@ -103,20 +104,20 @@ def personalize(
             f"{len(targets)}"
         )
     key = personal_key(seed, client)
-    return method_of(chosen)(model, found, features, targets, key).eval()
+    return method_of(chosen)(model, loss_function, features, targets, key).eval()
 
 
 def check_personalization(
     settings: PersonalizationSettings, model: nn.Module, loss: PerExampleLoss, x: Tensor, y: Tensor
 ) -> None:
-    """Make one personal model on public examples, so that mistakes are known before round 1.
+    """Make one personal model on public examples, to find mistakes before round 1.
 
     Args:
-        settings: how a personal model is made.
+        settings: the section `personalization` of the experiment.
         model: the initial model.
-        loss: one value per example.
-        x: public examples (n, ...).
-        y: their targets (n, ...).
+        loss: the loss, which returns one value per example.
+        x: features of public examples (n, ...).
+        y: targets of these examples (n, ...).
 
     Raises:
         PersonalizationError: the settings do not fit the model.
@@ -138,15 +139,15 @@ def _checked(settings: PersonalizationSettings | Mapping[str, Any]) -> Personali
 
 
 def _tensor(values: ArrayLike | Tensor, name: str, model: nn.Module) -> Tensor:
-    """Return values as a tensor where the model is: whole numbers in int64, others in its type."""
+    """Return values on the model's device: whole numbers as int64, others in the model's type."""
     try:
-        found = values if isinstance(values, Tensor) else torch.from_numpy(np.array(values))
+        tensor = values if isinstance(values, Tensor) else torch.from_numpy(np.array(values))
     except (TypeError, ValueError) as error:
         raise PersonalizationError(f"{name} must be an array of numbers: {error}") from error
-    if found.ndim == 0:
+    if tensor.ndim == 0:
         raise PersonalizationError(f"{name} must have a row for each example, got one number")
     like = next(model.parameters(), torch.empty(0))
-    return found.to(like) if found.is_floating_point() else found.to(like.device, torch.int64)
+    return tensor.to(like) if tensor.is_floating_point() else tensor.to(like.device, torch.int64)
 
 
 Scores = Mapping[str, float]
@@ -154,14 +155,14 @@ Scores = Mapping[str, float]
 
 @dataclass(frozen=True)
 class ClientScores:
-    """Scores of one client.
+    """Scores of the global and the personal model on one client.
 
     Attributes:
-        client: its number.
-        examples: examples that it trained on.
-        held_out: examples that it never trained on; at 0 there are no scores.
-        global_model: metrics of the global model on its held-out examples.
-        personal_model: metrics of its personal model there.
+        client: number of the client.
+        examples: number of examples on which the client trained.
+        held_out: number of held-out examples; without any there are no scores.
+        global_model: metrics of the global model on the held-out examples, by name.
+        personal_model: metrics of the personal model on the held-out examples, by name.
     """
 
     client: int
@@ -173,12 +174,13 @@ class ClientScores:
 
 @dataclass(frozen=True)
 class ScoredModel:
-    """What scores are computed with.
+    """The global model to score, with its loss and task.
 
     Attributes:
         model: the final global model, on its device.
-        loss: one value per example.
-        task: its metrics. R² is left out: its baseline is the mean of the client's own targets.
+        loss: the loss, which returns one value per example.
+        task: the task, which computes the metrics. R² is left out, as its baseline is the mean of
+            the client's targets.
     """
 
     model: nn.Module
@@ -186,26 +188,26 @@ class ScoredModel:
     task: Task
 
     def scores(self, model: nn.Module, examples: Examples) -> Scores:
-        """Return the metrics of a model of the same kind."""
+        """Return the metrics of a global or personal model on examples; empty without examples."""
         if len(examples) == 0:
             return {}
-        found = evaluate(model, self.loss, self.task, examples)
-        return {name: value for name, value in found.items() if name != "r2"}
+        metrics = evaluate(model, self.loss, self.task, examples)
+        return {name: value for name, value in metrics.items() if name != "r2"}
 
 
 def score_clients(
     settings: PersonalizationSettings, scored: ScoredModel, data: FederatedData, *, seed: int
 ) -> Iterator[ClientScores]:
-    """Yield the scores of each client, whose personal models are then forgotten.
+    """Yield the scores of each client; personal models are not kept.
 
     Args:
-        settings: how a personal model is made; `public_data` must be declared.
-        scored: the global model, its loss and its metrics.
-        data: the clients' examples, with held-out ones.
+        settings: the section `personalization` of the experiment; `public_data` must be true.
+        scored: the global model with its loss and task.
+        data: the clients' examples, with a holdout.
         seed: the experiment's seed.
 
     Raises:
-        DataError: the data are not declared to be public, or nothing is held out.
+        DataError: the data are not declared public, or there is no holdout.
     """
     if not settings.public_data or data.held_out is None:
         raise DataError(
@@ -213,14 +215,16 @@ def score_clients(
             "and a holdout, if all examples are public"
         )
     method, device = method_of(settings), _device_of(scored.model)
-    for client, own in enumerate(data.clients):
+    for client, examples in enumerate(data.clients):
         rest, personal = data.held_out[client], scored.model
-        if len(own) and len(rest):
-            x, y = (torch.from_numpy(part).to(device) for part in (own.features, own.targets))
+        if len(examples) and len(rest):
+            x, y = (
+                torch.from_numpy(part).to(device) for part in (examples.features, examples.targets)
+            )
             personal = method(scored.model, scored.loss, x, y, personal_key(seed, client))
         yield ClientScores(
             client=client,
-            examples=len(own),
+            examples=len(examples),
             held_out=len(rest),
             global_model=scored.scores(scored.model, rest),
             personal_model=scored.scores(personal, rest),

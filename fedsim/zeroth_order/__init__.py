@@ -1,1 +1,1 @@
-"""Public random directions of zeroth-order steps."""
+"""Zeroth-order steps: their settings, and their public random directions."""

@@ -1,6 +1,6 @@
-"""Public random directions: functions of (seed, round, step, number), the same for all parties.
+"""Public random directions as functions of (seed, round, step, number), equal for all parties.
 
-Whoever has the coefficients of the steps can repeat the updates. So directions are drawn by numpy
+All parties repeat the updates from the coefficients of the steps. So directions are drawn by numpy
 on the CPU, and updates are added up in a fixed order without fused operations.
 """
 
@@ -17,12 +17,12 @@ _MAX_KEPT_VALUES = 1 << 22  # 16 MB
 
 @dataclass(frozen=True)
 class Directions:
-    """The directions of an experiment.
+    """The random directions of an experiment.
 
     Attributes:
-        seed: the experiment's seed, which is public here: directions are drawn without data.
-        size: d, trained values of the model.
-        settings: number of directions of a step, and their law.
+        seed: the experiment's seed, which may be public: directions do not depend on data.
+        size: d, the number of trained values of the model.
+        settings: the number of directions of a step, and their law.
     """
 
     seed: int
@@ -36,20 +36,20 @@ class Directions:
         """Return one direction, float32 (d,), read-only.
 
         Args:
-            round_number: the round, from 1.
-            step: of the round, from 0.
-            number: of the step's directions, from 0.
+            round_number: number of the round, from 1.
+            step: number of the step in the round, from 0.
+            number: number of the direction in the step, from 0.
         """
         key = round_number, step, number
-        found = self._kept.get(key)
-        if found is None:
-            found = self._drawn(*key)
-            found.flags.writeable = False
+        direction = self._kept.get(key)
+        if direction is None:
+            direction = self._drawn(*key)
+            direction.flags.writeable = False
             if self.size <= _MAX_KEPT_VALUES:
                 if (len(self._kept) + 1) * self.size > _MAX_KEPT_VALUES:
                     self._kept.clear()
-                self._kept[key] = found
-        return found
+                self._kept[key] = direction
+        return direction
 
     def _drawn(self, round_number: int, step: int, number: int) -> NDArray[np.float32]:
         generator = stream(self.seed, Purpose.DIRECTIONS, round_number=round_number)
@@ -62,12 +62,12 @@ class Directions:
     def add_round(
         self, values: NDArray[np.generic], coefficients: NDArray[np.generic], round_number: int
     ) -> None:
-        """Add the update of a round to values (d,), in place.
+        """Add the update of a round to the trained values, in place.
 
         Args:
-            values: flat trained values.
-            coefficients: of each step and direction (K, P).
-            round_number: the round, from 1.
+            values: flat trained values (d,).
+            coefficients: coefficient of each step and direction (K, P).
+            round_number: number of the round, from 1.
         """
         for step, row in enumerate(coefficients):
             for number, coefficient in enumerate(row):

@@ -1,4 +1,4 @@
-"""Settings and public facts of how a step finds its direction: backward passes, or slopes."""
+"""Settings `local.gradient`: gradients by backward passes, or zeroth-order slopes."""
 
 from collections.abc import Mapping
 from typing import ClassVar, Literal
@@ -11,13 +11,14 @@ MAX_DIRECTIONS = 4096
 
 
 class BackwardPasses:
-    """Gradients by backward passes.
+    """Facts of training with gradients by backward passes, the default.
 
     Attributes:
-        saves_derived_model: whether the saved model is made from the values that travel.
-        public_parts: keys that steps add to the public parts of model and training.
-        not_audited: why an audit refuses such steps; "" where it does not.
-        not_advised: the same of advice on schedules.
+        saves_derived_model: whether the saved model is computed from the values that are sent.
+        public_parts: keys that the steps add to the public parts of model and training.
+        not_audited: message with which an audit refuses such steps; "" if it accepts them.
+        not_advised: message with which advice on schedules refuses such steps; "" if it accepts
+            them.
     """
 
     saves_derived_model = False
@@ -26,9 +27,9 @@ class BackwardPasses:
 
 
 class ZerothOrderSettings(Settings):
-    """`local.gradient` in an experiment file: steps from differences of losses."""
+    """The section `local.gradient` of an experiment file: steps from differences of losses."""
 
-    # Public facts, as of `BackwardPasses`.
+    # Public facts; `BackwardPasses` explains them.
     saves_derived_model: ClassVar[bool] = True
     not_audited: ClassVar[str] = (
         "local.gradient: canaries are gradients of an added layer, and zeroth-order steps have no "
@@ -42,13 +43,13 @@ class ZerothOrderSettings(Settings):
 
     name: Literal["zeroth_order"] = Field(
         description="zeroth_order: slopes of the loss along public random directions, by forward "
-        "passes alone"
+        "passes only"
     )
     directions: int = Field(
         default=1,
         ge=1,
         le=MAX_DIRECTIONS,
-        description="P, directions of a step; each is one noisy number of an upload",
+        description="P, number of directions of a step; each gives one noisy number of an upload",
     )
     radius: float = Field(
         default=1e-3,
@@ -63,5 +64,5 @@ class ZerothOrderSettings(Settings):
 
     @property
     def public_parts(self) -> Mapping[str, int]:
-        """Number of public directions of a step."""
+        """The number of public directions of a step, by its key."""
         return {"directions": self.directions}

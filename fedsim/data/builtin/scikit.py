@@ -1,4 +1,4 @@
-"""The small datasets that scikit-learn brings along: no file of the user and no network."""
+"""Loads the small datasets that are part of scikit-learn, without files or network."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,8 +16,8 @@ from fedsim.data.examples import Examples
 
 Ranges = tuple[tuple[float, float], ...]
 
-# Smallest and largest value of each feature in the datasets' published descriptions. Constants, so
-# that no run computes a statistic of private examples.
+# Smallest and largest value of each feature in the datasets' published descriptions. They are
+# constants, so that no run computes a statistic of private examples.
 _IRIS: Ranges = ((4.3, 7.9), (2.0, 4.4), (1.0, 6.9), (0.1, 2.5))
 _WINE: Ranges = (
     (11.03, 14.83), (0.74, 5.8), (1.36, 3.23), (10.6, 30), (70, 162), (0.98, 3.88), (0.34, 5.08),
@@ -41,7 +41,13 @@ _LINNERUD_TARGETS: Ranges = ((138, 247), (31, 46), (46, 74))
 
 @dataclass(frozen=True)
 class _Table:
-    """Published ranges of a table's features and, for a regression, of its targets."""
+    """A table of scikit-learn.
+
+    Attributes:
+        features: published range of each feature.
+        targets: published range of each target of a regression; None for classes.
+        options: further arguments of scikit-learn's loader.
+    """
 
     features: Ranges
     targets: Ranges | None = None
@@ -60,7 +66,7 @@ TABLES = {
 def load_digits(args: NoArgs | None = None, context: LoadContext | None = None) -> Dataset:
     """Return scikit-learn's digits: 1,797 images (1, 8, 8) with values in [0, 1], 10 classes.
 
-    Both arguments are those of every loader; the digits need neither.
+    The arguments, which every loader has, are not used.
     """
     x, y = _digits()
     pixels = np.asarray(x, dtype=np.float32).reshape(-1, 1, 8, 8) / np.float32(16)
@@ -68,11 +74,11 @@ def load_digits(args: NoArgs | None = None, context: LoadContext | None = None) 
 
 
 def load_table(name: str, args: TableArgs) -> Dataset:
-    """Return one of scikit-learn's small tables.
+    """Return one of scikit-learn's small tables, with features scaled to about [0, 1] by default.
 
     Args:
         name: iris, wine, breast_cancer, diabetes or linnerud.
-        args: `data.args`.
+        args: the setting `data.args`.
     """
     from sklearn import datasets
 
@@ -85,8 +91,8 @@ def load_table(name: str, args: TableArgs) -> Dataset:
         return Dataset(Examples(features, targets), class_names=names)
     columns = np.asarray(table.target).reshape(len(features), -1)
     targets = _scale(columns, about.targets, args)
-    one = targets.shape[1] == 1
-    return Dataset(Examples(features, targets[:, 0].copy() if one else targets))
+    is_single = targets.shape[1] == 1
+    return Dataset(Examples(features, targets[:, 0].copy() if is_single else targets))
 
 
 def _loader(name: str) -> Callable[[TableArgs, LoadContext], Dataset]:

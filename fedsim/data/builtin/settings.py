@@ -1,4 +1,4 @@
-"""`data.args` of the built-in datasets; imports nothing heavy."""
+"""Settings `data.args` of the built-in datasets; importable without numpy."""
 
 from typing import Annotated, Literal, Self
 
@@ -13,21 +13,21 @@ EmnistSplit = Literal["byclass", "bymerge", "balanced", "letters", "digits", "mn
 
 
 class NoArgs(Settings):
-    """`data.args` of a dataset without arguments."""
+    """Settings `data.args` of a dataset without arguments."""
 
 
 class TableArgs(Settings):
-    """`data.args` of a small table of scikit-learn."""
+    """Settings `data.args` of a small table of scikit-learn."""
 
     scaled: bool = Field(
         default=True,
-        description="whether features, and targets of a regression, are brought to about [0, 1] by "
-        "the ranges in the dataset's public description; false: numbers as published",
+        description="whether features, and targets of a regression, are scaled to about [0, 1] by "
+        "the ranges in the dataset's public description; false keeps the published numbers",
     )
 
 
 class FolderArgs(Settings):
-    """`data.args` of a dataset in official files on disk."""
+    """Settings `data.args` of a dataset in official files on disk."""
 
     path: str = Field(
         description="folder with the official files, packed or not, relative to the experiment file"
@@ -35,13 +35,13 @@ class FolderArgs(Settings):
 
 
 class EmnistArgs(FolderArgs):
-    """`data.args` of `emnist`."""
+    """Settings `data.args` of `emnist`."""
 
     split: EmnistSplit = Field(default="balanced", description="one of EMNIST's six datasets")
 
 
 class HuggingFaceArgs(Settings):
-    """`data.args` of `huggingface`."""
+    """Settings `data.args` of `huggingface`."""
 
     path: str | None = Field(
         default=None,
@@ -59,13 +59,13 @@ class HuggingFaceArgs(Settings):
     )
     features: str | list[str] | None = Field(
         default=None,
-        description="columns of features; null: all but the target and the partition's column",
+        description="columns of features; null: all except the target and the partition's column",
     )
     target: str = Field(default="label", description="column to predict")
     train: str = Field(default="train", description="split that clients train on")
     test: str | None = Field(
         default="test",
-        description="split that is the public test set; null: test_fraction is held out",
+        description="split that is the public test set; null holds out test_fraction",
     )
 
     @model_validator(mode="after")
@@ -80,12 +80,12 @@ class _SyntheticArgs(Settings):
     beta: Spread = Field(default=1.0, description="how much the users' features differ")
     iid: bool = Field(default=False, description="one distribution for all users; no alpha, beta")
     seed: int | None = Field(
-        default=None, ge=0, lt=2**63, description="of the draws; null: the experiment's seed"
+        default=None, ge=0, lt=2**63, description="seed of the draws; null: the experiment's seed"
     )
 
 
 class SyntheticFedproxArgs(_SyntheticArgs):
-    """`data.args` of `synthetic_fedprox`."""
+    """Settings `data.args` of `synthetic_fedprox`."""
 
     users: int = Field(default=30, ge=1, le=MAX_CLIENTS, description="number of users")
     dimension: Size = Field(default=60, description="number of features")
@@ -93,7 +93,7 @@ class SyntheticFedproxArgs(_SyntheticArgs):
 
 
 class SyntheticLogisticArgs(_SyntheticArgs):
-    """`data.args` of `synthetic_logistic`."""
+    """Settings `data.args` of `synthetic_logistic`."""
 
     users: int = Field(default=100, ge=1, le=MAX_CLIENTS, description="number of users")
     examples: int = Field(
@@ -107,7 +107,7 @@ class SyntheticLogisticArgs(_SyntheticArgs):
 
 
 class BlobsArgs(Settings):
-    """`data.args` of `blobs`."""
+    """Settings `data.args` of `blobs`."""
 
     examples: int = Field(default=1000, ge=2, le=MAX_EXAMPLES, description="number of examples")
     classes: Size = Field(default=3, description="number of classes, of equal size")
@@ -116,5 +116,5 @@ class BlobsArgs(Settings):
         default=0.3, description="standard deviation around a class's centre, which is in [-1, 1]"
     )
     seed: int | None = Field(
-        default=None, ge=0, lt=2**63, description="of the draws; null: the experiment's seed"
+        default=None, ge=0, lt=2**63, description="seed of the draws; null: the experiment's seed"
     )

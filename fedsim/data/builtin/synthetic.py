@@ -1,11 +1,11 @@
-"""Synthetic datasets: users with models and features of their own, and Gaussian classes.
+"""Synthetic datasets: users with different models and features, and Gaussian classes.
 
-Each user's draws come from a stream of its own, so a user's examples do not depend on the others.
+Each user's examples are drawn from a separate stream, so they do not depend on other users.
 
 References:
-    Synthetic(α, β): Li et al. 2020, FedProx (arXiv 1812.06127), section 5.1; as in its published
+    Synthetic(α, β): Li et al. 2020, FedProx (arXiv 1812.06127), section 5.1; as in the published
         generator, α and β are standard deviations and user k has 50 + LogNormal(4, 2) examples.
-    Logistic(α, β): Noble et al. 2022, DP-SCAFFOLD (arXiv 2111.09278), section 5; as in its
+    Logistic(α, β): Noble et al. 2022, DP-SCAFFOLD (arXiv 2111.09278), section 5; as in the
         published generator, α and β are variances.
 """
 
@@ -24,7 +24,7 @@ from fedsim.data.examples import DataError, Examples
 Labelled = tuple[NDArray[np.float32], NDArray[np.int64]]
 
 USER = "user"
-"""Column by which `partition: {scheme: column}` gives every user's examples to a client."""
+"""Column by which `partition: {scheme: column}` assigns each user's examples to one client."""
 
 _DECAY = 1.2  # the variance of feature j is j to the power of minus this
 _LEAST_EXAMPLES = 50
@@ -38,8 +38,8 @@ def load_synthetic_fedprox(args: SyntheticFedproxArgs, context: LoadContext) -> 
     users share W and b ~ N(0, 1), and v is 0.
 
     Args:
-        args: `data.args`.
-        context: the experiment.
+        args: the setting `data.args`.
+        context: the context of the experiment.
 
     Raises:
         DataError: the examples do not fit into memory.
@@ -69,13 +69,13 @@ def load_synthetic_fedprox(args: SyntheticFedproxArgs, context: LoadContext) -> 
 def load_synthetic_logistic(args: SyntheticLogisticArgs, context: LoadContext) -> Dataset:
     """Return Logistic(α, β) of DP-SCAFFOLD; its column `user` names each example's user.
 
-    As Synthetic(α, β), but every entry has a mean of its own: those of W_k, b_k are N(0, α + 1) and
-    those of v_k are N(0, β + 1). A share `label_noise` of the labels is drawn at random. With `iid`
-    all users share W, b and v ~ N(0, 1).
+    It differs from Synthetic(α, β) in that every entry has a separate mean: entries of W_k and b_k
+    are N(0, α + 1) and those of v_k are N(0, β + 1). A share `label_noise` of the labels is drawn
+    at random. With `iid` all users share W, b and v ~ N(0, 1).
 
     Args:
-        args: `data.args`.
-        context: the experiment.
+        args: the setting `data.args`.
+        context: the context of the experiment.
 
     Raises:
         DataError: the examples do not fit into memory.
@@ -93,10 +93,10 @@ def load_synthetic_logistic(args: SyntheticLogisticArgs, context: LoadContext) -
         rng = stream(seed, Purpose.DATASET, client=user + 1)
         weights, bias, centre = shared
         if not args.iid:
-            means, own = parameters(rng), parameters(rng)
+            means, noise = parameters(rng), parameters(rng)
             deviations = np.sqrt([args.alpha, args.alpha, args.beta])
             weights, bias, centre = (
-                d * m + o for d, m, o in zip(deviations, means, own, strict=True)
+                d * m + o for d, m, o in zip(deviations, means, noise, strict=True)
             )
         features, classes = _labelled(rng, args.examples, weights, bias, centre)
         is_noise = rng.random(args.examples) < args.label_noise
@@ -110,8 +110,8 @@ def load_blobs(args: BlobsArgs, context: LoadContext) -> Dataset:
     """Return Gaussian classes around centres that are uniform in [-1, 1] in every feature.
 
     Args:
-        args: `data.args`.
-        context: the experiment.
+        args: the setting `data.args`.
+        context: the context of the experiment.
 
     Raises:
         DataError: the examples do not fit into memory.
@@ -133,7 +133,7 @@ def _labelled(
     bias: NDArray[np.float64],
     centre: NDArray[np.float64],
 ) -> Labelled:
-    """Return features around `centre` with the class of the largest score."""
+    """Return features around `centre`, (size, dimension), and the class of the largest score."""
     deviation = np.arange(1, len(centre) + 1) ** (-_DECAY / 2)
     features = centre + deviation * rng.standard_normal((size, len(centre)))
     return features.astype(np.float32), (features @ weights + bias).argmax(axis=1)
@@ -142,7 +142,7 @@ def _labelled(
 def _of_users(parts: Iterable[Labelled], num_classes: int) -> Dataset:
     features, classes = zip(*parts, strict=True)
     digits = len(str(len(classes) - 1))  # names in the order of the numbers
-    users = [f"{user:0{digits}d}" for user, own in enumerate(classes) for _ in own]
+    users = [f"{user:0{digits}d}" for user, labels in enumerate(classes) for _ in labels]
     examples = Examples(np.concatenate(features), np.concatenate(classes).astype(np.int64))
     names = tuple(map(str, range(num_classes)))  # also of classes that no user has
     return Dataset(examples, class_names=names, groups={USER: users})

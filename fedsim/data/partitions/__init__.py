@@ -1,1 +1,1 @@
-"""Division of the training examples among clients: drawn, by a column or file, or by a function."""
+"""Partitions of the training examples among clients: random, natural or by a function."""

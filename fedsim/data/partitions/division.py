@@ -1,7 +1,7 @@
-"""Division of the training examples among clients: drawn at random, or by any other scheme.
+"""Divides the training examples among clients, at random or by any other scheme.
 
-Every scheme draws a table of counts (group x client) and deals the shuffled examples of each group
-by it. Each class is a group under label skew; otherwise all examples are one group.
+Every random scheme draws a table of counts (group x client) and deals the shuffled examples of each
+group by this table. Under label skew each class is a group; otherwise all examples are one group.
 
 References:
     dirichlet: Yurochkin et al. 2019 (arXiv 1905.12022); Li et al. 2021 (arXiv 2102.02079).
@@ -36,18 +36,18 @@ from fedsim.data.settings import (
 
 Indices = NDArray[np.int64]
 DrawnPartition = IidPartition | DirichletPartition | ShardsPartition | QuantityPartition
-CountTable = NDArray[np.int64]  # (groups, clients): examples of a group that a client gets
+CountTable = NDArray[np.int64]  # (groups, clients): numbers of examples of a group on a client
 
-MAX_DRAWS = 1000  # of the table of counts, until every client has min_examples
+MAX_DRAWS = 1000  # most draws of the table of counts, until every client has min_examples
 
 
 def partition(
     targets: NDArray[np.int64] | NDArray[np.float32], settings: DrawnPartition, seed: int
 ) -> list[Indices]:
-    """Return each client's example indices, sorted.
+    """Return the sorted example indices of each client, by a random scheme.
 
     Args:
-        targets: one per example; int64 (n,) for the schemes with label skew.
+        targets: target of each example; int64 (n,) for the schemes with label skew.
         settings: the scheme and its parameters.
         seed: the experiment's seed; the same seed gives the same partition.
 
@@ -57,7 +57,7 @@ def partition(
         classes, and every class is on some client.
 
     Raises:
-        DataError: this is impossible, or `MAX_DRAWS` random draws did not reach it.
+        DataError: this partition is impossible, or `MAX_DRAWS` random draws did not reach it.
     """
     num_examples, num_clients = len(targets), settings.num_clients
     if num_clients * settings.min_examples > num_examples:
@@ -195,11 +195,12 @@ def _deal(groups: list[Indices], counts: CountTable) -> list[Indices]:
 
 @dataclass(frozen=True, eq=False)
 class Division:
-    """The rows of each client.
+    """The training examples of each client.
 
     Attributes:
         rows: row numbers of each client's training examples in the dataset, sorted.
-        names: public name of each client, such as a hospital; None: clients have numbers alone.
+        names: public name of each client, such as a hospital; None if clients have only
+            numbers.
     """
 
     rows: tuple[Indices, ...]
@@ -209,17 +210,17 @@ class Division:
 def divide(
     dataset: Dataset, rows: Indices, settings: PartitionSettings, *, seed: int, base: Path
 ) -> Division:
-    """Return each client's rows.
+    """Divide the training examples among clients.
 
     Args:
-        dataset: the data.
+        dataset: the dataset.
         rows: row numbers (n,) of the training examples in `dataset.train`.
-        settings: `data.partition`.
+        settings: the setting `data.partition`.
         seed: the experiment's seed; the same seed gives the same division.
         base: the directory in which relative paths start.
 
     Guarantees:
-        Every example is on at most one client, and with a scheme of fedsim on exactly one. Every
+        Every example is on at most one client, and with a built-in scheme on exactly one. Every
         client has at least `settings.min_examples`.
 
     Raises:
@@ -228,12 +229,12 @@ def divide(
     if not isinstance(settings, NaturalPartition):
         parts = partition(dataset.train.targets[rows], settings, seed)
         return Division(tuple(rows[part] for part in parts))
-    found = _assignment(dataset, rows, settings, seed=seed, base=base)
-    _check_number(found, settings)
-    order = np.argsort(found.clients, kind="stable")
-    counts = np.bincount(found.clients - LEFT_OUT, minlength=found.num_clients + 1)
-    parts = np.split(rows[order], np.cumsum(counts)[:-1])[1:]  # the first ones are left out
-    division = Division(tuple(np.sort(part) for part in parts), found.names)
+    assignment = _assignment(dataset, rows, settings, seed=seed, base=base)
+    _check_number(assignment, settings)
+    order = np.argsort(assignment.clients, kind="stable")
+    counts = np.bincount(assignment.clients - LEFT_OUT, minlength=assignment.num_clients + 1)
+    parts = np.split(rows[order], np.cumsum(counts)[:-1])[1:]  # the first part is left out
+    division = Division(tuple(np.sort(part) for part in parts), assignment.names)
     _check_sizes(division, settings.min_examples)
     return division
 
@@ -266,15 +267,15 @@ def _taken(values: Sequence[str], rows: Indices) -> list[str]:
     return [str(values[row]) for row in rows.tolist()]
 
 
-def _check_number(found: Assignment, settings: NaturalPartition) -> None:
-    number = found.num_clients
+def _check_number(assignment: Assignment, settings: NaturalPartition) -> None:
+    number = assignment.num_clients
     if number > MAX_CLIENTS:
         raise DataError(
             f"data.partition: {number:,} clients, and a federation has at most {MAX_CLIENTS:,}; "
             "divide by a column with fewer values"
         )
     if settings.num_clients not in (None, number):
-        names = "" if found.names is None else f" ({quoted(found.names[:10])})"
+        names = "" if assignment.names is None else f" ({quoted(assignment.names[:10])})"
         raise DataError(
             f"data.partition.num_clients is {settings.num_clients}, and scheme {settings.scheme} "
             f"gives {number} clients{names}; remove num_clients, or set it to {number}"

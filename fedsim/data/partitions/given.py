@@ -1,6 +1,6 @@
-"""Partitions given from outside: by a function of the user, or a partitioner of flwr-datasets.
+"""Partitions by a user's function or by a partitioner of flwr-datasets.
 
-Each gives the client of each training example, by its row number.
+Both assign a client to each training example.
 """
 
 import inspect
@@ -23,7 +23,7 @@ from fedsim.data.file_names import closest_name
 from fedsim.data.settings import TARGET_NAMES, FlwrPartition, FunctionPartition
 
 LEFT_OUT = -1
-"""In place of a client's number: the example is on no client."""
+"""The client number of an example that is on no client."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,9 +31,9 @@ class Assignment:
     """The client of each training example.
 
     Attributes:
-        clients: int64 (n,), from 0, or `LEFT_OUT`.
-        names: public name of each client; None: clients have numbers alone.
-        num_clients: number of clients, those without examples included.
+        clients: client number from 0 of each example, or `LEFT_OUT`, int64 (n,).
+        names: public name of each client; None if clients have only numbers.
+        num_clients: number of clients, including those without examples.
     """
 
     clients: NDArray[np.int64]
@@ -42,12 +42,12 @@ class Assignment:
 
     @classmethod
     def by_name(cls, values: Sequence[str], *, order: bool = True) -> Self:
-        """Return a client for each value, in the order of the values.
+        """Return the assignment of examples to clients by the clients' names.
 
         Args:
             values: the name of each example's client.
-            order: whether to sort the values, as numbers where all are; else they stay in the order
-                of their first appearance.
+            order: whether to number clients by sorted names (as numbers if all names are numbers),
+                or by their first appearance.
         """
         names = list(dict.fromkeys(values))
         if order:
@@ -75,10 +75,11 @@ _RETURNS = (
 def assign_by_function(
     train: Examples, settings: FunctionPartition, *, seed: int, base: Path
 ) -> Assignment:
-    """Return the clients that a function gives the training examples.
+    """Assign the training examples to clients by a user's function.
 
-    It is called as `function(features, targets, seed=seed, **args)`, with `num_clients` where the
-    experiment sets it and the function takes it: the file of a run names the number that it found.
+    The function is called as `function(features, targets, seed=seed, **args)`, with `num_clients`
+    if the experiment sets it and the function has that parameter: a run's experiment file states
+    the number of clients.
 
     Args:
         train: the training examples.
@@ -99,48 +100,48 @@ def assign_by_function(
         args = {"num_clients": settings.num_clients, **args}
     fix = f"it is called with features, targets, {', '.join(args)}"
     with plugin_calls(f"{where}: failed", raises=DataError, fix=fix):
-        found = function(train.features.copy(), train.targets.copy(), **args)
+        result = function(train.features.copy(), train.targets.copy(), **args)
     try:
         with plugin_calls("its result failed", raises=DataError, fix=f"return {_RETURNS}"):
-            if isinstance(found, list | tuple) and all(np.ndim(one) == 1 for one in found):
-                found = dict(enumerate(found))
-            values = _of_mapping(found, len(train)) if isinstance(found, Mapping) else found
+            if isinstance(result, list | tuple) and all(np.ndim(rows) == 1 for rows in result):
+                result = dict(enumerate(result))
+            values = _of_mapping(result, len(train)) if isinstance(result, Mapping) else result
             return _of_values(np.asarray(values), len(train), settings.num_clients)
     except DataError as error:
         raise DataError(f"{where}: {error}") from error
 
 
 def _takes(function: Any, name: str) -> bool:
-    """Whether a function can be called with an argument of this name."""
+    """Whether a function has a parameter of this name."""
     try:
         parameters = inspect.signature(function).parameters
-    except (TypeError, ValueError):  # some functions of C have none
+    except (TypeError, ValueError):  # some functions in C have no signature
         return True
     return name in parameters or any(
-        one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values()
+        parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()
     )
 
 
 def _of_values(values: NDArray[Any], n: int, num_clients: int | None) -> Assignment:
-    """Return the clients of an array of numbers or names (n,)."""
+    """Return the assignment by an array of client numbers or names (n,)."""
     if values.shape != (n,):
         raise DataError(f"must return {_RETURNS}, for {n} examples; got shape {values.shape}")
     if values.dtype.kind in "iu":
         clients = values.astype(np.int64)
         if clients.min(initial=0) < LEFT_OUT:
             raise DataError(f"clients have numbers from 0, got {clients.min()}")
-        found = int(clients.max(initial=LEFT_OUT)) + 1
-        return Assignment(clients, None, max(found, num_clients or 0))
+        number = int(clients.max(initial=LEFT_OUT)) + 1
+        return Assignment(clients, None, max(number, num_clients or 0))
     if not all(isinstance(value, str) for value in values.tolist()):
         raise DataError(f"must return {_RETURNS}; got an array of {values.dtype}")
     return Assignment.by_name([str(value) for value in values])
 
 
-def _of_mapping(found: Mapping[Any, Any], n: int) -> list[Any]:
-    """Return the client of each example, from the examples of each client."""
-    names = all(isinstance(client, str) for client in found)
+def _of_mapping(rows_of_client: Mapping[Any, Any], n: int) -> list[Any]:
+    """Return the client of each example, from the row numbers of each client."""
+    names = all(isinstance(client, str) for client in rows_of_client)
     clients: list[Any] = [None] * n
-    for client, rows in found.items():
+    for client, rows in rows_of_client.items():
         for row in np.asarray(rows, dtype=np.int64).tolist():
             if not 0 <= row < n:
                 raise DataError(f"row numbers are from 0 to {n - 1}, got {row}")
@@ -163,18 +164,19 @@ def assign_by_flower(
     *,
     seed: int,
 ) -> Assignment:
-    """Return the clients that a partitioner gives the training examples.
+    """Assign the training examples to clients by a partitioner of flwr-datasets.
 
-    The rows are shuffled first, as `FederatedDataset` of flwr-datasets does.
+    The rows are shuffled first, as in `FederatedDataset` of flwr-datasets.
 
     Args:
-        targets: of the n training examples; the columns `label` and `target` of the partitioner.
-        groups: further columns by name, n values each.
+        targets: targets of the n training examples, which the partitioner sees as columns `label`
+            and `target`.
+        groups: further columns of n values, by name.
         settings: the partitioner's class and arguments.
         seed: the experiment's seed.
 
     Raises:
-        DataError: flwr-datasets is missing, or its partitioner refuses the arguments or the data.
+        DataError: flwr-datasets is missing, or the partitioner refuses the arguments or the data.
     """
     where = f"data.partition: {settings.scheme} of flwr-datasets"
     if find_spec("flwr_datasets") is None:
@@ -186,7 +188,7 @@ def assign_by_flower(
     columns = {name: np.asarray(values)[order] for name, values in groups.items()}
     columns |= {name: labels[order] for name in TARGET_NAMES if name not in columns}
     clients = np.full(len(targets), LEFT_OUT)
-    # Its progress bars would write between the lines of a run.
+    # The progress bars of flwr-datasets would write between the lines of a run.
     with (
         plugin_calls(f"{where} failed", raises=DataError, fix="check args"),
         redirect_stderr(StringIO()),
@@ -207,27 +209,27 @@ def assign_by_flower(
 
 
 def _arguments(kind: type, settings: FlwrPartition, seed: int) -> dict[str, Any]:
-    """Return the arguments of the class, with the experiment's number of clients and seed."""
+    """Return the partitioner's arguments, with the experiment's number of clients and seed."""
     known = list(inspect.signature(kind).parameters)
     for name in settings.args:
         if name not in known:
             close = closest_name(name, known)
             hint = f"did you mean {close!r}?" if close else f"it takes {', '.join(known)}"
             raise DataError(f"data.partition.args: {settings.scheme} has no {name!r}; {hint}")
-    own: dict[str, Any] = {"seed": seed % 2**32}
+    defaults: dict[str, Any] = {"seed": seed % 2**32}
     if settings.num_clients is not None:
-        own["num_partitions"] = settings.num_clients
-    args = {name: value for name, value in own.items() if name in known} | settings.args
+        defaults["num_partitions"] = settings.num_clients
+    args = {name: value for name, value in defaults.items() if name in known} | settings.args
     if "num_partitions" in known and "num_partitions" not in args:
         raise DataError("data.partition.num_clients: missing; number of clients")
     required = [
         name
-        for name, one in inspect.signature(kind).parameters.items()
-        if one.default is inspect.Parameter.empty and name not in args
+        for name, parameter in inspect.signature(kind).parameters.items()
+        if parameter.default is inspect.Parameter.empty and name not in args
     ]
     if required:
         raise DataError(
             f"data.partition.args: {settings.scheme} needs {', '.join(required)}; partition_by is "
             f"{' or '.join(TARGET_NAMES)}, or a column of a table"
         )
-    return {name: np.array(one) if name in _ARRAYS else one for name, one in args.items()}
+    return {name: np.array(value) if name in _ARRAYS else value for name, value in args.items()}

@@ -1,5 +1,5 @@
-"""Tables: columns of .csv and .parquet files as features, by public constants of the experiment.
+"""Tables: columns of .csv and .parquet files become features by public constants.
 
-Nothing here is fitted to rows. Ranges, categories and fill values are those of the experiment file,
-so that the features of a row are a function of that row and of public constants.
+Nothing is fitted to rows. Ranges, categories and fill values come from the experiment file, so that
+the features of a row are a function of that row and of public constants.
 """

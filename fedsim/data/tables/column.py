@@ -1,4 +1,4 @@
-"""One column of a table: its cells as numbers, its numbers as features or as targets."""
+"""Turns the cells of one column of a table into numbers, and these into features or targets."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from fedsim.data.file_names import closest_name, quoted
 from fedsim.data.tables.settings import ColumnSettings, as_text
 
 _FIX = "fix the cell or remove the row"
-_MAX_KNOWN = 1 << 16  # cells of a column whose numbers are kept
+_MAX_KNOWN = 1 << 16  # most cells of a column whose numbers are cached
 MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 _DATE = re.compile(r"\d{1,4}[-./]\d{1,2}[-./]\d{1,4}")
@@ -25,7 +25,7 @@ Cells = Sequence[str] | NDArray[Any]
 
 
 class CellError(ValueError):
-    """A cell that cannot be used; `row` counts from 0 in the given cells."""
+    """Raised for a cell that cannot be used; `row` is the cell's index in the given cells."""
 
     def __init__(self, row: int, problem: str) -> None:
         super().__init__(problem)
@@ -34,14 +34,14 @@ class CellError(ValueError):
 
 @dataclass(frozen=True)
 class Column:
-    """A column that becomes features.
+    """A column of a table that becomes features.
 
     Guarantee: the features of a cell are a function of the cell and the settings.
 
     Attributes:
-        name: name in the table's header.
-        settings: the constants of the experiment.
-        is_listed: whether the experiment lists the column; advice in messages depends on it.
+        name: the column's name in the header.
+        settings: the column's settings, with its public constants.
+        is_listed: whether the experiment file lists the column; messages depend on it.
         decimal: the decimal mark of numbers, `.` or `,`.
     """
 
@@ -52,21 +52,24 @@ class Column:
 
     @property
     def feature_names(self) -> tuple[str, ...]:
-        """Names of the features."""
+        """Names of the features of the column."""
         return self.settings.feature_names(self.name)
 
     def numbers(self, cells: Cells) -> NDArray[np.float64]:
-        """Return the numbers (n,) of cells: values, years, or class numbers; no NaN.
+        """Return the numbers of cells: values, years, or class numbers, float64 (n,) without NaN.
 
         Args:
-            cells: n cells as text, or n typed values (numbers with NaN where missing, datetime64).
+            cells: n cells as text, or n typed values (numbers with NaN for missing cells,
+                datetime64).
 
         Raises:
-            CellError: a cell is missing without `fill`, or has no number.
+            CellError: a cell is missing and there is no `fill`, or a cell has no number.
         """
         if isinstance(cells, np.ndarray) and self.settings.classes is None:
             return self._of_array(cells)
-        texts = [as_text(one) for one in cells.tolist()] if isinstance(cells, np.ndarray) else cells
+        texts = (
+            [as_text(cell) for cell in cells.tolist()] if isinstance(cells, np.ndarray) else cells
+        )
         if self._is_plain:  # several times as fast for a column of numbers
             values = [as_number(text, self.decimal) for text in texts]
             if None not in values:
@@ -84,13 +87,16 @@ class Column:
 
     def features(self, numbers: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the features (n, k) of the numbers (n,) of n cells."""
-        one = self.settings
-        if one.classes is not None:
-            return np.eye(len(one.classes))[numbers.astype(np.int64)]
-        if one.range is not None:
-            numbers = np.clip(numbers, one.range[0], one.range[1])
-        numbers, bounds = _logged(numbers, one), _logged(np.array(one.range or [0.0, 1.0]), one)
-        if one.range is not None:
+        settings = self.settings
+        if settings.classes is not None:
+            return np.eye(len(settings.classes))[numbers.astype(np.int64)]
+        if settings.range is not None:
+            numbers = np.clip(numbers, settings.range[0], settings.range[1])
+        numbers, bounds = (
+            _logged(numbers, settings),
+            _logged(np.array(settings.range or [0.0, 1.0]), settings),
+        )
+        if settings.range is not None:
             numbers = (numbers - bounds[0]) / (bounds[1] - bounds[0])
         return numbers[:, None]
 
@@ -110,7 +116,7 @@ class Column:
         return numbers
 
     def _number(self, cell: str, row: int) -> float:
-        """Return the number of a cell."""
+        """Return the number of one cell; `row` is the cell's index for messages."""
         classes = self._class_numbers
         if cell in self._missing:
             return self._filled(cell, row)
@@ -130,9 +136,9 @@ class Column:
         fill, classes = self.settings.fill, self._class_numbers
         if fill is not None:
             return classes[as_text(fill)] if classes else float(fill)
-        what = "the cell is empty" if not cell else f"{_shown(cell)} is a missing value"
+        problem = "the cell is empty" if not cell else f"{_shown(cell)} is a missing value"
         value = "one of its classes" if classes else "0"
-        raise CellError(row, f"{what}; {_FIX}, or set {self._listed(f'fill: {value}')}")
+        raise CellError(row, f"{problem}; {_FIX}, or set {self._listed(f'fill: {value}')}")
 
     def _other(self, cell: str, row: int) -> float:
         if self.settings.other is not None:
@@ -166,20 +172,20 @@ class Column:
 
     @cached_property
     def _class_numbers(self) -> dict[str, float]:
-        return {as_text(one): float(i) for i, one in enumerate(self.settings.classes or ())}
+        return {as_text(name): float(i) for i, name in enumerate(self.settings.classes or ())}
 
     @property
     def _is_plain(self) -> bool:
-        """Whether a cell with a number stands for that number."""
+        """Whether every cell that has a number means that number."""
         return not (self.settings.classes or self.settings.date or self.settings.missing)
 
     @cached_property
     def _missing(self) -> frozenset[str]:
-        return frozenset(as_text(one) for one in self.settings.missing)
+        return frozenset(as_text(cell) for cell in self.settings.missing)
 
     @cached_property
     def _missing_numbers(self) -> frozenset[float | None]:
-        return frozenset(as_number(one) for one in self._missing)
+        return frozenset(as_number(cell) for cell in self._missing)
 
     def _listed(self, setting: str) -> str:
         return f"data.dataset.columns: {{{self.name}: {{{setting}}}}}"
@@ -190,10 +196,10 @@ def _logged(numbers: NDArray[np.float64], settings: ColumnSettings) -> NDArray[n
 
 
 def as_number(cell: str, decimal: str = ".") -> float | None:
-    """Return the number in a cell, or None if it is no float32 number; 1_000 is text.
+    """Return the number in a cell, or None if it is not a float32 number; 1_000 is text.
 
     Args:
-        cell: the text.
+        cell: the text of the cell.
         decimal: the decimal mark, `.` or `,`.
     """
     if decimal != ".":
@@ -235,12 +241,12 @@ _WHOLE = re.compile(r"\d+", re.ASCII)
 
 @dataclass(frozen=True)
 class TargetCells:
-    """The target column of some tables of one kind, one after another.
+    """The target column of one or several tables, concatenated.
 
     Attributes:
         name: name of the column.
         cells: n cells as text, or n typed values.
-        where: returns the place of a row in words, for messages.
+        where: returns the file and line (or row) of a row index, for messages.
         decimal: the decimal mark of numbers.
     """
 
@@ -250,22 +256,22 @@ class TargetCells:
     decimal: str = "."
 
     def values(self, column: Column | None = None) -> NDArray[Any] | list[str]:
-        """Return the targets (n,).
+        """Return the targets of all cells (n,).
 
         | cells                                           | targets                          |
         |-------------------------------------------------|----------------------------------|
-        | any, where `column` lists classes               | their numbers in that list       |
+        | any, if `column` lists classes                  | their numbers in that list       |
         | all text                                        | the text                         |
         | all whole numbers from 0, without decimal point | classes with these numbers       |
         | other numbers                                   | real numbers for regression      |
 
-        The type of typed values decides for them.
+        Typed values keep their type.
 
         Args:
-            column: settings of the target, with classes; None: it has none.
+            column: the target's column, whose settings list classes; None if they do not.
 
         Raises:
-            DataError: a cell is missing, or is no number where others are.
+            DataError: a cell is missing, or is not a number while others are.
         """
         if column is not None:
             try:

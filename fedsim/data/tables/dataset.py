@@ -1,4 +1,4 @@
-"""Datasets from tables: one file or several, with the columns that the experiment describes."""
+"""Reads a dataset from one or several tables, by the experiment's settings of columns."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,13 +19,13 @@ from fedsim.data.tables.table import Block, CsvTable, ParquetTable, Table
 
 @dataclass(frozen=True, eq=False)
 class TablePart:
-    """The rows of one file.
+    """The n rows of one table.
 
     Attributes:
-        features: (n, k) float32, or float64 for tokens.
-        texts: cells of other columns, n each.
-        targets: cells of the target, n; None where the file has no such column.
-        where: returns the place of a row in words.
+        features: float32 (n, k), or float64 (n, k) for tokens.
+        texts: n cells of each further column, by name.
+        targets: n cells of the target; None if the table has no such column.
+        where: returns the file and line (or row) of a row index, for messages.
     """
 
     features: NDArray[Any]
@@ -39,7 +39,7 @@ def open_table(path: Path, settings: FileDataset) -> Table:
 
     Args:
         path: the file.
-        settings: `data.dataset`.
+        settings: the setting `data.dataset`.
 
     Raises:
         DataError: the file cannot be read or has no usable header.
@@ -54,7 +54,7 @@ def feature_columns(table: Table, settings: FileDataset, group: str | None) -> t
 
     Args:
         table: the first table of the training data.
-        settings: `data.dataset`.
+        settings: the setting `data.dataset`.
         group: the column that divides the rows among clients, or None.
 
     Raises:
@@ -64,7 +64,7 @@ def feature_columns(table: Table, settings: FileDataset, group: str | None) -> t
     for wanted in (settings.target, group):
         if wanted is not None and wanted not in names:
             raise DataError(unknown_name(path, "column", wanted, names))
-    dropped = {name for name, one in settings.columns.items() if one == "drop"}
+    dropped = {name for name, setting in settings.columns.items() if setting == "drop"}
     features = tuple(name for name in names if name not in {settings.target, group, *dropped})
     if not features:
         others = f"no column beside the target {settings.target!r}"
@@ -82,13 +82,13 @@ def read_part(
     texts: Sequence[str] = (),
     tokens: bool = False,
 ) -> TablePart:
-    """Return the rows of a table.
+    """Read the rows of a table.
 
     Args:
-        table: the file.
-        settings: `data.dataset`.
-        features: columns that become features, in this order.
-        texts: further columns to keep as text.
+        table: the table.
+        settings: the setting `data.dataset`.
+        features: names of the columns that become features, in this order.
+        texts: names of further columns to keep as text.
         tokens: whether features are tokens, which stay exact.
 
     Raises:
@@ -117,11 +117,11 @@ def read_part(
 
 
 def column_of(name: str, settings: FileDataset) -> Column:
-    """Return a column with its constants.
+    """Return a column of a table with its settings.
 
     Args:
-        name: its name.
-        settings: `data.dataset`.
+        name: name of the column.
+        settings: the setting `data.dataset`.
     """
     constants, is_listed = settings.constants_of(name), settings.columns.get(name) is not None
     return Column(name, constants, is_listed=is_listed, decimal=settings.decimal)
@@ -135,13 +135,13 @@ def read_tables(
     group: str | None = None,
     tokens: bool = False,
 ) -> Dataset:
-    """Return the dataset of one table, or of several with the same columns.
+    """Return the dataset in one table, or in several tables with the same columns.
 
     Args:
         paths: the files with the training examples by name, in order.
-        settings: `data.dataset`.
-        test: the file of the public test set; None: the dataset has none of its own.
-        group: the column that divides the rows among clients; it is no feature.
+        settings: the setting `data.dataset`.
+        test: the file of the public test set, or None.
+        group: the column that divides the rows among clients and is not a feature, or None.
         tokens: whether features are tokens.
 
     Raises:
@@ -153,10 +153,10 @@ def read_tables(
     every = (*tables, *([] if test_table is None else [test_table]))
     for table in every:
         _check_same_columns(table, tables[0], settings, group)
-    found = list(dict.fromkeys(name for table in every for name in table.names))
+    present = list(dict.fromkeys(name for table in every for name in table.names))
     for listed in settings.columns:
-        if listed not in found:
-            problem = unknown_name(tables[0].path, "column", listed, found)
+        if listed not in present:
+            problem = unknown_name(tables[0].path, "column", listed, present)
             raise DataError(f"data.dataset.columns: {problem}")
     texts = () if group is None else (group,)
     parts = [_filled(table, settings, features, texts=texts, tokens=tokens) for table in tables]
@@ -183,11 +183,11 @@ def read_tables(
 def targets_of(
     parts: Sequence[TablePart], settings: FileDataset
 ) -> tuple[NDArray[Any] | list[str], tuple[str, ...] | None]:
-    """Return the targets of all rows, and the names of their classes if the experiment lists them.
+    """Return the targets of all rows (n,), and the class names if the experiment lists them.
 
     Args:
-        parts: the rows; every one has targets.
-        settings: `data.dataset`.
+        parts: the rows of each table; all parts have targets.
+        settings: the setting `data.dataset`.
 
     Raises:
         DataError: a target cannot be used.
@@ -199,7 +199,7 @@ def targets_of(
         return parts[index].where(row - (int(ends[index - 1]) if index else 0))
 
     cells = [part.targets for part in parts if part.targets is not None]
-    if len({isinstance(one, np.ndarray) for one in cells}) > 1:
+    if len({isinstance(part, np.ndarray) for part in cells}) > 1:
         raise DataError(
             f"data.dataset.target: {settings.target!r} is text in one file and numbers in another; "
             "write the files in one format"
@@ -209,14 +209,14 @@ def targets_of(
     values = TargetCells(settings.target, _joined(cells), where, settings.decimal).values(column)
     if column is None:
         return values, None
-    return values, tuple(as_text(one) for one in column.settings.classes or ())
+    return values, tuple(as_text(name) for name in column.settings.classes or ())
 
 
 def _check_same_columns(
     table: Table, first: Table, settings: FileDataset, group: str | None
 ) -> None:
-    """Check that a table has the columns of the first one, but for those that are no features."""
-    ignored = {group, *(name for name, one in settings.columns.items() if one == "drop")}
+    """Check that a table has the first table's columns, except the group and dropped columns."""
+    ignored = {group, *(name for name, setting in settings.columns.items() if setting == "drop")}
     for name in first.names:
         if name not in table.names and name not in ignored:
             problem = unknown_name(table.path, "column", name, table.names)
@@ -237,7 +237,7 @@ def _filled(
     texts: Sequence[str] = (),
     tokens: bool,
 ) -> TablePart:
-    """Return the rows of a table that has some."""
+    """Read the rows of a table and check that there are any."""
     part = read_part(table, settings, features, texts=texts, tokens=tokens)
     if not len(part.features):
         raise DataError(f"{table.path}: the table has no rows; add the examples")
@@ -273,9 +273,9 @@ def _repeated(names: Sequence[str], parts: Sequence[TablePart]) -> tuple[str, ..
 
 def _texts(blocks: Sequence[Cells]) -> list[str]:
     return [
-        as_text(one)
+        as_text(cell)
         for part in blocks
-        for one in (part.tolist() if isinstance(part, np.ndarray) else part)
+        for cell in (part.tolist() if isinstance(part, np.ndarray) else part)
     ]
 
 

@@ -1,4 +1,4 @@
-"""`data.dataset.columns`: how a column of a table becomes features, by public constants."""
+"""Settings `data.dataset.columns`: public constants that turn a column into features."""
 
 from typing import Annotated, ClassVar, Literal, Self
 
@@ -11,14 +11,14 @@ Bounds = Annotated[list[float], Field(min_length=2, max_length=2)]
 
 
 class ColumnSettings(Settings):
-    """How one column becomes features."""
+    """Settings of one column: how it becomes features."""
 
-    limit: ClassVar[float | None] = None  # data mark missing cells by -3.4e38, and the like
+    limit: ClassVar[float | None] = None  # some data mark missing cells by numbers such as -3.4e38
 
     range: Bounds | None = Field(
         default=None,
-        description="[low, high] in units of the column: numbers are cut off there and become "
-        "0 ... 1; public knowledge, not the extremes of the data",
+        description="[low, high] in units of the column: numbers are clipped to this range and "
+        "scaled to [0, 1]; public knowledge, not the extremes of the data",
     )
     log: bool = Field(
         default=False, description="sign(x) log(1 + |x|), for numbers over orders of magnitude"
@@ -35,33 +35,34 @@ class ColumnSettings(Settings):
     )
     fill: Cell | None = Field(
         default=None,
-        description="the value of missing cells: a number, or one of classes; null: no cell may be "
-        "missing",
+        description="the value of missing cells: a number, or one of classes; null refuses missing "
+        "cells",
     )
     missing: list[Cell] = Field(
         default=[],
-        description="further cells that are missing, such as -9; empty ones and NA, N/A, NaN, "
-        "null, None, ? always are",
+        description="further cells that mean a missing value, such as -9; empty cells and NA, N/A, "
+        "NaN, null, None, ? always do",
     )
     other: Cell | None = Field(
-        default=None, description="the class of every cell that is not listed; null: refused"
+        default=None,
+        description="the class of every cell that is not in classes; null refuses such cells",
     )
 
     @property
     def only_classes(self) -> bool:
-        """Whether it lists classes and nothing else, as a target may."""
+        """Whether the settings list classes and nothing else, as those of a target may."""
         return self.classes is not None and not any(self.model_dump(exclude={"classes"}).values())
 
     def feature_names(self, column: str) -> tuple[str, ...]:
-        """Return the names of a column's features: its own, or `sex=F` for each class."""
+        """Return the names of a column's features: the column's name, or `sex=F` for each class."""
         if self.classes is None:
             return (column,)
-        return tuple(f"{column}={as_text(one)}" for one in self.classes)
+        return tuple(f"{column}={as_text(name)}" for name in self.classes)
 
     @model_validator(mode="after")
     def _rule(self) -> Self:
         if self.classes is not None:
-            self._check_classes([as_text(one) for one in self.classes])
+            self._check_classes([as_text(name) for name in self.classes])
             return self
         if self.other is not None:
             raise ValueError("other is one of classes; add classes, or remove other")
@@ -94,11 +95,11 @@ class ColumnSettings(Settings):
 
 
 Columns = dict[str, Literal["drop"] | ColumnSettings]
-"""Settings of columns by name; `drop`: no feature."""
+"""Settings of columns by name; `drop` excludes a column from the features."""
 
 
 def as_text(value: object) -> str:
-    """Return a value of YAML or of a typed table as a .csv file has it: true, 3, 0.5, red."""
+    """Return a value of YAML or a typed table as the text of a .csv cell: true, 3, 0.5, red."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float) and value.is_integer():

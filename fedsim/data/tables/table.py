@@ -1,4 +1,4 @@
-"""Tables on disk, read in blocks of rows: comma-separated text and, with pyarrow, Parquet."""
+"""Reads tables from disk in blocks of rows: comma-separated text and, with pyarrow, Parquet."""
 
 import csv
 from collections import Counter
@@ -20,11 +20,11 @@ from fedsim.data.tables.settings import as_text
 
 @dataclass(frozen=True)
 class Block:
-    """Some rows of a table.
+    """A block of n rows of a table.
 
     Attributes:
-        cells: the cells of each wanted column, n each.
-        places: the place of each row in the file, as the file's kind counts: lines or rows.
+        cells: n cells of each requested column, by name.
+        places: line number (.csv) or row number (.parquet) of each row in the file.
     """
 
     cells: Mapping[str, Cells]
@@ -36,12 +36,12 @@ class Table(Protocol):
 
     @property
     def path(self) -> Path:
-        """The file."""
+        """The file of the table."""
         ...
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the columns, in order, each once."""
+        """Names of the columns, in order, without repetitions."""
         ...
 
     def blocks(self, columns: Sequence[str]) -> Iterator[Block]:
@@ -53,12 +53,12 @@ class Table(Protocol):
         ...
 
     def where(self, place: int) -> str:
-        """Return the place of a row in words, for messages."""
+        """Return the file and line (or row) of a row for messages, from its `Block.places`."""
         ...
 
 
 def check_names(path: Path, header: Sequence[str]) -> None:
-    """Check that every column has a name of its own.
+    """Check that every column has a name and that no name is repeated.
 
     Args:
         path: the file.
@@ -87,9 +87,9 @@ class CsvTable:
 
     Attributes:
         path: the file.
-        names: the header.
-        delimiter: what separates the cells.
-        encoding: of the text, as Python names it.
+        names: names of the columns, from the header.
+        delimiter: the character that separates cells.
+        encoding: encoding of the text, by its name in Python.
     """
 
     path: Path
@@ -99,13 +99,13 @@ class CsvTable:
 
     @classmethod
     def open(cls, path: Path, *, wanted: str, encoding: str = "utf-8") -> "CsvTable":
-        """Return the table, its delimiter found in the header: no other row decides it.
+        """Return the table of a file; the header alone decides the delimiter.
 
         Args:
             path: the file.
-            wanted: a column; the first delimiter by which the header has it is taken, or else the
-                one that gives most columns.
-            encoding: of the text.
+            wanted: name of a column; the delimiter is the first by which the header has this
+                column, or else the delimiter that gives most columns.
+            encoding: encoding of the text.
 
         Raises:
             DataError: the file cannot be read or has no usable header.
@@ -122,7 +122,7 @@ class CsvTable:
         """Yield the cells of some columns as text, `_BLOCK_ROWS` rows at a time.
 
         Raises:
-            DataError: the file cannot be read, or a row has another number of cells.
+            DataError: the file cannot be read, or a row has not as many cells as the header.
         """
         wanted = [self.names.index(name) for name in columns]
         rows = islice(_rows(self.path, self.delimiter, self.encoding), 1, None)
@@ -133,7 +133,7 @@ class CsvTable:
             yield Block(cells, [line for line, _ in taken])
 
     def where(self, place: int) -> str:
-        """Return the file and line of a row."""
+        """Return the file and line of a row, from its line number."""
         return f"{self.path}:{place}"
 
     def _check_width(self, line: int, row: list[str]) -> None:
@@ -145,7 +145,7 @@ class CsvTable:
 
 
 def _header(path: Path, delimiter: str, encoding: str) -> list[str]:
-    """Return the header by one delimiter; empty if it is none by that one."""
+    """Return the header split by a delimiter; empty if it cannot be split by it."""
     try:
         return next(_rows(path, delimiter, encoding), (0, []))[1]
     except DataError:
@@ -175,12 +175,12 @@ def _rows(path: Path, delimiter: str, encoding: str) -> Iterator[tuple[int, list
 
 @dataclass(frozen=True)
 class ParquetTable:
-    """A .parquet file: columns with types.
+    """A .parquet file, whose columns have types.
 
     Attributes:
         path: the file.
         names: names of the columns.
-        content: the table, of pyarrow.
+        content: the content as a `pyarrow.Table`.
     """
 
     path: Path
@@ -189,7 +189,7 @@ class ParquetTable:
 
     @classmethod
     def open(cls, path: Path) -> "ParquetTable":
-        """Return the table.
+        """Return the table of a file.
 
         Raises:
             DataError: pyarrow is not installed, or the file cannot be read.
@@ -200,10 +200,10 @@ class ParquetTable:
         return cls(path, names, content)
 
     def blocks(self, columns: Sequence[str]) -> Iterator[Block]:
-        """Yield the cells of some columns: numbers with NaN where missing, dates, or text.
+        """Yield the cells of some columns: numbers with NaN for missing cells, dates, or text.
 
         Raises:
-            DataError: a column has a type that no column of a table may have.
+            DataError: a column has a type that is not supported.
         """
         rows = self.content.num_rows
         if rows:
@@ -211,7 +211,7 @@ class ParquetTable:
             yield Block(cells, range(1, rows + 1))
 
     def where(self, place: int) -> str:
-        """Return the file and number of a row, from 1."""
+        """Return the file and number of a row, counted from 1."""
         return f"{self.path}: row {place}"
 
     def _cells(self, name: str) -> Cells:
@@ -226,7 +226,7 @@ class ParquetTable:
         if types.is_date(kind) or types.is_timestamp(kind):
             return column.to_numpy()
         if types.is_string(kind) or types.is_large_string(kind) or types.is_null(kind):
-            return [as_text(one) if one is not None else "" for one in column.to_pylist()]
+            return [as_text(cell) if cell is not None else "" for cell in column.to_pylist()]
         raise DataError(
             f"{self.path}: column {name!r} must be numbers, text, truth values or dates, got "
             f"{kind}; convert the column, or set data.dataset.columns: {{{name}: drop}}"
@@ -234,10 +234,10 @@ class ParquetTable:
 
 
 def _numbers(column: Any) -> NDArray[Any]:
-    """Return the numbers (n,): of the column's own type, or float64 with NaN where missing."""
+    """Return the numbers (n,) in the column's type, or as float64 with NaN for missing cells."""
     if not column.null_count:
         return column.to_numpy()
-    return np.array([np.nan if one is None else one for one in column.to_pylist()], np.float64)
+    return np.array([np.nan if cell is None else cell for cell in column.to_pylist()], np.float64)
 
 
 def _read(path: Path) -> Any:
