@@ -104,8 +104,8 @@ Value = TypeVar("Value")
 class CachedByBytes(Generic[Arguments, Value]):
     """A function with a cache of its latest results, of at most `limit` bytes together.
 
-    The newest result is kept whatever its size. Threads that call with equal arguments at the same
-    time may each compute the result. Arguments must be positional and hashable.
+    The newest result is kept even if it is larger. Threads that call with equal arguments at the
+    same time may each compute the result. Arguments must be positional and hashable.
 
     Args:
         function: the function whose results are kept.

@@ -1,10 +1,10 @@
-"""Privacy events, which describe what was released, and the adjacency of a guarantee.
+"""Privacy events, which describe releases, and the adjacency of a guarantee.
 
 An event is an immutable, hashable value. Accountants turn events into epsilon; ledgers store
 them. The meaning of an event never changes: a new mechanism is a new class.
 
 The noise multiplier z is the noise's standard deviation over the clipping norm C of one example,
-whatever the adjacency: an accountant for replace-one adjacency, where the sum moves by up to 2 C,
+for every adjacency: an accountant for replace-one adjacency, where the sum moves by up to 2 C,
 halves z itself.
 
 An adjacency says which pairs of data sets a guarantee makes indistinguishable. With per-example
@@ -95,7 +95,7 @@ class PoissonSampled(Event):
 
     Attributes:
         sampling_rate: q in [0, 1], the inclusion probability of every example.
-        event: what is released about the sample.
+        event: the release about the sample.
 
     Raises:
         ValueError: `sampling_rate` is outside [0, 1] or NaN, or `event` is not an event.
@@ -119,7 +119,7 @@ class FixedSizeSampled(Event):
     Attributes:
         population: number of examples in the data set, N >= 1, public.
         batch: number of examples in the subset, between 1 and `population`.
-        event: what is released about the subset.
+        event: the release about the subset.
 
     Raises:
         ValueError: a number is not whole or out of its range, or `event` is not an event.
@@ -144,13 +144,13 @@ class EpochShuffled(Event):
     """One pass over shuffled data cut into disjoint batches, `event` released about each batch.
 
     Record it once per pass (epoch), or once per shuffle where only a part of a pass was run: every
-    example is in at most one of the batches, so the pass costs what ONE release about a known
-    batch costs, whatever the number of batches. No amplification by sampling is claimed: batches
+    example is in at most one of the batches, so the pass costs as much as ONE release about a
+    known batch, for any number of batches. No amplification by sampling is claimed: batches
     of one shuffle depend on each other (Chua et al. 2024, arXiv:2403.17673).
 
     Attributes:
         batches: number of disjoint batches of the pass, >= 1; does not change epsilon.
-        event: what is released about each batch.
+        event: the release about each batch.
 
     Raises:
         ValueError: `batches` is not a whole number >= 1, or `event` is not an event.
@@ -174,7 +174,7 @@ class RandomAllocation(Event):
 
     Attributes:
         batches: number of batches of the pass, >= 1, public and chosen without looking at the data.
-        event: what is released about each batch.
+        event: the release about each batch.
 
     Raises:
         ValueError: `batches` is not a whole number >= 1, or `event` is not an event.
@@ -240,7 +240,7 @@ class RepeatAndSelect(Event):
     is released, use `SelfComposed` instead.
 
     Attributes:
-        event: what one run releases.
+        event: the release of one run.
         mean: expected number of runs, >= 1.
         shape: eta >= 0 of the truncated negative binomial distribution of the number of runs (1 is
             the geometric, 0 the logarithmic one); None for the Poisson distribution, also given as

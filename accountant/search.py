@@ -138,7 +138,7 @@ def solve_falling(
             break
         x = math.sqrt(low[0] * high[0])
         # Between two finite points epsilon is close to a power of x: interpolate its logarithm.
-        # Every third step is a plain bisection, so the bracket shrinks whatever the curve.
+        # Every third step is a plain bisection, so the bracket shrinks for every curve.
         if interpolate and iteration % 3 != 2 and high[1] > 0.0 and math.isfinite(low[1]):
             share = math.log(low[1] / aim) / math.log(low[1] / high[1])
             x = low[0] * (high[0] / low[0]) ** min(max(share, 0.01), 0.99)

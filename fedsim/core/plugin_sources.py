@@ -5,7 +5,7 @@ alone, not on the modules that the process has imported, and are the same on eve
 
 | what a plug-in imports                         | what is recorded of it                       |
 |------------------------------------------------|----------------------------------------------|
-| a module of the experiment's directory         | its content, and that of what it imports     |
+| a module of the experiment's directory         | its content, and that of its own imports     |
 | a module elsewhere that is not installed       | the same                                     |
 | an installed package                           | the version of its distribution              |
 | the standard library                           | the version of Python                        |

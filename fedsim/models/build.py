@@ -94,8 +94,8 @@ def _read(path: Path) -> dict[str, Tensor]:
 def _check(name: str, value: Tensor, state: Mapping[str, Tensor], path: Path) -> None:
     if name not in state:
         raise ModelError(
-            f"model.init: tensor {name!r} of {path} is not in the model{_hint(name, state)}; remove "
-            "it from the file, or rename it"
+            f"model.init: tensor {name!r} of {path} is not in the model{_hint(name, state)}; "
+            "remove it from the file, or rename it"
         )
     expected = state[name]
     if value.shape != expected.shape:

@@ -62,7 +62,7 @@ class LocalBase:
             )
 
     def attach(self, model: nn.Module) -> None:
-        """Make `state_dict` and `load_state_dict` of the model use only the values that are sent."""
+        """Make `state_dict` and `load_state_dict` of a model use only the sent values."""
         is_first = local_base(model) is None
         vars(model)[_ATTRIBUTE] = self
         if not is_first:

@@ -73,7 +73,8 @@ class LabelPriorSettings(_MethodSettings):
     global_prior: list[Annotated[float, Field(gt=0)]] | None = Field(
         default=None,
         min_length=2,
-        description="public share of each class in the whole federation, in any unit; null: equal shares",
+        description="public share of each class in the whole federation, in any unit; null: equal "
+        "shares",
     )
 
 
