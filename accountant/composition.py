@@ -95,7 +95,7 @@ class Selection:
 
     Attributes:
         steps: the mechanisms of one run, with the number of each.
-        mean: expected number of runs, > 1.
+        mean: expected number of runs, >= 1.
         shape: parameter of the number's distribution, see `RepeatAndSelect`.
     """
 

@@ -215,7 +215,7 @@ class ImageSettings(Settings):
     channels: Literal["first", "last", "none"] | None = Field(
         default=None,
         description="place of the channels in an array of images: first is kept, last is moved to "
-        "the front, none adds the axis of a single channel; null recognises it for uint8",
+        "the front, none adds the axis of a single channel; null: recognised by shape for uint8",
     )
     scale: float | None = Field(
         default=None,

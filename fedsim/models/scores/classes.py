@@ -100,7 +100,7 @@ def matthews(found: ClassPredictions) -> float:
 
 
 def kappa(found: ClassPredictions) -> float:
-    """Return Cohen's kappa of targets and predictions; NaN if both are always one class."""
+    """Return Cohen's kappa of targets and predictions; NaN if all of both are one class."""
     n = len(found.targets)
     by_chance = found.examples.astype(float) @ found.predictions / n**2
     return float((accuracy(found) - by_chance) / (1 - by_chance)) if by_chance < 1 else _NONE
