@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 import fedsim
+from fedsim.comparison.figures import write_figures
 from fedsim.comparison.load import LoadedComparison
 from fedsim.comparison.outcomes import RunOutcome
 from fedsim.comparison.results import Results, VariantResult
@@ -226,8 +227,6 @@ def write_settings(comparison: LoadedComparison, path: Path) -> None:
 
 def write_comparison(result: ComparisonResult) -> None:
     """Write the results of a comparison as JSON, as tables, and as figures."""
-    from fedsim.comparison.figures import write_figures
-
     directory = RunDirectory(result.path)
     directory.write_json("comparison.json", result.to_json())
     directory.write_text("comparison.csv", _csv(result.results))

@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 import jinja2
@@ -17,6 +17,10 @@ import jinja2
 import fedsim
 from fedsim.comparison.comparison_result import ComparisonResult
 from fedsim.comparison.differences import shared_text
+from fedsim.comparison.figures import DIRECTORY
+from fedsim.comparison.figures.picture import Picture, looks_of
+from fedsim.comparison.figures.settings import against_settings
+from fedsim.comparison.figures.variants import pictures_of, spend_sentence
 from fedsim.comparison.jobs import MARKER
 from fedsim.comparison.outcomes import RunOutcome
 from fedsim.comparison.results import Results, VariantResult
@@ -36,12 +40,9 @@ from fedsim.comparison.text import (
 )
 from fedsim.comparison.worker import WARNING
 from fedsim.core.formatting import delta_text, duration_text, epsilon_text, metric_text
+from fedsim.report.drawing import inline_svg
 from fedsim.report.overview import Card
 from fedsim.runs.directory import RunDirectory
-
-if TYPE_CHECKING:
-    from fedsim.comparison.figures.picture import Picture
-
 
 _MAX_RUNS = 2000
 
@@ -242,11 +243,9 @@ def render_comparison(result: ComparisonResult) -> str:
 
 
 def _context(result: ComparisonResult) -> dict[str, Any]:
-    from fedsim.comparison.figures.picture import series_of
-
     results = result.results
     parts = results.by_unit
-    series = {name: one.number for part in parts for name, one in series_of(part).items()}
+    series = {name: one.number for part in parts for name, one in looks_of(part).items()}
     settings = (result.path / MARKER).read_text(encoding="utf-8")
     return {
         "name": results.name,
@@ -268,12 +267,7 @@ def _context(result: ComparisonResult) -> dict[str, Any]:
 
 def _unit(part: Results) -> dict[str, Any]:
     """Return the tables and the figures of one unit's variants; its name where there are two."""
-    from fedsim.comparison.figures import pictures_of
-    from fedsim.comparison.figures.clients import spend_sentence
-    from fedsim.comparison.figures.picture import series_of
-    from fedsim.comparison.figures.settings import against_settings
-
-    series = {name: one.number for name, one in series_of(part).items()}
+    series = {name: one.number for name, one in looks_of(part).items()}
     pictures = pictures_of(part)
     return {
         "name": part.groups[0].unit if part.has_sibling else None,
@@ -286,13 +280,11 @@ def _unit(part: Results) -> dict[str, Any]:
     }
 
 
-def _figure(one: "Picture") -> dict[str, Any]:
+def _figure(one: Picture) -> dict[str, Any]:
     """Return a figure of the page, with links to its files."""
-    from fedsim.comparison.figures import DIRECTORY
-
     return {
         "caption": one.caption,
-        "drawing": one.inline(),
+        "drawing": inline_svg(one.chart),
         "files": {kind: f"{DIRECTORY}/{one.name}.{kind}" for kind in ("svg", "csv")},
     }
 

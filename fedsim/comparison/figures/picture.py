@@ -1,56 +1,36 @@
-"""A figure: its numbers as a table, its axes, and one drawing for the page and for a file."""
+"""A figure of a comparison, a chart and its numbers as a table; the look of variants, and axes."""
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-
-import numpy as np
-from markupsafe import Markup
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.ticker import (
-    FixedLocator,
-    FuncFormatter,
-    MaxNLocator,
-    NullLocator,
-    PercentFormatter,
-)
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from fedsim.comparison.results import Results
+from fedsim.comparison.statistics import Estimate
 from fedsim.core.formatting import epsilon_text
 from fedsim.core.metrics import metric_entry
 from fedsim.core.text_formats import csv_text
-from fedsim.report.svg import Ink, inline_svg, standalone_svg, style
+from fedsim.report.chart import (
+    DASHES,
+    SERIES,
+    SYMBOLS,
+    Axis,
+    Chart,
+    Ink,
+    Point,
+    number_axis,
+    room_around,
+)
 
-WIDE_INCHES = (400 / 72, 270 / 72)  # little more than a phone: text must stay legible there
-
-_DASHES = ("-", (0, (5, 2)), (0, (1.5, 1.5)))
-_MARKERS = "os^Dv<>P"
-_MAX_LEGEND_COLUMN = 12  # lines of a legend
+_LEAST_APART = 0.12  # of the axis, between two marks at ε
 
 
 @dataclass(frozen=True)
-class Series:
-    """Colour, dashes and marker of a variant in all figures; its number from 1 on in the page."""
+class Look:
+    """Colour, dashes and symbol of a variant in all figures; its number from 1 on in the page."""
 
-    colour: str
-    dashes: object
-    marker: str
+    ink: Ink
+    dash: str
+    symbol: str
     number: int
-
-
-@dataclass
-class Tips:
-    """The tooltips of a figure, by the gid of their artist."""
-
-    texts: dict[str, str] = field(default_factory=dict)
-
-    def add(self, text: str) -> str:
-        """Add a tooltip and return the gid for its artist."""
-        gid = f"tip-{len(self.texts) + 1}"
-        self.texts[gid] = text
-        return gid
 
 
 @dataclass(frozen=True)
@@ -60,72 +40,30 @@ class Picture:
     Attributes:
         name: its name in the page and of its files, such as `rounds`.
         caption: the line above it.
-        label: description for screen readers.
-        inches: width and height.
+        chart: the drawing; its heading is what every reader of the file must know.
         columns: names of the columns of its CSV.
         rows: the numbers that are drawn; None is an empty cell.
-        paint: draws the numbers into axes.
-        warning: what every reader of the figure must know; also in the SVG file.
-        series: what the legend of the SVG file shows of each variant; empty: no legend.
     """
 
     name: str
     caption: str
-    label: str
-    inches: tuple[float, float]
+    chart: Chart
     columns: tuple[str, ...]
     rows: Sequence[Sequence[object]]
-    paint: Callable[[Axes, Tips], None]
-    series: Mapping[str, Series]
-    warning: str = ""
-
-    def inline(self) -> Markup:
-        """Return the drawing in the colours of the page, without a legend: the page has one."""
-        tips = Tips()
-        with style():
-            figure = Figure(figsize=self.inches, layout="constrained")
-            self.paint(figure.add_subplot(), tips)
-            return inline_svg(figure, name=self.name, label=self.label, tips=tips.texts)
-
-    def to_svg(self) -> str:
-        """Return the drawing as a file of its own: fixed colours, a legend, a white background."""
-        with style():
-            width, height = self.inches
-            lines = min(len(self.series), _MAX_LEGEND_COLUMN)
-            figure = Figure(figsize=(width, height + 0.22 * lines), layout="constrained")
-            self.paint(figure.add_subplot(), Tips())
-            self._add_legend(figure)
-            if self.warning:
-                figure.suptitle(self.warning, fontsize="small", color=Ink.MUTED, x=0.01, ha="left")
-            return standalone_svg(figure, title=f"{self.label}. {self.warning}".strip())
-
-    def _add_legend(self, figure: Figure) -> None:
-        handles = [
-            Line2D([], [], color=one.colour, ls=one.dashes, marker=one.marker, label=name)
-            for name, one in self.series.items()
-        ]
-        if handles:
-            figure.legend(
-                handles=handles,
-                loc="outside lower left",
-                ncols=-(-len(handles) // _MAX_LEGEND_COLUMN),
-                frameon=False,
-                labelcolor=Ink.TEXT,
-            )
 
     def to_csv(self) -> str:
         """Return the numbers as CSV."""
         return csv_text(self.columns, self.rows)
 
 
-def series_of(results: Results) -> dict[str, Series]:
+def looks_of(results: Results) -> dict[str, Look]:
     """Return a colour for each variant; beyond eight they differ in their dashes too."""
-    colours = Ink.SERIES
+    count = len(SERIES)
     return {
-        variant.name: Series(
-            colour=colours[index % len(colours)],
-            dashes=_DASHES[index // len(colours) % len(_DASHES)],
-            marker=_MARKERS[(index + index // len(colours)) % len(_MARKERS)],
+        variant.name: Look(
+            ink=SERIES[index % count],
+            dash=DASHES[index // count % len(DASHES)],
+            symbol=SYMBOLS[(index + index // count) % len(SYMBOLS)],
             number=index + 1,
         )
         for index, variant in enumerate(results.variants)
@@ -142,59 +80,52 @@ def figure_name(results: Results, name: str) -> str:
     return f"{name}-{results.groups[0].unit}" if results.has_sibling else name
 
 
-_MAX_CURVE_POINTS = 300
+def clipped(metric: str, value: float) -> float:
+    """Return the nearest value that a metric can have."""
+    least, most = metric_entry(metric).bounds
+    return min(max(value, least), most)
 
 
-def metric_axis(axes: Axes, metric: str, *, horizontal: bool = False) -> None:
-    """Label an axis of a metric; it does not go beyond the metric's bounds.
+def ends_of(metric: str, estimate: Estimate) -> Point | None:
+    """Return the ends of an interval, clipped to what the metric can be; None without one."""
+    if estimate.low is None or estimate.high is None:
+        return None
+    return clipped(metric, estimate.low), clipped(metric, estimate.high)
+
+
+def metric_axis(metric: str, values: Sequence[float], label: str, *, most: int = 6) -> Axis:
+    """Return the axis of a metric, which does not go beyond the metric's bounds.
 
     Args:
-        axes: the axes, with everything drawn.
         metric: the metric on it.
-        horizontal: whether it is the x axis.
+        values: all that is drawn.
+        label: what it is.
+        most: marks, less one.
     """
-    axis = axes.xaxis if horizontal else axes.yaxis
-    low, high = axes.get_xlim() if horizontal else axes.get_ylim()
-    entry = metric_entry(metric)
-    least, most = entry.bounds
+    low, high = room_around(values)
     margin = 0.02 * (high - low)  # a line on the bound stays whole
-    limits = max(low, least - margin), min(high, most + margin)
-    (axes.set_xlim if horizontal else axes.set_ylim)(*limits)
-    axis.set_major_locator(MaxNLocator(5 if horizontal else 6))
-    if entry.in_percent:
-        decimals = 1 if limits[1] - limits[0] < 0.04 else 0
-        axis.set_major_formatter(PercentFormatter(1.0, decimals=decimals))
+    ends = max(low, clipped(metric, low) - margin), min(high, clipped(metric, high) + margin)
+    percent = metric_entry(metric).in_percent
+    return number_axis(ends, label, percent=percent, grid=True, most=most)
 
 
-def epsilon_axis(axes: Axes, epsilons: Sequence[float], beyond: float | None = None) -> None:
-    """Make a logarithmic axis with readable numbers.
+def epsilon_axis(epsilons: Sequence[float], label: str, beyond: float | None = None) -> Axis:
+    """Return a logarithmic axis with few marks, at values of ε or at round numbers.
 
     Args:
-        axes: the axes.
         epsilons: the values of ε on it.
+        label: what it is.
         beyond: the place of clients without privacy; None: there are none.
     """
-    low, high = min(epsilons), max([*epsilons, beyond or 0.0])
-    axes.set_xscale("log")
-    axes.set_xlim(low / 1.35, high * 1.6)
-    ticks = sorted({float(epsilon_text(e)) for e in epsilons if e > 0})
-    if len(ticks) > 6:
-        ticks = [
-            step * 10.0**power
-            for power in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-            for step in (1, 2, 5)
-            if low / 1.3 <= step * 10.0**power <= max(epsilons) * 1.3
-        ]
-    names = {tick: f"{tick:g}" for tick in ticks}
+    ends = min(epsilons) / 1.35, 1.6 * max([*epsilons, beyond or 0.0])
+    axis = number_axis(ends, label, logarithmic=True)
+    marks = {value: text for value, text in axis.marks.items() if value <= 1.3 * max(epsilons)}
+    known = sorted({float(epsilon_text(epsilon)) for epsilon in epsilons})
+    if len(known) <= 6:
+        marks, last = {}, 0.0
+        for epsilon in known:
+            if not marks or axis.share(epsilon) - axis.share(last) > _LEAST_APART:
+                marks[epsilon], last = f"{epsilon:g}", epsilon
     if beyond is not None:
-        names[beyond] = "no privacy"
-    axes.xaxis.set_major_locator(FixedLocator(list(names)))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda tick, _: names.get(tick, "")))
-    axes.set_xlabel("ε of a run (its largest of any client)")
-
-
-def thin(length: int) -> np.ndarray:
-    """Return at most about `_MAX_CURVE_POINTS` indices, evenly spread, both ends among them."""
-    count = min(length, _MAX_CURVE_POINTS)
-    return np.unique(np.linspace(0, length - 1, count).round().astype(int))
+        marks[beyond] = "no privacy"
+    return Axis(*ends, marks, label, logarithmic=True)

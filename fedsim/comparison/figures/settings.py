@@ -11,19 +11,30 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from matplotlib.axes import Axes
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
-
 from fedsim.comparison.differences import SettingsTable, setting_text
-from fedsim.comparison.figures.picture import WIDE_INCHES, Picture, Tips, figure_name, metric_axis
+from fedsim.comparison.figures.picture import Picture, ends_of, figure_name, metric_axis
 from fedsim.comparison.results import Results, VariantResult
 from fedsim.comparison.statistics import CONFIDENCE
 from fedsim.comparison.text import guarantee_text, interval_text, metric_words
 from fedsim.comparison.variants import axis_labels
 from fedsim.core.formatting import epsilon_text, metric_text
-from fedsim.core.metrics import metric_entry
-from fedsim.report.line_plot import name_lines
-from fedsim.report.svg import Ink
+from fedsim.report.chart import (
+    SERIES,
+    Axis,
+    Chart,
+    Dots,
+    Ink,
+    Line,
+    Mark,
+    Note,
+    Point,
+    interval,
+    level,
+    names,
+    room_around,
+    shortened,
+    width_of,
+)
 
 _ON_OTHER_AXIS = ("privacy.target_epsilon",)  # ε itself: the figure against ε shows it
 _UNTOLD = ("given", "–")  # of a section, and of a key of a section that is null
@@ -172,11 +183,10 @@ def _sweep_of(
     )
 
 
-_MAX_LINES = len(Ink.SERIES)
-_MAX_TICKS = 9
+_MAX_MARKS = 9
 _MAX_NAME_CHARACTERS = 24
 _MAX_LEVELS = 2
-_SHARE_BEYOND = 0.08  # of the range of the metric, above and below
+_SHARE_BEYOND = 0.03  # of the range of the metric, below all intervals: for the ε of points
 _SHARE_APART = 0.012  # of the axis between two lines: intervals at one value stand side by side
 _LEAST_SPREAD = 0.1  # of the ε of a line, for the ε of each point to be written
 
@@ -189,52 +199,34 @@ def against_settings(results: Results) -> tuple[Picture, ...]:
     """
     sweeps = find_sweeps(results)
     labels = axis_labels([tuple(sweep.key.split(".")) for sweep in sweeps])
-    limits = _limits(results, sweeps)
+    shown = [one for sweep in sweeps for line in sweep.lines for _, one in line.points]
+    shown += [one for sweep in sweeps for one in _levels(results, sweep)]
+    y = _metric_axis(results.metric, shown)
     return tuple(
-        _picture(results, sweep, label, limits) for sweep, label in zip(sweeps, labels, strict=True)
+        _picture(results, sweep, label, y) for sweep, label in zip(sweeps, labels, strict=True)
     )
 
 
-def _limits(results: Results, sweeps: Sequence[Sweep]) -> tuple[float, float]:
-    """Return the ends of the metric's axis, the same in all figures."""
-    drawn = [one for sweep in sweeps for line in sweep.lines for _, one in line.points]
-    levels = [one for sweep in sweeps for one in _levels(results, sweep)]
-    means = [one.metrics[results.metric].mean for one in (*drawn, *levels)]
-    ends = [
-        end
-        for one in drawn
-        for end in (one.metrics[results.metric].low, one.metrics[results.metric].high)
-        if end is not None
-    ]
-    least, most = metric_entry(results.metric).bounds
-    known = [min(max(end, least), most) for end in (*means, *ends)] or [0.0, 1.0]
-    margin = _SHARE_BEYOND * (max(known) - min(known))
-    return min(known) - margin, max(known) + margin
+def _metric_axis(metric: str, shown: Sequence[VariantResult]) -> Axis:
+    """Return the axis of the metric, the same in all figures."""
+    estimates = [one.metrics[metric] for one in shown]
+    values = [end for one in estimates for end in (*(ends_of(metric, one) or ()), one.mean)]
+    below = [min(values) - _SHARE_BEYOND * (max(values) - min(values))] if values else []
+    return metric_axis(metric, [*values, *below], metric_words(metric))
 
 
-def _picture(results: Results, sweep: Sweep, label: str, limits: tuple[float, float]) -> Picture:
-    metric, lines = results.metric, sweep.lines[:_MAX_LINES]
-    levels = _levels(results, sweep)
-
-    def paint(axes: Axes, tips: Tips) -> None:
+def _picture(results: Results, sweep: Sweep, label: str, y: Axis) -> Picture:
+    metric, lines = results.metric, sweep.lines[: len(SERIES)]
+    x, marks, ends = _value_axis(sweep), list[Mark](), list[tuple[str, Point, Ink]]()
+    for index, line in enumerate(lines):
+        points = _points(sweep, line, metric, _SHARE_APART * (index - (len(lines) - 1) / 2))
+        marks += _line(points, sweep, line, results, SERIES[index])
+        ends.append((shortened(line.name, _MAX_NAME_CHARACTERS), points[-1], SERIES[index]))
+    for one in _levels(results, sweep):
+        marks += _level(one, metric)
+    if len(lines) == 1:
         ends = []
-        for index, line in enumerate(lines):
-            colour, shift = Ink.SERIES[index], _SHARE_APART * (index - (len(lines) - 1) / 2)
-            points = _points(sweep, line, metric, shift)
-            _draw_line(axes, points, sweep, metric, colour, tips, baseline=results.baseline)
-            ends.append((_short(line.name), points[-1][:2], colour))
-        for variant in levels:
-            _draw_level(axes, variant, metric, tips)
-        _value_axis(axes, sweep)
-        axes.set_xlabel(sweep.key)
-        axes.set_ylabel(metric_words(metric))
-        axes.set_ylim(limits)
-        metric_axis(axes, metric)
-        if len(lines) == 1:
-            _write_epsilons(axes, sweep, lines[0])
-        else:
-            name_lines(axes, ends)
-
+        marks += _epsilons(sweep, lines[0])
     words = "; ".join(
         f"{value_text(value)}: {interval_text(metric, one.metrics[metric])}"
         for line in lines
@@ -247,12 +239,15 @@ def _picture(results: Results, sweep: Sweep, label: str, limits: tuple[float, fl
     return Picture(
         name=figure_name(results, f"against-{re.sub(r'[^A-Za-z0-9_-]+', '-', label)}"),
         caption=f"{metric_words(metric).capitalize()} against {label}{intervals}{missing}",
-        label=f"{metric_words(metric)} against {sweep.key}{intervals}: {words}",
-        inches=WIDE_INCHES,
+        chart=Chart(
+            label=f"{metric_words(metric)} against {sweep.key}{intervals}: {words}",
+            x=x,
+            y=y,
+            marks=[*marks, *names(ends, y, Chart.height)],
+            aside=width_of(name for name, _, _ in ends),
+        ),
         columns=("key", "line", "value", "variant", "epsilon", "n", "mean", "low", "high"),
         rows=[row for line in sweep.lines for row in _rows(sweep, line, metric)],
-        paint=paint,
-        series={},  # lines have their names beside them
     )
 
 
@@ -278,106 +273,64 @@ def _levels(results: Results, sweep: Sweep) -> list[VariantResult]:
     return without if is_private and len(without) <= _MAX_LEVELS else []
 
 
-_Point = tuple[float, float, str, VariantResult]  # place, mean, value of the setting
+def _value_axis(sweep: Sweep) -> Axis:
+    """Return an axis with the values; values with equal ratios stand at equal distances."""
+    places, geometric = sweep.places(), sweep.is_geometric
+    ends = room_around(list(places.values()), logarithmic=geometric)
+    shown = list(places.items())[:: -(-len(places) // _MAX_MARKS)]
+    marks = {place: shortened(text, _MAX_NAME_CHARACTERS) for text, place in shown}
+    return Axis(*ends, marks, sweep.key, logarithmic=geometric)
 
 
-def _points(sweep: Sweep, line: SweepLine, metric: str, shift: float) -> list[_Point]:
+def _points(sweep: Sweep, line: SweepLine, metric: str, shift: float) -> list[Point]:
     """Return the points of a line, shifted to the right by a share of the axis."""
-    places = sweep.places()
+    places, found = sweep.places(), list[Point]()
     low, high = min(places.values()), max(places.values())
-    found: list[_Point] = []
     for value, variant in line.points:
-        text = value_text(value)
-        place = places[text]
-        if sweep.is_geometric:
-            place *= (high / low) ** shift
-        else:
-            place += (high - low) * shift
-        found.append((place, variant.metrics[metric].mean, text, variant))
+        place = places[value_text(value)]
+        place = (
+            place * (high / low) ** shift if sweep.is_geometric else place + (high - low) * shift
+        )
+        found.append((place, variant.metrics[metric].mean))
     return found
 
 
-def _draw_line(
-    axes: Axes,
-    points: Sequence[_Point],
-    sweep: Sweep,
-    metric: str,
-    colour: str,
-    tips: Tips,
-    *,
-    baseline: object,
-) -> None:
-    """Draw a line with its intervals, the baseline in a ring."""
-    least, most = metric_entry(metric).bounds
-    is_path = sweep.numbers is not None
-    xs, means = [point[0] for point in points], [point[1] for point in points]
-    axes.plot(xs, means, color=colour, ls="-" if is_path else "none")
-    for x, mean, text, variant in points:
-        one = variant.metrics[metric]
-        if one.low is not None and one.high is not None:
-            ends = max(one.low, least), min(one.high, most)
-            axes.plot([x, x], ends, color=colour, lw=1.4)
-            for end in ends:
-                axes.plot(x, end, marker="_", ms=7, color=colour)
-        if variant.name == baseline:
-            axes.plot(x, mean, marker="o", ms=12, mfc="none", mec=colour, mew=1.2)
+def _line(
+    points: Sequence[Point], sweep: Sweep, line: SweepLine, results: Results, ink: Ink
+) -> Iterator[Mark]:
+    """Yield a line with its intervals, the baseline in a ring."""
+    if sweep.numbers is not None:
+        yield Line(points, ink)
+    tips = []
+    for point, (value, variant) in zip(points, line.points, strict=True):
+        one = variant.metrics[results.metric]
+        ends = ends_of(results.metric, one)
+        if ends is not None:
+            yield from interval(point[0], ends, ink)
+        if variant.name == results.baseline:
+            yield Dots([point], ink, radius=6.0, hollow=True)
         guarantee = guarantee_text(variant) if variant.is_private else "no privacy"
-        tip = f"{sweep.key}: {text}: {interval_text(metric, one)}, {guarantee}"
-        axes.plot(x, mean, marker="o", ms=6, color=colour, gid=tips.add(tip))
+        words = f"{value_text(value)}: {interval_text(results.metric, one)}, {guarantee}"
+        tips.append(f"{sweep.key}: {words}")
+    yield Dots(points, ink, radius=3.0, tips=tips)
 
 
-def _draw_level(axes: Axes, variant: VariantResult, metric: str, tips: Tips) -> None:
-    mean = variant.metrics[metric].mean
-    gid = tips.add(f"{variant.name}: {interval_text(metric, variant.metrics[metric])}, no privacy")
-    axes.axhline(mean, color=Ink.MUTED, lw=1.2, ls=(0, (5, 3)), gid=gid)
-    axes.annotate(
-        f"{_short(variant.name)} {metric_text(metric, mean)}",
-        (1, mean),
-        xycoords=axes.get_yaxis_transform(),
-        xytext=(0, 2),
-        textcoords="offset points",
-        ha="right",
-        va="bottom",
-        color=Ink.MUTED,
-    )
+def _level(variant: VariantResult, metric: str) -> Iterator[Mark]:
+    mean, edge = variant.metrics[metric].mean, math.inf
+    tip = f"{variant.name}: {interval_text(metric, variant.metrics[metric])}, no privacy"
+    yield level(mean, width=1.2, tip=tip)
+    words = f"{shortened(variant.name, _MAX_NAME_CHARACTERS)} {metric_text(metric, mean)}"
+    yield Note(words, (edge, mean), (0, -8), "muted", "end")
 
 
-def _value_axis(axes: Axes, sweep: Sweep) -> None:
-    """Mark the values; values with equal ratios stand at equal distances."""
-    places = sweep.places()
-    if sweep.is_geometric:
-        axes.set_xscale("log")
-    axes.margins(x=0.08)
-    shown = list(places.items())
-    stride = -(-len(shown) // _MAX_TICKS)
-    names = {place: _short(text) for text, place in shown[::stride]}
-    axes.xaxis.set_major_locator(FixedLocator(list(names)))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda tick, _: names.get(tick, "")))
-
-
-def _write_epsilons(axes: Axes, sweep: Sweep, line: SweepLine) -> None:
-    """Write the ε of each point below the line, where the setting changes it."""
-    epsilons: Sequence[float | None] = [one.epsilon for _, one in line.points]
-    known = [epsilon for epsilon in epsilons if epsilon]
+def _epsilons(sweep: Sweep, line: SweepLine) -> Iterator[Note]:
+    """Yield the ε of each point below the line, where the setting changes it."""
+    known = [one.epsilon for _, one in line.points if one.epsilon]
     if len(known) < 2 or min(known) >= (1 - _LEAST_SPREAD) * max(known):
         return
-    places: Mapping[str, float] = sweep.places()
-    for (value, _), epsilon in zip(line.points, epsilons, strict=True):
-        if epsilon is None:
-            continue
-        axes.annotate(
-            f"ε {float(epsilon_text(epsilon)):.3g}",
-            (places[value_text(value)], 0),
-            xycoords=axes.get_xaxis_transform(),
-            xytext=(0, 4),
-            textcoords="offset points",
-            ha="center",
-            fontsize="x-small",
-            color=Ink.MUTED,
-        )
-
-
-def _short(name: str) -> str:
-    limit = _MAX_NAME_CHARACTERS
-    return name if len(name) <= limit else f"{name[: limit - 1]}…"
+    places = sweep.places()
+    for value, one in line.points:
+        if one.epsilon is not None:
+            words = f"ε {float(epsilon_text(one.epsilon)):.3g}"
+            place = (places[value_text(value)], -math.inf)
+            yield Note(words, place, (0, -8), "muted", "middle", 9.5)
