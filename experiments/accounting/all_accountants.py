@@ -34,7 +34,7 @@ def main(given: argparse.Namespace) -> None:
     }
     show(f"q = {given.sampling_rate}, z = {given.noise_multiplier}, delta = {given.delta}")
     show_table({"steps": counts, **lines})
-    plot = line_chart(lines, counts, title=schedule.text, x_label="steps", y_label="ε")
+    plot = line_chart(lines, counts, schedule.text, "steps", "ε")
     save_plot(given, "all_accountants", plot)
 
 

@@ -39,9 +39,7 @@ def main(given: argparse.Namespace) -> None:
             for bound in bounds
         }
         show_table({name: list(settings), **lines})
-        plot = line_chart(
-            lines, list(settings), title=f"δ = {given.delta:g}", x_label=name, y_label="ε"
-        )
+        plot = line_chart(lines, list(settings), f"δ = {given.delta:g}", name, "ε")
         save_plot(given, f"epsilon_against_{name}", plot)
 
 

@@ -30,7 +30,7 @@ def main(given: argparse.Namespace) -> None:
     lines = {"strong": table[:, 0].tolist(), "moments": table[:, 1].tolist()}
     show(f"q = {given.sampling_rate}, z = {given.noise_multiplier}, delta = {given.delta}")
     show_table({"epochs": epochs, **lines, "ratio": (table[:, 0] / table[:, 1]).tolist()})
-    plot = line_chart(lines, epochs, title=schedule.text, x_label="epochs", y_label="ε")
+    plot = line_chart(lines, epochs, schedule.text, "epochs", "ε")
     save_plot(given, "moments_vs_strong", plot)
 
 

@@ -48,9 +48,9 @@ def main(given: argparse.Namespace) -> None:
     plot = line_chart(
         {name: list(values) for name, values in curves.items() if name != "lower"},  # as bad
         orders,
-        title=f"{settings}, replace-one",
-        x_label="order",
-        y_label="RDP of one step",
+        f"{settings}, replace-one",
+        "order",
+        "RDP of one step",
     )
     save_plot(given, "subsampled_bounds", plot)
 

@@ -15,10 +15,9 @@ from urllib.parse import quote
 import jinja2
 
 import fedsim
-from fedsim.comparison.comparison_result import ComparisonResult
+from fedsim.comparison.comparison_result import FIGURES, ComparisonResult
 from fedsim.comparison.differences import shared_text
-from fedsim.comparison.figures import DIRECTORY
-from fedsim.comparison.figures.picture import Picture, looks_of
+from fedsim.comparison.figures import Picture
 from fedsim.comparison.figures.settings import against_settings
 from fedsim.comparison.figures.variants import pictures_of, spend_sentence
 from fedsim.comparison.jobs import MARKER
@@ -245,7 +244,7 @@ def render_comparison(result: ComparisonResult) -> str:
 def _context(result: ComparisonResult) -> dict[str, Any]:
     results = result.results
     parts = results.by_unit
-    series = {name: one.number for part in parts for name, one in looks_of(part).items()}
+    series = {name: number for part in parts for name, number in _numbers(part).items()}
     settings = (result.path / MARKER).read_text(encoding="utf-8")
     return {
         "name": results.name,
@@ -267,7 +266,7 @@ def _context(result: ComparisonResult) -> dict[str, Any]:
 
 def _unit(part: Results) -> dict[str, Any]:
     """Return the tables and the figures of one unit's variants; its name where there are two."""
-    series = {name: one.number for name, one in looks_of(part).items()}
+    series = _numbers(part)
     pictures = pictures_of(part)
     return {
         "name": part.groups[0].unit if part.has_sibling else None,
@@ -280,12 +279,17 @@ def _unit(part: Results) -> dict[str, Any]:
     }
 
 
+def _numbers(part: Results) -> dict[str, int]:
+    """Return the number of each variant's colour, from 1 on."""
+    return {one.name: number for number, one in enumerate(part.variants, start=1)}
+
+
 def _figure(one: Picture) -> dict[str, Any]:
     """Return a figure of the page, with links to its files."""
     return {
         "caption": one.caption,
         "drawing": inline_svg(one.chart),
-        "files": {kind: f"{DIRECTORY}/{one.name}.{kind}" for kind in ("svg", "csv")},
+        "files": {kind: f"{FIGURES}/{one.name}.{kind}" for kind in ("svg", "csv")},
     }
 
 

@@ -5,7 +5,7 @@ A figure is a function that returns a chart; `fedsim.report.drawing` draws every
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
 Ink = str  # a CSS variable of the page: text, muted, line, accent, bar, or one of SERIES
@@ -212,10 +212,9 @@ class Tip:
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A line of a legend."""
+class Look:
+    """How a legend shows what has a name."""
 
-    name: str
     ink: Ink
     dash: str = ""
     symbol: str = ""
@@ -234,7 +233,7 @@ class Chart:
         height: between the axes, in pixels.
         top: pixels above.
         right: pixels right of the last value, over which rules go on.
-        aside: pixels right of them, for names.
+        names: of lines, each with the last point and the ink of its line.
         tips: tooltips near a point, ascending along the axis.
         across: whether each tooltip covers a row of the drawing instead of a column.
         heading: lines above the chart, in a file.
@@ -249,16 +248,21 @@ class Chart:
     height: float = 224.0
     top: float = 8.0
     right: float = EDGE
-    aside: float = 0.0
+    names: Sequence[tuple[str, Point, Ink]] = ()
     tips: Sequence[Tip] = ()
     across: bool = False
     heading: str = ""
-    legend: Sequence[Entry] = ()
+    legend: Mapping[str, Look] = field(default_factory=dict)
 
     @property
     def total_height(self) -> float:
         """Of the whole drawing, in pixels."""
         return self.top + self.height + self.x.height
+
+    @property
+    def aside(self) -> float:
+        """Pixels right of the rules, for names."""
+        return width_of(name for name, _, _ in self.names) + 9 if self.names else 0.0
 
 
 def level(value: float, ink: Ink = "muted", width: float = 1.1, tip: str = "") -> Line:
@@ -275,38 +279,3 @@ def interval(place: float, ends: Point, ink: Ink, *, across: bool = False) -> li
     """Return a line between two ends at a place, with caps; a horizontal one if `across`."""
     points = [(end, place) if across else (place, end) for end in ends]
     return [Line(points, ink, 1.6), Dots(points, ink, "|" if across else "_", 4.0)]
-
-
-def names(ends: Sequence[tuple[str, Point, Ink]], axis: Axis, height: float) -> list[Note]:
-    """Return the name of each line beside its last point, one above the other.
-
-    Args:
-        ends: of each line its name, its last point and its ink.
-        axis: the axis on the left.
-        height: of the chart between its axes.
-    """
-    ordered = sorted(ends, key=lambda end: axis.share(end[1][1]))
-    heights = [height * axis.share(point[1]) for _, point, _ in ordered]
-    return [
-        Note(name, point, (9, old - new), ink)
-        for (name, point, ink), old, new in zip(ordered, heights, _apart(heights), strict=True)
-    ]
-
-
-def _apart(heights: Sequence[float]) -> list[float]:
-    """Return ascending places at least `LINE_PIXELS` apart, moved as little as groups allow."""
-    groups: list[tuple[float, int]] = []  # centre and number of names that stand together
-    for height in heights:
-        groups.append((height, 1))
-        while len(groups) > 1 and _overlap(groups[-2], groups[-1]):
-            (low, few), (high, more) = groups[-2:]
-            groups[-2:] = [((low * few + high * more) / (few + more), few + more)]
-    return [
-        centre + LINE_PIXELS * (index - (count - 1) / 2)
-        for centre, count in groups
-        for index in range(count)
-    ]
-
-
-def _overlap(one: tuple[float, int], other: tuple[float, int]) -> bool:
-    return other[0] - one[0] < LINE_PIXELS * (one[1] + other[1]) / 2

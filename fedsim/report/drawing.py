@@ -14,7 +14,19 @@ from typing import Any
 from markupsafe import Markup, escape
 
 from fedsim.core.errors import InputError
-from fedsim.report.chart import EDGE, LINE_PIXELS, Area, Chart, Dots, Ink, Line, Mark, Note, Point
+from fedsim.report.chart import (
+    EDGE,
+    LINE_PIXELS,
+    SERIES,
+    Area,
+    Chart,
+    Dots,
+    Ink,
+    Line,
+    Mark,
+    Note,
+    Point,
+)
 
 _SMALL_PIXELS = 11.0
 _CORNERS = {  # of each symbol, in radii; "o" is a circle
@@ -48,6 +60,7 @@ class _Layout:
                 yield replace(mark, point=(x + right, y + down))
             else:
                 yield replace(mark, points=[self._place(point) for point in mark.points])
+        yield from self._names()
 
     def strips(self) -> Iterator[tuple[Point, Point, str]]:
         """Yield strips, each the nearest to a point: a corner, the size, and the tooltip."""
@@ -87,6 +100,14 @@ class _Layout:
         place = ((self._left + self._right) / 2, self._chart.total_height - 8)
         yield Note(axis.label, place, ink="muted", anchor="middle")
 
+    def _names(self) -> Iterator[Note]:
+        """Yield the names beside the last points of lines, one above the other."""
+        places = [(self._place(point), name, ink) for name, point, ink in self._chart.names]
+        places.sort(key=lambda one: one[0][1])
+        heights = _apart([y for (_, y), _, _ in places])
+        for ((x, _), name, ink), y in zip(places, heights, strict=True):
+            yield Note(name, (x + 9, y), ink=ink)
+
     def _place(self, point: Point) -> Point:
         """Return the place of a point; an infinite coordinate is an edge."""
         (x, y), across, up = point, self._chart.x, self._chart.y
@@ -99,6 +120,25 @@ class _Layout:
         return place, self._bottom + up.share(y) * (self._top - self._bottom)
 
 
+def _apart(heights: Sequence[float]) -> list[float]:
+    """Return ascending places at least `LINE_PIXELS` apart, moved as little as groups allow."""
+    groups: list[tuple[float, int]] = []  # centre and number of names that stand together
+    for height in heights:
+        groups.append((height, 1))
+        while len(groups) > 1 and _overlap(groups[-2], groups[-1]):
+            (low, few), (high, more) = groups[-2:]
+            groups[-2:] = [((low * few + high * more) / (few + more), few + more)]
+    return [
+        centre + LINE_PIXELS * (index - (count - 1) / 2)
+        for centre, count in groups
+        for index in range(count)
+    ]
+
+
+def _overlap(one: tuple[float, int], other: tuple[float, int]) -> bool:
+    return other[0] - one[0] < LINE_PIXELS * (one[1] + other[1]) / 2
+
+
 def _rule(start: Point, end: Point) -> Line:
     return Line([start, end], "line", 0.8)
 
@@ -107,7 +147,10 @@ def _runs(points: Sequence[Point]) -> list[list[Point]]:
     """Return a list for each run of points without a gap."""
     runs: list[list[Point]] = [[]]
     for point in points:
-        runs.append([]) if math.isnan(point[1]) else runs[-1].append(point)
+        if math.isnan(point[1]):
+            runs.append([])
+        else:
+            runs[-1].append(point)
     return [run for run in runs if run]
 
 
@@ -173,24 +216,17 @@ def _text(note: Note, colour: str) -> str:
     return f'<text {place} style="{style}"{turn}>{escape(note.words)}</text>'
 
 
+_SERIES = "#1d5bb8 #b35300 #1a7046 #8a3fb0 #b3261e #0a6f7d #74502f #59616b"
 _PAPER = {  # of the light page (style.html.jinja and comparison.html.jinja), for files
     "text": "#1b1f24",
     "muted": "#5a626c",
     "line": "#e2e3e0",
     "accent": "#1d5bb8",
     "bar": "#c3d3ec",
-    "series-1": "#1d5bb8",
-    "series-2": "#b35300",
-    "series-3": "#1a7046",
-    "series-4": "#8a3fb0",
-    "series-5": "#b3261e",
-    "series-6": "#0a6f7d",
-    "series-7": "#74502f",
-    "series-8": "#59616b",
+    **dict(zip(SERIES, _SERIES.split(), strict=True)),
 }
 _FONT = "DejaVu Sans"
 _MAX_LEGEND_ROWS = 12
-_SUFFIXES = (".svg", ".png", ".pdf")
 _DPI = 200
 
 
@@ -200,9 +236,8 @@ def check_chart_path(path: Path) -> Path:
     Raises:
         InputError: it has no suffix of a kind of chart.
     """
-    if path.suffix not in _SUFFIXES:
-        known = f"{', '.join(_SUFFIXES[:-1])} or {_SUFFIXES[-1]}"
-        raise InputError(f"a plot is a {known} file, got {path.name!r}")
+    if path.suffix not in (".svg", ".png", ".pdf"):
+        raise InputError(f"a plot is a .svg, .png or .pdf file, got {path.name!r}")
     return path
 
 
@@ -255,13 +290,13 @@ def _with_words(chart: Chart) -> Iterator[Mark]:
         yield Note(words, (8, top + LINE_PIXELS * (row + 0.7)))
     yield from _Layout(chart).placed()
     column = chart.width / max(1, -(-len(chart.legend) // _MAX_LEGEND_ROWS))
-    for number, entry in enumerate(chart.legend):
+    for number, (name, look) in enumerate(chart.legend.items()):
         x = 8 + column * (number // _MAX_LEGEND_ROWS)
         y = chart.total_height + LINE_PIXELS * (number % _MAX_LEGEND_ROWS + 0.4)
-        yield Line([(x, y), (x + 24, y)], entry.ink, dash=entry.dash)
-        if entry.symbol:
-            yield Dots([(x + 12, y)], entry.ink, entry.symbol, 3.0)
-        yield Note(entry.name, (x + 32, y))
+        yield Line([(x, y), (x + 24, y)], look.ink, dash=look.dash)
+        if look.symbol:
+            yield Dots([(x + 12, y)], look.ink, look.symbol, 3.0)
+        yield Note(name, (x + 32, y))
 
 
 def _write_image(chart: Chart, path: Path) -> None:

@@ -18,13 +18,12 @@ from fedsim.report.chart import (
     Axis,
     Chart,
     Dots,
+    Ink,
     Line,
     Mark,
     Note,
     Point,
     Tip,
-    level,
-    names,
     number_axis,
     number_text,
     powers,
@@ -41,9 +40,10 @@ if TYPE_CHECKING:
     from fedsim.planning.bounds import BoundCurve
     from fedsim.planning.projection import Plan
 
-_CURVE_PIXELS = 310  # at 72 to the inch, about as wide as a phone: text keeps its size there
+_CURVE_PIXELS = (310, 175)  # at 72 to the inch, about as wide as a phone: text keeps its size there
 _PROFILE_PIXELS = (330, 189)
-_BAR_HEIGHT_PIXELS = 21
+_BARS_PIXELS, _BAR_HEIGHT_PIXELS = 400, 21
+_RANKS_PIXELS = (400, 190)
 _MIN_DELTA = 1e-300
 _RATES = {1e-4: "0.01%", 1e-3: "0.1%", 1e-2: "1%", 1e-1: "10%", 1.0: "100%"}
 _MAX_TIPS = 100
@@ -113,30 +113,22 @@ class Curve:
         finite = [(place, value) for place, value in points if math.isfinite(value)]
         if not finite:
             return None
-        last = self.text(finite[-1][1])
-        marks: list[Mark] = [Line(points), Dots([finite[-1]])]
+        (end, value), last = finite[-1], self.text(finite[-1][1])
+        marks: list[Mark] = [Line(points), Dots([(end, value)])]
+        # A target line runs through the label of a spend that reached it: write below the line.
+        marks.append(Note(last, (end, value), (6, 0 if self.target is None else 9), bold=True))
         if self.target is not None:
             marks = [*target(self.target, self.target_text or f"target {self.target:g}"), *marks]
-        # A target line runs through the label of a spend that reached it: write below the line.
-        down = 0 if self.target is None else 9
-        marks.append(Note(last, finite[-1], (6, down), bold=True))
         tips = [Tip(x, y, f"{self.over.text(x)}: {self.text(y)}") for x, y in finite]
         ends = tips[-1].text if len(tips) == 1 else f"from {tips[0].text} to {tips[-1].text}"
-        return Chart(
-            label=f"{self.label} over {self.over.label}, {ends}",
-            x=self.over.axis(),
-            y=self._axis([value for _, value in finite]),
-            marks=marks,
-            width=_CURVE_PIXELS,
-            height=175,
-            top=12,
-            right=14 + width_of([last]),
-            tips=tips,
-        )
+        label, y = f"{self.label} over {self.over.label}, {ends}", self._axis(finite)
+        room = {"top": 12, "right": 14 + width_of([last])}
+        return Chart(label, self.over.axis(), y, marks, *_CURVE_PIXELS, **room, tips=tips)
 
-    def _axis(self, values: Sequence[float]) -> Axis:
+    def _axis(self, points: Sequence[Point]) -> Axis:
         aim = [] if self.target is None else [self.target]
-        low, high = room_around([*values, *aim], logarithmic=self.logarithmic)
+        values = [*(value for _, value in points), *aim]
+        low, high = room_around(values, logarithmic=self.logarithmic)
         if self.from_zero:
             low, high = 0.0, max([high, *(1.15 * target for target in aim)])
         ends = low, min(high, 1.0) if self.percent else high
@@ -203,17 +195,11 @@ def _bars(spends: Sequence[Spend], label: str) -> Chart:
         words, place = f"target {shared:g}", (shared, math.inf)
         marks.append(Note(words, place, (0, -9), "muted", "middle"))
     clients = {float(row): str(spend.client) for row, spend in enumerate(spends)}
-    return Chart(
-        label=label,
-        x=number_axis((0.0, longest), "ε"),
-        y=Axis(len(spends) - 0.5, -0.5, clients, "client"),
-        marks=marks,
-        height=len(spends) * _BAR_HEIGHT_PIXELS,
-        top=22,
-        right=14 + width_of(texts),
-        tips=[Tip(0, row, spend.text) for row, spend in enumerate(spends)],
-        across=True,
-    )
+    y = Axis(len(spends) - 0.5, -0.5, clients, "client")
+    tips = [Tip(0, row, spend.text) for row, spend in enumerate(spends)]
+    x, size = number_axis((0.0, longest), "ε"), (_BARS_PIXELS, len(spends) * _BAR_HEIGHT_PIXELS)
+    right = 14 + width_of(texts)
+    return Chart(label, x, y, marks, *size, top=22, right=right, tips=tips, across=True)
 
 
 def _ranked(spends: Sequence[Spend], label: str) -> Chart:
@@ -231,19 +217,12 @@ def _ranked(spends: Sequence[Spend], label: str) -> Chart:
         marks += target(shared, f"target {shared:g}")
     places = {value: number_text(value) for value in ticks(1, count, whole=True)}
     below = "clients, by falling ε" + (f" ({hidden} with infinite ε)" if hidden else "")
-    return Chart(
-        label=label,
-        x=Axis(0.5, count + 0.5, places, below),
-        y=number_axis((0.0, high), "ε", grid=True),
-        marks=marks,
-        height=190,
-        top=12,
-        right=12,
-        tips=[
-            Tip(rank, value, f"{rank:,} of {count:,}: {falling[rank - hidden - 1].text}")
-            for rank, value in shown[:: max(1, len(shown) // _MAX_TIPS)]
-        ],
-    )
+    x, y = Axis(0.5, count + 0.5, places, below), number_axis((0.0, high), "ε", grid=True)
+    tips = [
+        Tip(rank, value, f"{rank:,} of {count:,}: {falling[rank - hidden - 1].text}")
+        for rank, value in shown[:: max(1, len(shown) // _MAX_TIPS)]
+    ]
+    return Chart(label, x, y, marks, *_RANKS_PIXELS, top=12, right=12, tips=tips)
 
 
 def profile_chart(profile: Profile) -> Chart:
@@ -259,21 +238,14 @@ def profile_chart(profile: Profile) -> Chart:
         marks.append(Dots([pair]))
         for line, text in enumerate(words):
             marks.append(Note(text, pair, (-8, 12 + 14 * line), anchor="end", bold=True))
-    decades = {delta: _power(delta) for delta in powers(low, high)}
-    width, height = _PROFILE_PIXELS
-    return Chart(
-        label=f"δ as a function of ε for client {profile.client}; {words[1]} at {words[0]}",
-        x=number_axis((0.0, max(epsilons) or 1.0), "ε"),
-        y=Axis(low, high, decades, "δ", logarithmic=True, grid=True),
-        marks=marks,
-        width=width,
-        height=height,
-        right=14,
-        tips=[
-            Tip(epsilon, delta, f"ε = {epsilon_text(epsilon)}: δ ≤ {delta_text(delta)}")
-            for epsilon, delta in points[:: max(1, len(points) // 40)]
-        ],
-    )
+    x, decades = number_axis((0.0, max(epsilons) or 1.0), "ε"), powers(low, high)
+    y = Axis(low, high, {one: _power(one) for one in decades}, "δ", logarithmic=True, grid=True)
+    tips = [
+        Tip(epsilon, delta, f"ε = {epsilon_text(epsilon)}: δ ≤ {delta_text(delta)}")
+        for epsilon, delta in points[:: max(1, len(points) // 40)]
+    ]
+    label = f"δ as a function of ε for client {profile.client}; {words[1]} at {words[0]}"
+    return Chart(label, x, y, marks, *_PROFILE_PIXELS, right=14, tips=tips)
 
 
 def attack_chart(attack: AttackBound) -> Chart:
@@ -282,25 +254,17 @@ def attack_chart(attack: AttackBound) -> Chart:
     guesses, at_most = list(zip(rates, rates, strict=True)), list(zip(rates, bounds, strict=True))
     shown = {rate: text for rate, text in _RATES.items() if rate >= rates[0]}
     fifths = {step / 5: f"{20 * step}%" for step in range(6)}
-    width, height = _PROFILE_PIXELS
-    return Chart(
-        label="Bound on the true-positive rate of any attack, over its false-positive rate",
-        x=Axis(rates[0], 1.0, shown, "false-positive rate", logarithmic=True),
-        y=Axis(0.0, 1.02, fifths, "true-positive rate, at most", grid=True),
-        marks=[
-            Area([*at_most, *reversed(guesses)]),
-            Line(at_most),
-            Line(guesses, "muted", 1.1, "4 3"),
-            Note("guessing", (0.14, 0.14), (6, 8), "muted"),
-        ],
-        width=width,
-        height=height,
-        right=18,
-        tips=[
-            Tip(rate, bound, f"FPR {100 * rate:.2g}%: TPR at most {percent_text(bound)}")
-            for rate, bound in at_most
-        ],
-    )
+    x = Axis(rates[0], 1.0, shown, "false-positive rate", logarithmic=True)
+    y = Axis(0.0, 1.02, fifths, "true-positive rate, at most", grid=True)
+    marks: list[Mark] = [Area([*at_most, *reversed(guesses)]), Line(at_most)]
+    marks.append(Line(guesses, "muted", 1.1, "4 3"))
+    marks.append(Note("guessing", (0.14, 0.14), (6, 8), "muted"))
+    tips = [
+        Tip(rate, bound, f"FPR {100 * rate:.2g}%: TPR at most {percent_text(bound)}")
+        for rate, bound in at_most
+    ]
+    label = "Bound on the true-positive rate of any attack, over its false-positive rate"
+    return Chart(label, x, y, marks, *_PROFILE_PIXELS, right=18, tips=tips)
 
 
 def _power(value: float) -> str:
@@ -318,10 +282,10 @@ _MAX_DOTS = 60  # points beyond which a line has none
 def line_chart(
     lines: Mapping[str, Sequence[float | None]],
     xs: Sequence[float],
-    *,
     title: str,
     x_label: str,
     y_label: str,
+    *,
     log_x: bool = True,
     dotted: Sequence[float] | None = None,
 ) -> Chart:
@@ -337,31 +301,21 @@ def line_chart(
         log_x: whether equal distances are equal ratios of `xs`.
         dotted: places among `xs` with a dot; None: all.
     """
-    marks, ends, values = list[Mark](), list[tuple[str, Point, str]](), list[float]()
+    marks, ends, values = list[Mark](), list[tuple[str, Point, Ink]](), list[float]()
+    places = set(xs if dotted is None else dotted)
     for index, (name, line) in enumerate(lines.items()):
-        pairs = zip(xs, line, strict=True)
+        pairs, ink = zip(xs, line, strict=True), SERIES[index % len(SERIES)]
         points = [(x, y) for x, y in pairs if y is not None and math.isfinite(y) and y > 0]
-        if not points:
-            continue
-        ink, places = SERIES[index % len(SERIES)], xs if dotted is None else dotted
-        dots = [point for point in points if point[0] in places]
-        marks.append(Line(points, ink))
-        if len(dots) <= _MAX_DOTS:
-            marks.append(Dots(dots, ink))
-        ends.append((name, points[-1], ink))
-        values += [y for _, y in points]
-    width, height = _LINES_PIXELS
-    y = number_axis(room_around(values, logarithmic=True), y_label, logarithmic=True, grid=True)
-    return Chart(
-        label=f"{y_label} against {x_label}: {' '.join(title.split())}",
-        x=number_axis(room_around(xs, logarithmic=log_x), x_label, logarithmic=log_x),
-        y=y,
-        marks=[*marks, *names(ends, y, height)],
-        width=width,
-        height=height,
-        aside=width_of(name for name, _, _ in ends),
-        heading=title,
-    )
+        if points:
+            dots = [point for point in points if point[0] in places]
+            marks += [Line(points, ink), Dots(dots if len(dots) <= _MAX_DOTS else (), ink)]
+            ends.append((name, points[-1], ink))
+            values += [y for _, y in points]
+    x = number_axis(room_around(xs, logarithmic=log_x), x_label, logarithmic=log_x)
+    ends_y = room_around(values or [1.0], logarithmic=True)
+    y = number_axis(ends_y, y_label, logarithmic=True, grid=True)
+    label = f"{y_label} against {x_label}: {' '.join(title.split())}"
+    return Chart(label, x, y, marks, *_LINES_PIXELS, names=ends, heading=title)
 
 
 def bounds_chart(
@@ -381,15 +335,9 @@ def bounds_chart(
         if last is not None
     }
     settings = f"{whose}: {curve.schedule.text}" if whose else curve.schedule.text
-    return line_chart(
-        lines,
-        steps,
-        title=f"{settings}\nbeside each line: ε after {count_text(steps[-1], 'step')}",
-        x_label="steps",
-        y_label="ε",
-        log_x=steps[-1] >= 10 * steps[0],
-        dotted=dotted,
-    )
+    title = f"{settings}\nbeside each line: ε after {count_text(steps[-1], 'step')}"
+    log_x = steps[-1] >= 10 * steps[0]
+    return line_chart(lines, steps, title, "steps", "ε", log_x=log_x, dotted=dotted)
 
 
 def plan_chart(plan: "Plan") -> Chart:
@@ -398,19 +346,11 @@ def plan_chart(plan: "Plan") -> Chart:
         [(0.0, 0.0), *((float(n), value) for n, value in client.curve if math.isfinite(value))]
         for client in plan.clients
     ]
-    points = [point for curve in curves for point in curve]
-    aim = plan.target_epsilon
+    points, aim = [point for curve in curves for point in curve], plan.target_epsilon
     marks: list[Mark] = [Line(curve, width=1.2, opacity=0.5) for curve in curves]
-    marks += [] if aim is None else [level(aim), Note("target", (0.0, aim), (4, -8), "muted")]
-    _, high = room_around([value for _, value in [*points, (0.0, aim or 0.0)]])
-    width, height = _PLAN_PIXELS
-    rounds = (0.0, max(place for place, _ in points))
-    return Chart(
-        label=f"Planned ε of each client at δ = {plan.delta:g}",
-        x=number_axis(rounds, "rounds that the client took part in", whole=True),
-        y=number_axis((0.0, high), f"ε at δ = {plan.delta:g}", grid=True),
-        marks=marks,
-        width=width,
-        height=height,
-        right=18,
-    )
+    marks += [] if aim is None else target(aim, "target")
+    _, high = room_around([0.0, aim or 0.0, *(value for _, value in points)])
+    rounds, delta = (0.0, max((place for place, _ in points), default=1.0)), f"δ = {plan.delta:g}"
+    x = number_axis(rounds, "rounds that the client took part in", whole=True)
+    y = number_axis((0.0, high), f"ε at {delta}", grid=True)
+    return Chart(f"Planned ε of each client at {delta}", x, y, marks, *_PLAN_PIXELS, right=18)

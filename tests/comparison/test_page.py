@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from fedsim.comparison.comparison_result import ComparisonResult
-from fedsim.comparison.figures.picture import looks_of
+from fedsim.comparison.figures import looks_of
 from fedsim.comparison.figures.variants import fairness, tradeoff
 from fedsim.comparison.page import render_comparison
 from fedsim.comparison.statistics import t_interval

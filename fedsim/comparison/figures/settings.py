@@ -12,7 +12,15 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from fedsim.comparison.differences import SettingsTable, setting_text
-from fedsim.comparison.figures.picture import Picture, ends_of, figure_name, metric_axis
+from fedsim.comparison.figures import (
+    ESTIMATE,
+    Picture,
+    estimate,
+    figure_name,
+    metric_axis,
+    numbers_of,
+    values_of,
+)
 from fedsim.comparison.results import Results, VariantResult
 from fedsim.comparison.statistics import CONFIDENCE
 from fedsim.comparison.text import guarantee_text, interval_text, metric_words
@@ -25,15 +33,13 @@ from fedsim.report.chart import (
     Dots,
     Ink,
     Line,
+    Look,
     Mark,
     Note,
     Point,
-    interval,
     level,
-    names,
     room_around,
     shortened,
-    width_of,
 )
 
 _ON_OTHER_AXIS = ("privacy.target_epsilon",)  # ε itself: the figure against ε shows it
@@ -48,11 +54,11 @@ class SweepLine:
 
     Attributes:
         name: the other settings, where they differ from those of another line; else "".
-        points: pairs (value of the setting, variant), in the order of the values.
+        points: pairs (text of the setting's value, variant), in the order of the values.
     """
 
     name: str
-    points: tuple[tuple[object, VariantResult], ...]
+    points: tuple[tuple[str, VariantResult], ...]
 
 
 @dataclass(frozen=True)
@@ -61,32 +67,21 @@ class Sweep:
 
     Attributes:
         key: the setting, such as `local.optimizer.lr`.
-        values: all values on the lines: ascending numbers, or others in the order of the variants.
+        places: the place on the axis of each value on the lines, by its text: ascending numbers, or
+            0, 1, 2, ... in the order of the variants.
+        is_numeric: whether the values are numbers.
         lines: at least one.
     """
 
     key: str
-    values: tuple[object, ...]
+    places: Mapping[str, float]
+    is_numeric: bool
     lines: tuple[SweepLine, ...]
-
-    @property
-    def numbers(self) -> tuple[float, ...] | None:
-        """The values as numbers; None where one is no number."""
-        found = [number_of(value) for value in self.values]
-        return None if None in found else tuple(one for one in found if one is not None)
 
     @property
     def is_geometric(self) -> bool:
         """Whether the ratios of the values are more alike than their differences."""
-        numbers = self.numbers
-        return numbers is not None and is_geometric(numbers)
-
-    def places(self) -> dict[str, float]:
-        """Return the place of each value on the axis, by its text."""
-        numbers = self.numbers
-        if numbers is None:
-            numbers = tuple(map(float, range(len(self.values))))
-        return {value_text(value): place for value, place in zip(self.values, numbers, strict=True)}
+        return self.is_numeric and is_geometric(list(self.places.values()))
 
 
 def find_sweeps(results: Results) -> tuple[Sweep, ...]:
@@ -153,30 +148,30 @@ def _sweep_of(
 ) -> Iterator[Sweep]:
     """Yield the sweep of a key, if there is one."""
     others = [other for other in table.keys if other != key]
-    groups: dict[tuple[str, ...], dict[str, tuple[object, VariantResult]]] = {}
+    groups: dict[tuple[str, ...], dict[str, VariantResult]] = {}
+    numbers: dict[str, float | None] = {}
     for name, variant in variants.items():
-        if key not in table.values[name]:
-            continue
-        value = table.values[name][key]
-        rest = tuple(_text(table, name, other) for other in others)
-        groups.setdefault(rest, {}).setdefault(value_text(value), (value, variant))
-    lines = {rest: list(points.values()) for rest, points in groups.items() if len(points) > 1}
-    values = list({value_text(v): v for points in lines.values() for v, _ in points}.values())
-    if not lines:
+        if key in table.values[name]:
+            value = table.values[name][key]
+            rest = tuple(_text(table, name, other) for other in others)
+            groups.setdefault(rest, {}).setdefault(value_text(value), variant)
+            numbers[value_text(value)] = number_of(value)
+    lines = {rest: points for rest, points in groups.items() if len(points) > 1}
+    texts = list(dict.fromkeys(text for points in lines.values() for text in points))
+    known = sorted((number, text) for text in texts if (number := numbers[text]) is not None)
+    is_numeric = len(known) == len(texts)
+    if not lines or not (is_numeric or len(texts) >= _LEAST_CATEGORIES):
         return
-    if all(number_of(value) is not None for value in values):
-        values.sort(key=lambda value: number_of(value) or 0.0)
-    elif len(values) < _LEAST_CATEGORIES:
-        return
-    order = [value_text(value) for value in values]
+    places = {text: float(place) for place, text in (known if is_numeric else enumerate(texts))}
     differing = [i for i in range(len(others)) if len({rest[i] for rest in lines}) > 1]
     yield Sweep(
         key,
-        tuple(values),
+        places,
+        is_numeric,
         tuple(
             SweepLine(
                 ", ".join(_words(others[i], rest[i]) for i in differing if rest[i] not in _UNTOLD),
-                tuple(sorted(points, key=lambda point: order.index(value_text(point[0])))),
+                tuple((text, points[text]) for text in places if text in points),
             )
             for rest, points in lines.items()
         ),
@@ -184,9 +179,9 @@ def _sweep_of(
 
 
 _MAX_MARKS = 9
-_MAX_NAME_CHARACTERS = 24
+_MAX_CHARACTERS = 24  # of a name
 _MAX_LEVELS = 2
-_SHARE_BEYOND = 0.03  # of the range of the metric, below all intervals: for the ε of points
+_SHARE_BELOW = 0.03  # of the range of the metric, below all intervals: for the ε of points
 _SHARE_APART = 0.012  # of the axis between two lines: intervals at one value stand side by side
 _LEAST_SPREAD = 0.1  # of the ε of a line, for the ε of each point to be written
 
@@ -197,67 +192,48 @@ def against_settings(results: Results) -> tuple[Picture, ...]:
     Args:
         results: the variants of one unit.
     """
-    sweeps = find_sweeps(results)
+    metric, sweeps = results.metric, find_sweeps(results)
     labels = axis_labels([tuple(sweep.key.split(".")) for sweep in sweeps])
     shown = [one for sweep in sweeps for line in sweep.lines for _, one in line.points]
     shown += [one for sweep in sweeps for one in _levels(results, sweep)]
-    y = _metric_axis(results.metric, shown)
+    values = values_of(metric, shown) or [0.0]
+    below = min(values) - _SHARE_BELOW * (max(values) - min(values))
+    y = metric_axis(metric, [below, *values], metric_words(metric))
     return tuple(
         _picture(results, sweep, label, y) for sweep, label in zip(sweeps, labels, strict=True)
     )
 
 
-def _metric_axis(metric: str, shown: Sequence[VariantResult]) -> Axis:
-    """Return the axis of the metric, the same in all figures."""
-    estimates = [one.metrics[metric] for one in shown]
-    values = [end for one in estimates for end in (*(ends_of(metric, one) or ()), one.mean)]
-    below = [min(values) - _SHARE_BEYOND * (max(values) - min(values))] if values else []
-    return metric_axis(metric, [*values, *below], metric_words(metric))
-
-
 def _picture(results: Results, sweep: Sweep, label: str, y: Axis) -> Picture:
-    metric, lines = results.metric, sweep.lines[: len(SERIES)]
-    x, marks, ends = _value_axis(sweep), list[Mark](), list[tuple[str, Point, Ink]]()
-    for index, line in enumerate(lines):
-        points = _points(sweep, line, metric, _SHARE_APART * (index - (len(lines) - 1) / 2))
-        marks += _line(points, sweep, line, results, SERIES[index])
-        ends.append((shortened(line.name, _MAX_NAME_CHARACTERS), points[-1], SERIES[index]))
+    metric, words, lines = results.metric, y.label, sweep.lines[: len(SERIES)]
+    marks, names, x = list[Mark](), list[tuple[str, Point, Ink]](), _value_axis(sweep)
+    for number, line in enumerate(lines):
+        shift = _SHARE_APART * (number - (len(lines) - 1) / 2)
+        points = [(_place(sweep, one, shift), own.metrics[metric].mean) for one, own in line.points]
+        marks += _line(results, sweep, line, points, SERIES[number])
+        names.append((shortened(line.name, _MAX_CHARACTERS), points[-1], SERIES[number]))
     for one in _levels(results, sweep):
         marks += _level(one, metric)
     if len(lines) == 1:
-        ends = []
         marks += _epsilons(sweep, lines[0])
-    words = "; ".join(
-        f"{value_text(value)}: {interval_text(metric, one.metrics[metric])}"
-        for line in lines
-        for value, one in line.points
-    )
-    several = any(one.metrics[metric].n > 1 for line in lines for _, one in line.points)
+    shown = [point for line in lines for point in line.points]
+    texts = [f"{value}: {interval_text(metric, one.metrics[metric])}" for value, one in shown]
+    several = any(one.metrics[metric].n > 1 for _, one in shown)
     intervals = f", with {CONFIDENCE:.0%} intervals" if several else ""
     left_out = len(sweep.lines) - len(lines)
     missing = f" ({left_out} more lines in the CSV file)" if left_out else ""
+    said = f"{words} against {sweep.key}{intervals}: {'; '.join(texts)}"
     return Picture(
-        name=figure_name(results, f"against-{re.sub(r'[^A-Za-z0-9_-]+', '-', label)}"),
-        caption=f"{metric_words(metric).capitalize()} against {label}{intervals}{missing}",
-        chart=Chart(
-            label=f"{metric_words(metric)} against {sweep.key}{intervals}: {words}",
-            x=x,
-            y=y,
-            marks=[*marks, *names(ends, y, Chart.height)],
-            aside=width_of(name for name, _, _ in ends),
-        ),
-        columns=("key", "line", "value", "variant", "epsilon", "n", "mean", "low", "high"),
-        rows=[row for line in sweep.lines for row in _rows(sweep, line, metric)],
+        figure_name(results, f"against-{re.sub(r'[^A-Za-z0-9_-]+', '-', label)}"),
+        f"{words.capitalize()} against {label}{intervals}{missing}",
+        Chart(said, x, y, marks, names=names if len(lines) > 1 else ()),
+        ("key", "line", "value", "variant", "epsilon", *ESTIMATE),
+        [
+            (sweep.key, line.name, value, one.name, one.epsilon, *numbers_of(metric, one))
+            for line in sweep.lines
+            for value, one in line.points
+        ],
     )
-
-
-def _rows(sweep: Sweep, line: SweepLine, metric: str) -> list[tuple[object, ...]]:
-    rows: list[tuple[object, ...]] = []
-    for value, variant in line.points:
-        one = variant.metrics[metric]
-        facts = (sweep.key, line.name, value_text(value), variant.name, variant.epsilon)
-        rows.append((*facts, one.n, one.mean, one.low, one.high))
-    return rows
 
 
 def _levels(results: Results, sweep: Sweep) -> list[VariantResult]:
@@ -275,62 +251,48 @@ def _levels(results: Results, sweep: Sweep) -> list[VariantResult]:
 
 def _value_axis(sweep: Sweep) -> Axis:
     """Return an axis with the values; values with equal ratios stand at equal distances."""
-    places, geometric = sweep.places(), sweep.is_geometric
-    ends = room_around(list(places.values()), logarithmic=geometric)
-    shown = list(places.items())[:: -(-len(places) // _MAX_MARKS)]
-    marks = {place: shortened(text, _MAX_NAME_CHARACTERS) for text, place in shown}
+    geometric = sweep.is_geometric
+    ends = room_around(list(sweep.places.values()), logarithmic=geometric)
+    shown = list(sweep.places.items())[:: -(-len(sweep.places) // _MAX_MARKS)]
+    marks = {place: shortened(text, _MAX_CHARACTERS) for text, place in shown}
     return Axis(*ends, marks, sweep.key, logarithmic=geometric)
 
 
-def _points(sweep: Sweep, line: SweepLine, metric: str, shift: float) -> list[Point]:
-    """Return the points of a line, shifted to the right by a share of the axis."""
-    places, found = sweep.places(), list[Point]()
-    low, high = min(places.values()), max(places.values())
-    for value, variant in line.points:
-        place = places[value_text(value)]
-        place = (
-            place * (high / low) ** shift if sweep.is_geometric else place + (high - low) * shift
-        )
-        found.append((place, variant.metrics[metric].mean))
-    return found
+def _place(sweep: Sweep, value: str, shift: float) -> float:
+    """Return the place of a value, shifted to the right by a share of the axis."""
+    place, low, high = sweep.places[value], min(sweep.places.values()), max(sweep.places.values())
+    return place * (high / low) ** shift if sweep.is_geometric else place + (high - low) * shift
 
 
 def _line(
-    points: Sequence[Point], sweep: Sweep, line: SweepLine, results: Results, ink: Ink
+    results: Results, sweep: Sweep, line: SweepLine, points: Sequence[Point], ink: Ink
 ) -> Iterator[Mark]:
     """Yield a line with its intervals, the baseline in a ring."""
-    if sweep.numbers is not None:
+    metric, look = results.metric, Look(ink, symbol="o")
+    if sweep.is_numeric:
         yield Line(points, ink)
-    tips = []
-    for point, (value, variant) in zip(points, line.points, strict=True):
-        one = variant.metrics[results.metric]
-        ends = ends_of(results.metric, one)
-        if ends is not None:
-            yield from interval(point[0], ends, ink)
-        if variant.name == results.baseline:
+    for point, (value, one) in zip(points, line.points, strict=True):
+        guarantee = guarantee_text(one) if one.is_private else "no privacy"
+        text = interval_text(metric, one.metrics[metric])
+        tip = f"{sweep.key}: {value}: {text}, {guarantee}"
+        yield from estimate(one, metric, point[0], look, tip)
+        if one.name == results.baseline:
             yield Dots([point], ink, radius=6.0, hollow=True)
-        guarantee = guarantee_text(variant) if variant.is_private else "no privacy"
-        words = f"{value_text(value)}: {interval_text(results.metric, one)}, {guarantee}"
-        tips.append(f"{sweep.key}: {words}")
-    yield Dots(points, ink, radius=3.0, tips=tips)
 
 
 def _level(variant: VariantResult, metric: str) -> Iterator[Mark]:
-    mean, edge = variant.metrics[metric].mean, math.inf
-    tip = f"{variant.name}: {interval_text(metric, variant.metrics[metric])}, no privacy"
-    yield level(mean, width=1.2, tip=tip)
-    words = f"{shortened(variant.name, _MAX_NAME_CHARACTERS)} {metric_text(metric, mean)}"
-    yield Note(words, (edge, mean), (0, -8), "muted", "end")
+    """Yield a line across for a variant, its name above the end."""
+    mean, text = variant.metrics[metric].mean, interval_text(metric, variant.metrics[metric])
+    yield level(mean, width=1.2, tip=f"{variant.name}: {text}, no privacy")
+    words = f"{shortened(variant.name, _MAX_CHARACTERS)} {metric_text(metric, mean)}"
+    yield Note(words, (math.inf, mean), (0, -8), "muted", "end")
 
 
 def _epsilons(sweep: Sweep, line: SweepLine) -> Iterator[Note]:
     """Yield the ε of each point below the line, where the setting changes it."""
-    known = [one.epsilon for _, one in line.points if one.epsilon]
-    if len(known) < 2 or min(known) >= (1 - _LEAST_SPREAD) * max(known):
-        return
-    places = sweep.places()
-    for value, one in line.points:
-        if one.epsilon is not None:
-            words = f"ε {float(epsilon_text(one.epsilon)):.3g}"
-            place = (places[value_text(value)], -math.inf)
-            yield Note(words, place, (0, -8), "muted", "middle", 9.5)
+    known = [(sweep.places[value], one.epsilon) for value, one in line.points if one.epsilon]
+    epsilons = [epsilon for _, epsilon in known]
+    if len(known) > 1 and min(epsilons) < (1 - _LEAST_SPREAD) * max(epsilons):
+        for place, epsilon in known:
+            words = f"ε {float(epsilon_text(epsilon)):.3g}"
+            yield Note(words, (place, -math.inf), (0, -8), "muted", "middle", 9.5)

@@ -4,21 +4,25 @@ Curves have a band over the seeds, points an interval.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
-from fedsim.comparison.figures.picture import (
-    Look,
+from fedsim.comparison.figures import (
+    ESTIMATE,
     Picture,
     ends_of,
     epsilon_axis,
+    estimate,
     figure_name,
     looks_of,
     metric_axis,
+    numbers_of,
+    values_of,
 )
 from fedsim.comparison.results import Results, VariantResult
 from fedsim.comparison.statistics import CONFIDENCE
@@ -30,19 +34,17 @@ from fedsim.report.chart import (
     Axis,
     Chart,
     Dots,
-    Entry,
+    Ink,
     Line,
+    Look,
     Mark,
+    Point,
     interval,
     level,
-    names,
     number_axis,
     shortened,
     thinned,
-    width_of,
 )
-
-Floats = NDArray[np.float64]
 
 _SAME_EPSILON = 1.06  # of two points whose ε differ by less, one is moved aside by as much
 _MAX_TIPS = 600  # clients with a text of their own
@@ -51,7 +53,6 @@ _MAX_NAME_CHARACTERS = 22
 _ROW_PIXELS = 26
 _PRIVATE = "Private figures: no ε covers them. Do not publish."
 _LEAST_SPREAD = 0.05  # below it, boxes would only show a scale
-_INTERVAL = ("n", "mean", "low", "high")  # columns
 _QUARTILES = (0, 25, 50, 75, 100)
 
 
@@ -79,27 +80,18 @@ def _client_metric(results: Results) -> str | None:
 
 @dataclass(frozen=True)
 class _Curve:
-    """Means over the seeds, with the ends of their intervals; float64 (points,) each.
+    """The mean of a variant over its seeds at each place.
 
     Attributes:
         variant: name of the variant.
         n: number of seeds.
-        x: rounds, or mean ε after each round.
-        mean: mean of the metric.
-        low: lower end of the interval, clipped to the metric's bounds; the mean for one seed.
-        high: upper end, likewise.
+        points: place, mean, and the ends of its interval, clipped to the metric's bounds; both are
+            the mean for one seed.
     """
 
     variant: str
     n: int
-    x: Floats
-    mean: Floats
-    low: Floats
-    high: Floats
-
-    def path(self, values: Floats) -> list[tuple[float, float]]:
-        """Return points to draw."""
-        return list(thinned(list(zip(self.x.tolist(), values.tolist(), strict=True))))
+    points: Sequence[tuple[float, float, float, float]]
 
 
 def over_rounds(results: Results) -> Picture | None:
@@ -111,7 +103,7 @@ def over_rounds(results: Results) -> Picture | None:
 def over_epsilon(results: Results) -> Picture | None:
     """Return the mean metric over the ε spent so far; None where no variant spends a finite ε."""
     curves = [
-        _curve(one, results.metric, _table(one, "epsilon_max"))
+        _curve(one, results.metric, "epsilon_max")
         for one in results.variants
         if one.is_private and one.epsilon is not None
     ]
@@ -119,80 +111,77 @@ def over_epsilon(results: Results) -> Picture | None:
 
 
 def _curves(results: Results, name: str, x_label: str, found: Sequence[_Curve]) -> Picture | None:
-    metric, looks, is_rounds = results.metric, looks_of(results), x_label == "round"
-    curves = [curve for curve in found if len(curve.x)]
+    metric, words, is_rounds = results.metric, metric_words(results.metric), x_label == "round"
+    curves = [curve for curve in found if curve.points]
     if not curves:
         return None
-    marks: list[Mark] = [
-        Area([*one.path(one.low), *one.path(one.high)[::-1]], looks[one.variant].ink, 0.14)
-        for one in curves
-        if one.n > 1
-    ]
-    words = {one.variant: metric_text(metric, float(one.mean[-1])) for one in curves}
-    for one in curves:
-        look, tip = looks[one.variant], f"{one.variant}: {words[one.variant]} at the end"
-        points = one.path(one.mean)
-        marks.append(
-            Line(points, look.ink, dash=look.dash, tip=tip)
-            if len(points) > 1
-            else Dots(points, look.ink, radius=3.0, tips=[tip])
-        )
-    every = [value for one in curves for value in (*one.low.tolist(), *one.high.tolist())]
-    xs = [place for one in curves for place in (float(one.x[0]), float(one.x[-1]))]
-    band = f", {CONFIDENCE:.0%} bands over seeds" if any(one.n > 1 for one in curves) else ""
+    looks = {one.variant: replace(looks_of(results)[one.variant], symbol="") for one in curves}
+    last = {one.variant: metric_text(metric, one.points[-1][1]) for one in curves}
+    marks: list[Mark] = [_band(one, looks[one.variant]) for one in curves if one.n > 1]
+    marks += [_path(one, looks[one.variant], last[one.variant]) for one in curves]
+    points = [point for curve in curves for point in curve.points]
+    places = [place for place, *_ in points]
+    x = number_axis((min(places), max(places)), x_label, whole=is_rounds, most=5)
+    y = metric_axis(metric, [value for _, *own in points for value in own], words)
+    ends = "; ".join(f"{one} ends at {text}" for one, text in last.items())
+    label = f"{words} against {x_label}, means over the seeds: {ends}"
     what = "over the rounds" if is_rounds else "against the spent ε"
-    ends = "; ".join(f"{one} ends at {text}" for one, text in words.items())
+    band = f", {CONFIDENCE:.0%} bands over seeds" if any(one.n > 1 for one in curves) else ""
     return Picture(
-        name=figure_name(results, name),
-        caption=f"{metric_words(metric).capitalize()} {what}{band}",
-        chart=Chart(
-            label=f"{metric_words(metric)} against {x_label}, means over the seeds: {ends}",
-            x=number_axis((min(xs), max(xs)), x_label, whole=is_rounds, most=5),
-            y=metric_axis(metric, every, metric_words(metric)),
-            marks=marks,
-            right=14,
-            legend=[Entry(one, looks[one].ink, looks[one].dash) for one in words],
-        ),
-        columns=("variant", "round", *(() if is_rounds else ("epsilon",)), *_INTERVAL),
-        rows=[row for curve in curves for row in _rows(curve, with_x=not is_rounds)],
+        figure_name(results, name),
+        f"{words.capitalize()} {what}{band}",
+        Chart(label, x, y, marks, right=14, legend=looks),
+        ("variant", "round", *(() if is_rounds else ("epsilon",)), *ESTIMATE),
+        [row for curve in curves for row in _rows(curve, with_x=not is_rounds)],
     )
 
 
-def _curve(variant: VariantResult, metric: str, x: Floats | None) -> _Curve:
+def _band(curve: _Curve, look: Look) -> Area:
+    shown = thinned(curve.points)
+    ends = [(x, low) for x, _, low, _ in shown], [(x, high) for x, *_, high in reversed(shown)]
+    return Area([*ends[0], *ends[1]], look.ink, 0.14)
+
+
+def _path(curve: _Curve, look: Look, last: str) -> Line | Dots:
+    points = [(x, mean) for x, mean, *_ in thinned(curve.points)]
+    tip = f"{curve.variant}: {last} at the end"
+    if len(points) == 1:
+        return Dots(points, look.ink, radius=3.0, tips=[tip])
+    return Line(points, look.ink, dash=look.dash, tip=tip)
+
+
+def _rows(curve: _Curve, *, with_x: bool) -> Iterator[tuple[object, ...]]:
+    """Yield a row for each round; a single seed has no interval."""
+    for number, (x, mean, *ends) in enumerate(curve.points, start=1):
+        place, interval = (x,) if with_x else (), ends if curve.n > 1 else (None, None)
+        yield (curve.variant, number, *place, curve.n, mean, *interval)
+
+
+def _curve(variant: VariantResult, metric: str, x: str | None) -> _Curve:
     """Return the curve of the rounds that every finished seed has.
 
     Args:
         variant: the variant.
         metric: a key of `rounds.jsonl`.
-        x: place of each round in each run, float64 (runs, rounds); None: the round.
+        x: the key of the place of each round; None: its number.
     """
     table = _table(variant, metric)
-    length = table.shape[1] if x is None else min(table.shape[1], x.shape[1])
-    table, n = table[:, :length], table.shape[0]
-    mean = table.mean(axis=0) if n else np.zeros(0)
-    half = np.zeros(length)
+    places = None if x is None else _table(variant, x)
+    n, length = table.shape
+    if places is not None:
+        length = min(length, places.shape[1])
+        table, places = table[:, :length], places[:, :length].mean(axis=0)
+    mean, half = table.mean(axis=0) if n else np.zeros(0), np.zeros(length)
     if n > 1:
         quantile = float(stdtrit(n - 1, (1 + CONFIDENCE) / 2))
         half = quantile * table.std(axis=0, ddof=1) / np.sqrt(n)
-    bounds = metric_entry(metric).bounds
-    places = np.arange(1.0, length + 1) if x is None else x[:, :length].mean(axis=0)
-    low, high = np.clip(mean - half, *bounds), np.clip(mean + half, *bounds)
-    return _Curve(variant.name, n, places, mean, low, high)
+    ends = np.clip([mean - half, mean + half], *metric_entry(metric).bounds)
+    whole = np.arange(1.0, length + 1) if places is None else places
+    columns = [one.tolist() for one in (whole, mean, *ends)]
+    return _Curve(variant.name, n, list(zip(*columns, strict=True)))
 
 
-def _rows(curve: _Curve, *, with_x: bool) -> list[tuple[object, ...]]:
-    """Return a row for each round; a single seed has no interval."""
-    rows: list[tuple[object, ...]] = []
-    for index in range(len(curve.x)):
-        place = (float(curve.x[index]),) if with_x else ()
-        ends = (float(curve.low[index]), float(curve.high[index]))
-        mean = float(curve.mean[index])
-        shown = ends if curve.n > 1 else (None, None)
-        rows.append((curve.variant, index + 1, *place, curve.n, mean, *shown))
-    return rows
-
-
-def _table(variant: VariantResult, name: str) -> Floats:
+def _table(variant: VariantResult, name: str) -> NDArray[np.float64]:
     """Return a row for each finished run, a column for each round that all of them have."""
     rows = [[row.get(name) for row in run.rounds] for run in variant.finished_runs]
     length = min((len(row) for row in rows), default=0)
@@ -206,75 +195,42 @@ def tradeoff(results: Results) -> Picture | None:
 
     None where no variant has a finite ε.
     """
-    metric, looks = results.metric, looks_of(results)
+    metric, words = results.metric, metric_words(results.metric)
     shown = [one for one in results.variants if metric in one.metrics]
     private = [(one.epsilon, one) for one in shown if one.epsilon]
     if not private:
         return None
-    estimates = {one.name: one.metrics[metric] for one in shown}
-    ends = {name: ends_of(metric, one) for name, one in estimates.items()}
-    y = metric_axis(
-        metric,
-        [
-            *(one.mean for one in estimates.values()),
-            *(end for own in ends.values() for end in own or ()),
-        ],
-        metric_words(metric),
-    )
-    marks, levels = list[Mark](), list[tuple[str, tuple[float, float], str]]()
+    looks = {one.name: looks_of(results)[one.name] for one in shown}
+    texts = {one.name: interval_text(metric, one.metrics[metric]) for one in shown}
+    marks, names = list[Mark](), list[tuple[str, Point, Ink]]()
     for one in shown:
-        ink, mean, own = looks[one.name].ink, estimates[one.name].mean, ends[one.name]
-        if one.is_private:
-            continue
-        if own is not None:
-            marks.append(_band(own, ink))
-        tip = f"{one.name}: {interval_text(metric, estimates[one.name])}, no privacy"
-        marks.append(level(mean, ink, 1.8, tip))
-        levels.append((metric_text(metric, mean), (math.inf, mean), ink))
+        if not one.is_private:
+            ink, mean = looks[one.name].ink, one.metrics[metric].mean
+            (low, high), edge = ends_of(metric, one) or (mean, mean), math.inf
+            marks.append(Area([(-edge, low), (edge, low), (edge, high), (-edge, high)], ink, 0.13))
+            marks.append(level(mean, ink, 1.8, f"{one.name}: {texts[one.name]}, no privacy"))
+            names.append((metric_text(metric, mean), (edge, mean), ink))
     for place, one in _apart(private):
-        look, mean, own = looks[one.name], estimates[one.name].mean, ends[one.name]
-        if own is not None:
-            marks += interval(place, own, look.ink)
-        marks.append(Dots([(place, mean)], look.ink, look.symbol, 3.5, tips=[_tip(one, metric)]))
+        against = "" if one.observer in (None, "server") else f" against {one.observer}"
+        tip = f"{one.name}: {texts[one.name]} at ε ≤ {epsilon_text(one.epsilon)}{against}"
+        marks += estimate(one, metric, place, looks[one.name], tip)
+    x = epsilon_axis([one for one, _ in private], "ε of a run (its largest of any client)")
+    y = metric_axis(metric, values_of(metric, shown), words)
+    said = "; ".join(f"{one.name} {texts[one.name]} at {_bound(one)}" for one in shown)
+    label = f"{words} against ε with 95 % intervals: {said}"
     return Picture(
-        name=figure_name(results, "tradeoff"),
-        caption=f"{metric_words(metric).capitalize()} against ε, with 95 % intervals",
-        chart=Chart(
-            label=f"{metric_words(metric)} against ε with 95 % intervals: "
-            + "; ".join(_words(one, metric) for one in shown),
-            x=epsilon_axis([one for one, _ in private], "ε of a run (its largest of any client)"),
-            y=y,
-            marks=[*marks, *names(levels, y, Chart.height)],
-            aside=width_of(text for text, _, _ in levels),
-            legend=_legend({one.name: looks[one.name] for one in shown}),
-        ),
-        columns=("variant", "epsilon", *_INTERVAL),
-        rows=[
-            (one.name, one.epsilon, own.n, own.mean, own.low, own.high)
-            for one, own in zip(shown, estimates.values(), strict=True)
-        ],
+        figure_name(results, "tradeoff"),
+        f"{words.capitalize()} against ε, with 95 % intervals",
+        Chart(label, x, y, marks, names=names, legend=looks),
+        ("variant", "epsilon", *ESTIMATE),
+        [(one.name, one.epsilon, *numbers_of(metric, one)) for one in shown],
     )
 
 
-def _band(ends: tuple[float, float], ink: str) -> Area:
-    (low, high), edge = ends, math.inf
-    return Area([(-edge, low), (edge, low), (edge, high), (-edge, high)], ink, 0.13)
-
-
-def _legend(looks: Mapping[str, Look]) -> list[Entry]:
-    return [Entry(name, one.ink, one.dash, one.symbol) for name, one in looks.items()]
-
-
-def _words(variant: VariantResult, metric: str) -> str:
-    bound = f"ε = {epsilon_text(variant.epsilon)} ({variant.observer})"
-    where = bound if variant.is_private else "no privacy"
-    return f"{variant.name} {interval_text(metric, variant.metrics[metric])} at {where}"
-
-
-def _tip(variant: VariantResult, metric: str) -> str:
-    against = "" if variant.observer in (None, "server") else f" against {variant.observer}"
-    bound = f"ε ≤ {epsilon_text(variant.epsilon)}{against}"
-    return f"{variant.name}: {interval_text(metric, variant.metrics[metric])} at {bound}"
+def _bound(variant: VariantResult) -> str:
+    if not variant.is_private:
+        return "no privacy"
+    return f"ε = {epsilon_text(variant.epsilon)} ({variant.observer})"
 
 
 def _apart(
@@ -288,8 +244,7 @@ def _apart(
     return placed
 
 
-@dataclass(frozen=True)
-class _Client:
+class _Client(NamedTuple):
     """A client of one run: its ε (None without privacy), its metric, and both in words."""
 
     seed: int
@@ -311,35 +266,27 @@ def fairness(results: Results, metric: str) -> Picture | None:
     every = [one for found in clients.values() for one in found]
     if not every:
         return None
-    epsilons = [one.epsilon for one in every if one.epsilon is not None]
+    epsilons = [one.epsilon for one in every if one.epsilon]
     beyond = 1.9 * max(epsilons, default=1.0)  # where clients without privacy stand
     marks = list[Mark]()
     for name, found in clients.items():
         shown = found[:: max(1, -(-len(every) // _MAX_CLIENTS))]
-        points = [(beyond if one.epsilon is None else one.epsilon, one.value) for one in shown]
+        # An ε of 0 has no place on a logarithmic axis: it stands at the edge.
+        places = [beyond if one.epsilon is None else one.epsilon or -math.inf for one in shown]
+        points = [(place, one.value) for place, one in zip(places, shown, strict=True)]
         tips = [one.text for one in shown] if len(every) <= _MAX_TIPS else ()
         marks.append(Dots(points, looks[name].ink, looks[name].symbol, 2.5, 0.5, tips=tips))
-    has_plain = len(epsilons) < len(every)
-    what = f"{metric_name(metric)} of every client against its ε"
+    plain = beyond if any(one.epsilon is None for one in every) else None
+    x = epsilon_axis(epsilons or [1.0], "ε of the client", plain)
+    values, words = [one.value for one in every], metric_name(metric)
+    y = metric_axis(metric, values, f"{words} on its own data")
+    what = f"{words} of every client against its ε"
     return Picture(
-        name=figure_name(results, "private-clients"),
-        caption=what.capitalize(),
-        chart=Chart(
-            label=what,
-            x=epsilon_axis(epsilons or [1.0], "ε of the client", beyond if has_plain else None),
-            y=metric_axis(
-                metric, [one.value for one in every], f"{metric_name(metric)} on its own data"
-            ),
-            marks=marks,
-            heading=_PRIVATE,
-            legend=_legend(looks),
-        ),
-        columns=("variant", "seed", "client", "epsilon", metric),
-        rows=[
-            (name, one.seed, one.client, one.epsilon, one.value)
-            for name, found in clients.items()
-            for one in found
-        ],
+        figure_name(results, "private-clients"),
+        what.capitalize(),
+        Chart(what, x, y, marks, heading=_PRIVATE, legend=looks),
+        ("variant", "seed", "client", "epsilon", metric),
+        [(name, *one[:-1]) for name, found in clients.items() for one in found],
     )
 
 
@@ -441,24 +388,22 @@ def _boxes(
         tip = f"{one}: median {middle}, {low} to {high}, {n:,} clients"
         marks += _box(row, quartiles, looks[one].ink, tip)
         words.append(f"{one} from {low} to {high}, median {middle}")
-    every, prefix = [end for _, *ends in rows.values() for end in ends], common_words(list(rows))
-    own = [shortened(one.removeprefix(prefix), _MAX_NAME_CHARACTERS) for one in rows]
+    own, prefix = list(rows), common_words(list(rows))
+    every = [end for _, *ends in rows.values() for end in ends]
+    x = number_axis((0.0, 1.05 * max(every)), what, grid=True)
+    if metric is not None:
+        x = metric_axis(metric, every, what, most=5)
+    shown = [shortened(one.removeprefix(prefix), _MAX_NAME_CHARACTERS) for one in own]
+    names = {float(row): text for row, text in enumerate(shown)}
+    y = Axis(len(own) - 0.5, -0.5, names, prefix.removesuffix("="))
+    heading, label = _PRIVATE if metric else "", f"{what} of all runs: {'; '.join(words)}"
+    height = _ROW_PIXELS * len(own)
     return Picture(
-        name=figure_name(results, name),
-        caption=f"{_capital(what)}: quartiles and extremes",
-        chart=Chart(
-            label=f"{what} of all runs: {'; '.join(words)}",
-            x=number_axis((0.0, 1.05 * max(every)), what, grid=True)
-            if metric is None
-            else metric_axis(metric, every, what, most=5),
-            y=Axis(len(rows) - 0.5, -0.5, dict(enumerate(own)), prefix.removesuffix("=")),
-            marks=marks,
-            height=_ROW_PIXELS * len(rows),
-            right=18,
-            heading=_PRIVATE if metric else "",
-        ),
-        columns=("variant", "clients", "minimum", "quartile_1", "median", "quartile_3", "maximum"),
-        rows=[(one, *numbers) for one, numbers in rows.items()],
+        figure_name(results, name),
+        f"{_capital(what)}: quartiles and extremes",
+        Chart(label, x, y, marks, height=height, right=18, heading=heading),
+        ("variant", "clients", "minimum", "quartile_1", "median", "quartile_3", "maximum"),
+        [(one, *numbers) for one, numbers in rows.items()],
     )
 
 

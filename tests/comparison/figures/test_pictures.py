@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from fedsim.comparison.comparison_result import ComparisonResult
-from fedsim.comparison.figures.picture import Picture
+from fedsim.comparison.figures import Picture
 from fedsim.comparison.figures.variants import (
     metric_boxes,
     over_epsilon,

@@ -7,9 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from fedsim.comparison.comparison_result import ComparisonResult
+from fedsim.comparison.comparison_result import ComparisonResult, write_figures
 from fedsim.comparison.differences import settings_table
-from fedsim.comparison.figures import write_figures
 from fedsim.comparison.figures.settings import (
     against_settings,
     find_sweeps,
@@ -64,9 +63,9 @@ def test_a_line_has_the_variants_that_differ_in_one_setting_alone(
     names = [[one.name for _, one in line.points] for line in by[LR].lines]
     assert names == [["dp", "dp-lr=2", "dp-lr=4"], ["dp-hidden=8", "other"]]
     assert [line.name for line in by[LR].lines] == ["hidden=32", "hidden=8"]
-    assert by[LR].values == (1.0, 2.0, 4.0)
+    assert by[LR].places == {"1": 1.0, "2": 2.0, "4": 4.0}
     assert by[LR].is_geometric
-    assert by[WIDTH].numbers == (8.0, 32.0)
+    assert list(by[WIDTH].places.values()) == [8.0, 32.0]
 
 
 def test_the_figure_and_its_csv_have_the_means_with_their_intervals(
@@ -134,6 +133,6 @@ def test_words_need_three_values_and_are_no_path(compared: ComparisonResult) -> 
 
     assert find_sweeps(results("sgd", "adam")) == ()
     (sweep,) = find_sweeps(results("sgd", "adam", "adamw"))
-    assert (sweep.numbers, list(sweep.places().values())) == (None, [0.0, 1.0, 2.0])
+    assert (sweep.is_numeric, list(sweep.places.values())) == (False, [0.0, 1.0, 2.0])
     assert number_of(True) is None
     assert number_of([64]) == 64.0
