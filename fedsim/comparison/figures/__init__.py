@@ -26,7 +26,7 @@ from fedsim.report.chart import (
 )
 
 ESTIMATE = ("n", "mean", "low", "high")  # columns
-_LEAST_APART = 0.12  # of the axis, between two marks at ε
+_LEAST_APART = 0.1  # of the axis, between two marks at ε
 
 
 @dataclass(frozen=True)
