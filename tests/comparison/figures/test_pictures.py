@@ -12,6 +12,7 @@ from scipy import stats
 from fedsim.comparison.comparison_result import ComparisonResult
 from fedsim.comparison.figures import Picture
 from fedsim.comparison.figures.variants import (
+    fairness,
     metric_boxes,
     over_epsilon,
     over_rounds,
@@ -131,6 +132,22 @@ def test_variants_of_one_epsilon_stand_side_by_side(compared: ComparisonResult) 
     assert picture is not None
     dots = [mark for mark in picture.chart.marks if isinstance(mark, Dots) and mark.tips]
     assert len({x for dot in dots for x, _ in dot.points}) == 2
+
+
+def test_a_client_that_spent_nothing_stands_at_the_edge(compared: ComparisonResult) -> None:
+    dp = compared.results.variants[1]
+    runs = tuple(
+        replace(run, clients=tuple({**row, "epsilon": float(row["client"])} for row in run.clients))
+        for run in dp.outcomes
+    )
+    results = replace(compared.results, variants=(replace(dp, outcomes=runs),))
+    picture = fairness(results, "client_accuracy")
+    assert picture is not None
+    (dots,) = picture.chart.marks
+    assert isinstance(dots, Dots)
+    assert {x for x, _ in dots.points} == {-np.inf, 1.0, 2.0}
+    assert {row["epsilon"] for row in table(picture)} == {"0.0", "1.0", "2.0"}
+    assert "nan" not in file_svg(picture.chart)
 
 
 def test_files_of_private_figures_say_so(compared: ComparisonResult) -> None:
