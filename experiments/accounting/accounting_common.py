@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from fedsim.report.line_plot import LinePlot, write_line_plot
+from fedsim.report.chart import Chart
+from fedsim.report.drawing import write_chart
 
 Number = TypeVar("Number", int, float)
 
@@ -57,9 +58,9 @@ def show_table(columns: Mapping[str, Sequence[float | None]]) -> None:
         show("".join(cell.rjust(width) for cell in cells))
 
 
-def save_plot(arguments: argparse.Namespace, name: str, plot: LinePlot) -> None:
+def save_plot(arguments: argparse.Namespace, name: str, plot: Chart) -> None:
     """Saves a plot in the look of the report into the directory of the options."""
     arguments.out.mkdir(parents=True, exist_ok=True)
     path = arguments.out / f"{name}.{arguments.format}"
-    write_line_plot(plot, path)
+    write_chart(plot, path)
     show(f"plot: {path}")

@@ -13,7 +13,7 @@ from accounting_common import add_options, numbers, run, save_plot, show, show_t
 
 from fedsim.accountant.textbook.bounds import BOUNDS, choose_bounds
 from fedsim.planning.bounds import bound_curve, given_schedule
-from fedsim.report.line_plot import LinePlot
+from fedsim.report.plots import line_chart
 
 COUNTS = (1, 3, 10, 30, 100, 300, 1000, 3000, 10000)
 
@@ -34,7 +34,7 @@ def main(given: argparse.Namespace) -> None:
     }
     show(f"q = {given.sampling_rate}, z = {given.noise_multiplier}, delta = {given.delta}")
     show_table({"steps": counts, **lines})
-    plot = LinePlot(title=schedule.text, x_label="steps", y_label="ε", xs=counts, lines=lines)
+    plot = line_chart(lines, counts, schedule.text, "steps", "ε")
     save_plot(given, "all_accountants", plot)
 
 

@@ -9,7 +9,7 @@ from accounting_common import add_options, numbers, run, save_plot, show, show_t
 
 from fedsim.accountant.textbook.bounds import Bound, choose_bounds
 from fedsim.planning.bounds import bound_curve, given_schedule
-from fedsim.report.line_plot import LinePlot
+from fedsim.report.plots import line_chart
 
 RATES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
 NOISES = (0.6, 0.8, 1.0, 1.5, 2.0, 3.0, 5.0)
@@ -39,9 +39,7 @@ def main(given: argparse.Namespace) -> None:
             for bound in bounds
         }
         show_table({name: list(settings), **lines})
-        plot = LinePlot(
-            title=f"δ = {given.delta:g}", x_label=name, y_label="ε", xs=list(settings), lines=lines
-        )
+        plot = line_chart(lines, list(settings), f"δ = {given.delta:g}", name, "ε")
         save_plot(given, f"epsilon_against_{name}", plot)
 
 

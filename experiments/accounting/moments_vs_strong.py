@@ -10,7 +10,7 @@ from accounting_common import add_options, numbers, run, save_plot, show, show_t
 
 from fedsim.accountant.textbook.bounds import choose_bounds
 from fedsim.planning.bounds import bound_curve, given_schedule
-from fedsim.report.line_plot import LinePlot
+from fedsim.report.plots import line_chart
 
 EPOCHS = (1, 2, 5, 10, 20, 50, 100, 200, 400)
 
@@ -30,7 +30,7 @@ def main(given: argparse.Namespace) -> None:
     lines = {"strong": table[:, 0].tolist(), "moments": table[:, 1].tolist()}
     show(f"q = {given.sampling_rate}, z = {given.noise_multiplier}, delta = {given.delta}")
     show_table({"epochs": epochs, **lines, "ratio": (table[:, 0] / table[:, 1]).tolist()})
-    plot = LinePlot(title=schedule.text, x_label="epochs", y_label="ε", xs=epochs, lines=lines)
+    plot = line_chart(lines, epochs, schedule.text, "epochs", "ε")
     save_plot(given, "moments_vs_strong", plot)
 
 

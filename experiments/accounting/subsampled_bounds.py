@@ -19,7 +19,7 @@ from fedsim.accountant.rdp.without_replacement import (
     rdp_without_replacement_tightened,
 )
 from fedsim.accountant.textbook.renyi import bad_case_rdp, bad_case_rdp_clt, good_case_rdp_clt
-from fedsim.report.line_plot import LinePlot
+from fedsim.report.plots import line_chart
 
 ORDERS = tuple(float(order) for order in (*range(2, 17), 20, 24, 28, 32, 48, 64, 96, 128))
 
@@ -45,12 +45,12 @@ def main(given: argparse.Namespace) -> None:
         for name in ("published", "tightened", "dominating", "lower")
     }
     show_table(totals)
-    plot = LinePlot(
-        title=f"{settings}, replace-one",
-        x_label="order",
-        y_label="RDP of one step",
-        xs=orders,
-        lines={name: list(values) for name, values in curves.items() if name != "lower"},  # as bad
+    plot = line_chart(
+        {name: list(values) for name, values in curves.items() if name != "lower"},  # as bad
+        orders,
+        f"{settings}, replace-one",
+        "order",
+        "RDP of one step",
     )
     save_plot(given, "subsampled_bounds", plot)
 

@@ -63,16 +63,17 @@ def plan_command(
 
     path = None
     if plot is not None:
-        from fedsim.report.svg import check_figure_path
+        from fedsim.report.drawing import check_chart_path
 
-        path = check_figure_path(Path(plot))
+        path = check_chart_path(Path(plot))
     loaded, curves = load_experiment(file, overrides), as_json or path is not None
     with shown_phases() as phases:
         planned = plan_experiment(loaded, curves=curves, bounds=bounds, phases=phases)
     if path is not None:
-        from fedsim.report.line_plot import write_plan_plot
+        from fedsim.report.drawing import write_chart
+        from fedsim.report.plots import plan_chart
 
-        write_plan_plot(planned, path)
+        write_chart(plan_chart(planned), path)
     _show(planned, print_plan, as_json=as_json)
 
 

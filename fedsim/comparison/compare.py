@@ -118,15 +118,8 @@ def compare(
     }
     changes = {key: value for key, value in given.items() if value is not None}
     comparison = _load(source, vary, overrides, changes, one_at_a_time=one_at_a_time)
-    observer = observer or notebook_comparison()
     directory = Path(out) if out is not None else Path("runs") / comparison.name
-    check_directory(directory)
-    directory.mkdir(parents=True, exist_ok=True)
-    write_settings(comparison, directory / MARKER)
-    with lock_directory(directory) as locks:
-        jobs = plan_jobs(comparison, directory)
-        failures, interrupted = _run(comparison, jobs, directory, workers, locks, observer)
-        return _conclude(comparison, jobs, directory, failures, interrupted)
+    return _perform(comparison, directory, workers, observer or notebook_comparison())
 
 
 def _load(
@@ -158,6 +151,22 @@ def _load(
     if isinstance(source, Mapping):
         return load_comparison({**source, **changes})
     return load_comparison(source, changes=changes)
+
+
+def _perform(
+    comparison: LoadedComparison,
+    directory: Path,
+    workers: int | None,
+    observer: ComparisonObserver | None,
+) -> ComparisonResult:
+    """Run what is not finished in a directory, and return the result with its files."""
+    check_directory(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    write_settings(comparison, directory / MARKER)
+    with lock_directory(directory) as locks:
+        jobs = plan_jobs(comparison, directory)
+        failures, interrupted = _run(comparison, jobs, directory, workers, locks, observer)
+        return _conclude(comparison, jobs, directory, failures, interrupted)
 
 
 def _conclude(

@@ -9,6 +9,8 @@ from typing import Any
 import yaml
 
 import fedsim
+from fedsim.comparison.figures.settings import against_settings
+from fedsim.comparison.figures.variants import pictures_of
 from fedsim.comparison.load import LoadedComparison
 from fedsim.comparison.outcomes import RunOutcome
 from fedsim.comparison.results import Results, VariantResult
@@ -27,6 +29,7 @@ from fedsim.comparison.tuning import Tuning
 from fedsim.core.formatting import delta_text, epsilon_text
 from fedsim.core.metrics import metric_entry
 from fedsim.core.text_formats import csv_text
+from fedsim.report.drawing import file_svg
 from fedsim.runs.directory import RunDirectory
 
 
@@ -198,6 +201,7 @@ def escape_latex(text: str) -> str:
     return "".join(_ESCAPES.get(character, character) for character in " ".join(text.split()))
 
 
+FIGURES = "figures"  # the directory of its figures
 _FACTS = ("variant", "seed", "status", "private", "trust", "unit")
 _SPENT = ("epsilon", "against", "epsilon_against_server", "delta", "rounds", "seconds", "path")
 
@@ -226,13 +230,33 @@ def write_settings(comparison: LoadedComparison, path: Path) -> None:
 
 def write_comparison(result: ComparisonResult) -> None:
     """Write the results of a comparison as JSON, as tables, and as figures."""
-    from fedsim.comparison.figures import write_figures
-
     directory = RunDirectory(result.path)
     directory.write_json("comparison.json", result.to_json())
     directory.write_text("comparison.csv", _csv(result.results))
     directory.write_text("comparison.tex", latex_tables(result.results))
     write_figures(result.results, result.path)
+
+
+def write_figures(results: Results, directory: Path) -> None:
+    """Write each figure as SVG and as CSV into `figures/`; former figures are removed.
+
+    Args:
+        results: the results of the comparison.
+        directory: its directory.
+    """
+    folder = directory / FIGURES
+    folder.mkdir(exist_ok=True)
+    found = [one for part in results.by_unit for one in pictures_of(part).values()]
+    pictures = [one for one in found if one is not None]
+    pictures += [one for part in results.by_unit for one in against_settings(part)]
+    files = {f"{one.name}.{kind}" for one in pictures for kind in ("svg", "csv")}
+    for path in sorted(folder.iterdir()):
+        if path.suffix in (".svg", ".csv") and path.name not in files:
+            path.unlink()
+    writer = RunDirectory(folder)
+    for one in pictures:
+        writer.write_text(f"{one.name}.svg", file_svg(one.chart))
+        writer.write_text(f"{one.name}.csv", one.to_csv())
 
 
 def _csv(results: Results) -> str:

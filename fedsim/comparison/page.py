@@ -9,14 +9,17 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 import jinja2
 
 import fedsim
-from fedsim.comparison.comparison_result import ComparisonResult
+from fedsim.comparison.comparison_result import FIGURES, ComparisonResult
 from fedsim.comparison.differences import shared_text
+from fedsim.comparison.figures import Picture
+from fedsim.comparison.figures.settings import against_settings
+from fedsim.comparison.figures.variants import pictures_of, spend_sentence
 from fedsim.comparison.jobs import MARKER
 from fedsim.comparison.outcomes import RunOutcome
 from fedsim.comparison.results import Results, VariantResult
@@ -36,12 +39,9 @@ from fedsim.comparison.text import (
 )
 from fedsim.comparison.worker import WARNING
 from fedsim.core.formatting import delta_text, duration_text, epsilon_text, metric_text
+from fedsim.report.drawing import inline_svg
 from fedsim.report.overview import Card
 from fedsim.runs.directory import RunDirectory
-
-if TYPE_CHECKING:
-    from fedsim.comparison.figures.picture import Picture
-
 
 _MAX_RUNS = 2000
 
@@ -242,11 +242,9 @@ def render_comparison(result: ComparisonResult) -> str:
 
 
 def _context(result: ComparisonResult) -> dict[str, Any]:
-    from fedsim.comparison.figures.picture import series_of
-
     results = result.results
     parts = results.by_unit
-    series = {name: one.number for part in parts for name, one in series_of(part).items()}
+    series = {name: number for part in parts for name, number in _numbers(part).items()}
     settings = (result.path / MARKER).read_text(encoding="utf-8")
     return {
         "name": results.name,
@@ -268,12 +266,7 @@ def _context(result: ComparisonResult) -> dict[str, Any]:
 
 def _unit(part: Results) -> dict[str, Any]:
     """Return the tables and the figures of one unit's variants; its name where there are two."""
-    from fedsim.comparison.figures import pictures_of
-    from fedsim.comparison.figures.clients import spend_sentence
-    from fedsim.comparison.figures.picture import series_of
-    from fedsim.comparison.figures.settings import against_settings
-
-    series = {name: one.number for name, one in series_of(part).items()}
+    series = _numbers(part)
     pictures = pictures_of(part)
     return {
         "name": part.groups[0].unit if part.has_sibling else None,
@@ -286,14 +279,17 @@ def _unit(part: Results) -> dict[str, Any]:
     }
 
 
-def _figure(one: "Picture") -> dict[str, Any]:
-    """Return a figure of the page, with links to its files."""
-    from fedsim.comparison.figures import DIRECTORY
+def _numbers(part: Results) -> dict[str, int]:
+    """Return the number of each variant's colour, from 1 on."""
+    return {one.name: number for number, one in enumerate(part.variants, start=1)}
 
+
+def _figure(one: Picture) -> dict[str, Any]:
+    """Return a figure of the page, with links to its files."""
     return {
         "caption": one.caption,
-        "drawing": one.inline(),
-        "files": {kind: f"{DIRECTORY}/{one.name}.{kind}" for kind in ("svg", "csv")},
+        "drawing": inline_svg(one.chart),
+        "files": {kind: f"{FIGURES}/{one.name}.{kind}" for kind in ("svg", "csv")},
     }
 
 

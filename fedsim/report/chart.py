@@ -1,29 +1,50 @@
-"""A figure of a report as inline SVG, in the colours and the font of the page around it.
+"""A chart as data: its axes, what is drawn on them, and its words.
 
-Written by hand: importing a library for figures takes longer than a short run.
+A figure is a function that returns a chart; `fedsim.report.drawing` draws every chart.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
-from typing import Literal
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeVar
 
-from markupsafe import Markup, escape
-
-Ink = Literal["text", "muted", "line", "accent", "bar"]  # CSS variables of the page
+Ink = str  # a CSS variable of the page: text, muted, line, accent, bar, or one of SERIES
 Point = tuple[float, float]
+_Item = TypeVar("_Item")
 
-TEXT_PIXELS, _SMALL_PIXELS = 11.5, 11.0
+SERIES = tuple(f"series-{number}" for number in range(1, 9))  # inks told apart by colour
+DASHES = ("", "9 4", "3 3")
+SYMBOLS = "os^Dv<>"  # as matplotlib calls them; "_" and "|" are the caps of intervals
+
+TEXT_PIXELS = 11.5
+LINE_PIXELS = 15.0  # of a heading and of a legend; least distance of two names
 _EM = 0.6  # about the width of a character in its size
+EDGE = 4.0  # pixels right of the rules
 _STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
 _NEARLY = 1e-4
 _MARGIN = 0.05  # between the points and the ends of an axis
+_MAX_POINTS = 400  # more points than pixels would only make the file larger
 
 
 def width_of(texts: Iterable[str]) -> float:
     """Return about the width in pixels of the longest text."""
     return max((len(text) for text in texts), default=0) * _EM * TEXT_PIXELS
+
+
+def shortened(text: str, most: int) -> str:
+    """Return a text with at most so many characters."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def thinned(points: Sequence[_Item]) -> Sequence[_Item]:
+    """Return at most about `_MAX_POINTS` points, evenly spread, the last one among them."""
+    stride = -(-len(points) // _MAX_POINTS)
+    return points[::-1][::stride][::-1] if stride > 1 else points
+
+
+def number_text(value: float) -> str:
+    """Return a number beside an axis."""
+    return f"{value:,.6g}".replace("e+0", "e").replace("e+", "e")
 
 
 def ticks(low: float, high: float, most: int = 6, *, whole: bool = False) -> list[float]:
@@ -48,33 +69,6 @@ def powers(low: float, high: float, factors: Sequence[float] = (1.0,)) -> list[f
     return [value for value in found if low <= value <= high]
 
 
-@dataclass(frozen=True)
-class Scale:
-    """Where values are, in pixels.
-
-    Attributes:
-        low: value at `start`.
-        high: value at `end`.
-        start: in pixels.
-        end: in pixels.
-        logarithmic: whether equal distances are equal ratios.
-    """
-
-    low: float
-    high: float
-    start: float
-    end: float
-    logarithmic: bool = False
-
-    def __call__(self, value: float) -> float:
-        """Return the place of a value."""
-        low, high = self.low, self.high
-        if self.logarithmic:
-            low, high, value = math.log(low), math.log(high), math.log(value)
-        share = (value - low) / (high - low) if high > low else 0.5
-        return self.start + share * (self.end - self.start)
-
-
 def room_around(values: Sequence[float], *, logarithmic: bool = False) -> Point:
     """Return the ends of an axis with some room below and above the values."""
     low, high = min(values, default=0.0), max(values, default=1.0)
@@ -86,6 +80,129 @@ def room_around(values: Sequence[float], *, logarithmic: bool = False) -> Point:
 
 
 @dataclass(frozen=True)
+class Axis:
+    """What one direction of a chart shows.
+
+    Attributes:
+        low: value at the left or below; larger than `high` where values fall.
+        high: value at the right or above.
+        marks: values with words, and the words.
+        label: what it is.
+        logarithmic: whether equal distances are equal ratios.
+        grid: whether a rule crosses the chart at each mark.
+        upright: whether the words of marks below the chart are turned.
+    """
+
+    low: float
+    high: float
+    marks: Mapping[float, str]
+    label: str = ""
+    logarithmic: bool = False
+    grid: bool = False
+    upright: bool = False
+
+    def share(self, value: float) -> float:
+        """Return the place of a value: 0 at the low end, 1 at the high end."""
+        low, high = self.low, self.high
+        if self.logarithmic:
+            low, high, value = math.log(low), math.log(high), math.log(value)
+        return (value - low) / (high - low) if high != low else 0.5
+
+    @property
+    def room(self) -> float:
+        """Pixels for its words on the left of a chart."""
+        return (28 if self.label else 9) + width_of(self.marks.values())
+
+    @property
+    def height(self) -> float:
+        """Pixels for its words below a chart."""
+        return 24 + (width_of(self.marks.values()) if self.upright else 14)
+
+
+def number_axis(
+    ends: Point,
+    label: str = "",
+    *,
+    logarithmic: bool = False,
+    whole: bool = False,
+    percent: bool = False,
+    grid: bool = False,
+    most: int = 6,
+) -> Axis:
+    """Return an axis with marks at round numbers.
+
+    Args:
+        ends: its values at both ends, ascending.
+        label: what it is.
+        logarithmic: whether equal distances are equal ratios.
+        whole: whether only whole numbers are marked.
+        percent: whether they are written in percent.
+        grid: whether a rule crosses the chart at each mark.
+        most: marks, less one; of a logarithmic axis its decades decide.
+    """
+    found = ticks(*ends, most, whole=whole)
+    if logarithmic:
+        few = ends[1] < 99 * ends[0]
+        found = powers(*ends, (1.0, 2.0, 5.0) if few else (1.0,)) or found
+    marks = {v: f"{number_text(100 * v)}%" if percent else number_text(v) for v in found}
+    return Axis(*ends, marks, label, logarithmic, grid)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line through points, with a gap at each that is not a number.
+
+    An infinite coordinate is the edge of the chart, here and in all that is drawn.
+    """
+
+    points: Sequence[Point]
+    ink: Ink = "accent"
+    width: float = 1.8
+    dash: str = ""
+    opacity: float = 1.0
+    tip: str = ""
+
+
+@dataclass(frozen=True)
+class Area:
+    """The area that points enclose; after a gap, another one begins."""
+
+    points: Sequence[Point]
+    ink: Ink = "bar"
+    opacity: float = 1.0
+
+
+@dataclass(frozen=True)
+class Dots:
+    """A symbol at each point, `radius` pixels in size, with a tooltip each if there are any."""
+
+    points: Sequence[Point]
+    ink: Ink = "accent"
+    symbol: str = "o"
+    radius: float = 2.3
+    opacity: float = 1.0
+    hollow: bool = False
+    tips: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Note:
+    """Words, their middle at the height of a point, moved right and down by pixels."""
+
+    words: str
+    point: Point
+    offset: Point = (0.0, 0.0)
+    ink: Ink = "text"
+    anchor: Literal["start", "middle", "end"] = "start"
+    size: float = TEXT_PIXELS
+    bold: bool = False
+    turned: bool = False
+
+
+Mark = Line | Area | Dots | Note
+
+
+@dataclass(frozen=True)
 class Tip:
     """A text to show near a point, in the coordinates of the data."""
 
@@ -94,150 +211,71 @@ class Tip:
     text: str
 
 
-class Chart:
-    """A drawing with two axes.
+@dataclass(frozen=True)
+class Look:
+    """How a legend shows what has a name."""
 
-    Args:
-        width: of the drawing, in pixels.
-        height: of the drawing.
-        x: horizontal scale, from left to right.
-        y: vertical scale, from the bottom up, or from the top down.
+    ink: Ink
+    dash: str = ""
+    symbol: str = ""
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A figure with two axes.
+
+    Attributes:
+        label: its description for screen readers.
+        x: the axis below.
+        y: the axis on the left.
+        marks: what is drawn, each above the ones before it.
+        width: of the whole drawing, in pixels.
+        height: between the axes, in pixels.
+        top: pixels above.
+        right: pixels right of the last value, over which rules go on.
+        names: of lines, each with the last point and the ink of its line.
+        tips: tooltips near a point, ascending along the axis.
+        across: whether each tooltip covers a row of the drawing instead of a column.
+        heading: lines above the chart, in a file.
+        legend: what is drawn, in a file; a page says it elsewhere.
     """
 
-    def __init__(self, width: float, height: float, x: Scale, y: Scale) -> None:
-        self._width, self._height, self._x, self._y = width, height, x, y
-        self._left, self._right = x.start, max(x.end, width - 4)
-        self._top, self._bottom = sorted((y.start, y.end))
-        self._parts: list[str] = []
+    label: str
+    x: Axis
+    y: Axis
+    marks: Sequence[Mark]
+    width: float = 400.0
+    height: float = 224.0
+    top: float = 8.0
+    right: float = EDGE
+    names: Sequence[tuple[str, Point, Ink]] = ()
+    tips: Sequence[Tip] = ()
+    across: bool = False
+    heading: str = ""
+    legend: Mapping[str, Look] = field(default_factory=dict)
 
-    def line(
-        self,
-        points: Iterable[Point],
-        ink: Ink = "accent",
-        width: float = 1.8,
-        *,
-        dash: str = "none",
-    ) -> None:
-        """Draw a line through points, with a gap at each that is not a number."""
-        style = f"fill: none; stroke: var(--{ink}); stroke-width: {width}; stroke-dasharray: {dash}"
-        self._add(f'<path d="{self._path(points)}" style="{style}; stroke-linejoin: round"/>')
+    @property
+    def total_height(self) -> float:
+        """Of the whole drawing, in pixels."""
+        return self.top + self.height + self.x.height
 
-    def area(self, points: Iterable[Point], ink: Ink = "bar", opacity: float = 1.0) -> None:
-        """Fill the area that points enclose; after a gap, another one begins."""
-        style = f"fill: var(--{ink}); fill-opacity: {opacity:.3g}"
-        self._add(f'<path d="{self._path(points)}" style="{style}"/>')
+    @property
+    def aside(self) -> float:
+        """Pixels right of the rules, for names."""
+        return width_of(name for name, _, _ in self.names) + 9 if self.names else 0.0
 
-    def dot(self, point: Point, radius: float = 2.3) -> None:
-        """Draw a dot."""
-        x, y = self._x(point[0]), self._y(point[1])
-        self._add(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius}" style="fill: var(--accent)"/>')
 
-    def write(
-        self,
-        words: str,
-        point: Point,
-        offset: Point = (0.0, 0.0),
-        *,
-        ink: Ink = "text",
-        anchor: Literal["start", "middle", "end"] = "start",
-        size: float = TEXT_PIXELS,
-        bold: bool = False,
-    ) -> None:
-        """Write words, their middle at the height of a point, moved right and down by pixels."""
-        place = self._x(point[0]) + offset[0], self._y(point[1]) + offset[1]
-        self._text(words, place, ink=ink, anchor=anchor, size=size, bold=bold)
+def level(value: float, ink: Ink = "muted", width: float = 1.1, tip: str = "") -> Line:
+    """Return a dashed line across the chart, to compare with."""
+    return Line([(-math.inf, value), (math.inf, value)], ink, width, "4 3", tip=tip)
 
-    def target(self, value: float, words: str) -> None:
-        """Draw a dashed line across to compare with, its words above its start."""
-        y = self._y(value)
-        style = "stroke: var(--muted); stroke-width: 1.1; stroke-dasharray: 4 3"
-        self._add(f'<path d="M{self._left:.1f} {y:.1f}H{self._right:.1f}" style="{style}"/>')
-        self._text(words, (self._left + 4, y - 8))
 
-    def bottom_axis(self, marks: Mapping[float, str], label: str, *, turned: bool = False) -> None:
-        """Draw the axis below: its marks, each with its words, and what it is."""
-        y = self._bottom
-        self._rule((self._left, y), (self._right, y))
-        for value, words in marks.items():
-            x = self._x(value)
-            if turned:
-                self._text(words, (x, y + 6), size=_SMALL_PIXELS, anchor="end", turned=True)
-            else:
-                self._rule((x, y), (x, y + 3))
-                self._text(words, (x, y + 12), size=_SMALL_PIXELS, anchor="middle")
-        middle = (self._left + self._right) / 2
-        self._text(label, (middle, self._height - 8), anchor="middle")
+def target(value: float, words: str) -> list[Mark]:
+    """Return a dashed line across, its words above its start."""
+    return [level(value), Note(words, (-math.inf, value), (4, -8), "muted")]
 
-    def left_axis(self, marks: Mapping[float, str], label: str = "", *, grid: bool = True) -> None:
-        """Draw the axis on the left: words at each mark, rules across, and what it is."""
-        for value, words in marks.items():
-            y = self._y(value)
-            if grid:
-                self._rule((self._left, y), (self._right, y))
-            self._text(words, (self._left - 5, y), size=_SMALL_PIXELS, anchor="end")
-        if label:
-            middle = (self._top + self._bottom) / 2
-            self._text(label, (8, middle), anchor="middle", turned=len(label) > 1)
 
-    def svg(self, label: str, tips: Sequence[Tip] = (), *, across: bool = False) -> Markup:
-        """Return the drawing as an `<svg>` element.
-
-        Args:
-            label: description for screen readers.
-            tips: tooltips near a point, ascending along the axis.
-            across: whether each covers a row of the drawing instead of a column.
-        """
-        size = f"{self._width:.0f} {self._height:.0f}"
-        opening = f'<svg class="plot" viewBox="0 0 {size}" role="img" aria-label="{escape(label)}">'
-        strips = "".join(self._strips(tips, across))
-        return Markup("\n".join([opening, *self._parts, f"<g>{strips}</g>", "</svg>"]))
-
-    def _add(self, part: str) -> None:
-        self._parts.append(part)
-
-    def _path(self, points: Iterable[Point]) -> str:
-        steps, command = [], "M"
-        for x, y in points:
-            if math.isfinite(y):
-                steps.append(f"{command}{self._x(x):.1f} {self._y(y):.1f}")
-            command = "L" if math.isfinite(y) else "M"
-        return "".join(steps)
-
-    def _rule(self, start: Point, end: Point) -> None:
-        (x, y), (to_x, to_y) = start, end
-        path = f"M{x:.1f} {y:.1f}L{to_x:.1f} {to_y:.1f}"
-        self._add(f'<path d="{path}" style="stroke: var(--line); stroke-width: 0.8"/>')
-
-    def _text(
-        self,
-        words: str,
-        place: Point,
-        *,
-        ink: Ink = "muted",
-        anchor: str = "start",
-        size: float = TEXT_PIXELS,
-        bold: bool = False,
-        turned: bool = False,
-    ) -> None:
-        x, y = place
-        style = f"font-size: {size}px; fill: var(--{ink}); text-anchor: {anchor}"
-        style += "; font-weight: bold" if bold else ""
-        turn = f' transform="rotate(-90 {x:.1f} {y:.1f})"' if turned else ""
-        self._add(
-            f'<text x="{x:.1f}" y="{y:.1f}" dy="{0.35 * size:.1f}" style="{style}"{turn}>'
-            f"{escape(words)}</text>"
-        )
-
-    def _strips(self, tips: Sequence[Tip], across: bool) -> Iterator[str]:
-        """Yield transparent strips, each with the tooltip of the nearest point."""
-        x, y = self._x, self._y
-        left, right, top, bottom = self._left, self._right, self._top, self._bottom
-        centres = [y(tip.y) for tip in tips] if across else [x(tip.x) for tip in tips]
-        low, high = (top, bottom) if across else (left, right)
-        edges = [low, *((one + other) / 2 for one, other in pairwise(centres)), high]
-        for (start, end), tip in zip(pairwise(edges), tips, strict=False):
-            size = max(0.0, end - start)
-            box = (left, start, right - left, size) if across else (start, top, size, bottom - top)
-            place = dict(zip(("x", "y", "width", "height"), box, strict=True))
-            attributes = " ".join(f'{name}="{value:.1f}"' for name, value in place.items())
-            yield f'<rect class="tip" {attributes}><title>{escape(tip.text)}</title></rect>'
+def interval(place: float, ends: Point, ink: Ink, *, across: bool = False) -> list[Mark]:
+    """Return a line between two ends at a place, with caps; a horizontal one if `across`."""
+    points = [(end, place) if across else (place, end) for end in ends]
+    return [Line(points, ink, 1.6), Dots(points, ink, "|" if across else "_", 4.0)]

@@ -4,15 +4,15 @@ A run with differential privacy or secure aggregation has none (`fedsim.runs.rec
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from markupsafe import Markup
 
 from fedsim.core.formatting import epsilon_text, metric_text
-from fedsim.report.chart import Chart, Point, Scale, Tip, width_of
+from fedsim.report.chart import Area, Axis, Chart, Note, Point, Tip, shortened
 from fedsim.report.contents import RunContents
+from fedsim.report.drawing import inline_svg
 from fedsim.runs.recorded_figures import CLIENT_DATA_NOTE
 
 MAX_NAMED_ROWS = 40  # with more clients, rows are thin and have no number
@@ -24,80 +24,7 @@ _THIN_ROWS_PIXELS = 380  # all of them together
 _WIDTH_PIXELS = (330, 640)
 _MIN_TEXT_PIXELS = 27  # width of a cell with a number in it
 _MAX_TICKS = 16
-_MAX_TEXT_CHARACTERS = 9
-
-
-@dataclass(frozen=True)
-class HeatMap:
-    """A table of shares.
-
-    Attributes:
-        label: what it is, in words.
-        shares: of each row, one share in [0, 1] for each column; None: an empty cell.
-        texts: of each row, what is written in a cell where there is room.
-        rows: name of each row.
-        columns: name of each column.
-        tips: a text for each row.
-        below: what the columns are.
-        beside: what the rows are.
-    """
-
-    label: str
-    shares: Sequence[Sequence[float | None]]
-    texts: Sequence[Sequence[str]]
-    rows: Sequence[str]
-    columns: Sequence[str]
-    tips: Sequence[str]
-    below: str
-    beside: str
-
-
-def draw_heat_map(heat_map: HeatMap) -> Markup:
-    """Return the table as inline SVG."""
-    count, size = len(heat_map.rows), len(heat_map.columns)
-    named = count <= MAX_NAMED_ROWS
-    rows = {row + 0.5: _short(name) for row, name in enumerate(heat_map.rows) if named}
-    stride = -(-size // _MAX_TICKS)
-    columns = {k + 0.5: _short(heat_map.columns[k]) for k in range(0, size, stride)}
-    upright = (
-        sum(map(len, columns.values())) > 4 * _MAX_TICKS or max(map(len, columns.values())) > 4
-    )
-    left, (least, most) = 25 + width_of(rows.values()), _WIDTH_PIXELS
-    width = min(max(left + 8 + size * _COLUMN_PIXELS, least), most)
-    inside = count * _ROW_PIXELS if named else _THIN_ROWS_PIXELS
-    below = 24 + (width_of(columns.values()) if upright else 14)
-    x, y = Scale(0.0, size, left, width - 8), Scale(0.0, count, 4, 4 + inside)
-    chart = Chart(width, y.end + below, x, y)
-    _shade(chart, heat_map.shares)
-    if named and (width - left) / size >= _MIN_TEXT_PIXELS:
-        _write(chart, heat_map.texts)
-    chart.left_axis(rows, heat_map.beside, grid=False)
-    chart.bottom_axis(columns, heat_map.below, turned=upright)
-    tips = [Tip(0, row + 0.5, text) for row, text in enumerate(heat_map.tips)]
-    return chart.svg(heat_map.label, tips, across=True)
-
-
-def _shade(chart: Chart, shares: Sequence[Sequence[float | None]]) -> None:
-    cells: dict[int, list[Point]] = {}
-    for row, line in enumerate(shares):
-        for column, share in enumerate(line):
-            if share is not None:
-                level = max(1, round(share * _LEVELS))  # a share of 0 is not an empty cell
-                corners = [(0, 0), (1, 0), (1, 1), (0, 1), (0, math.nan)]
-                cells.setdefault(level, []).extend((column + x, row + y) for x, y in corners)
-    for level, corners in sorted(cells.items()):
-        chart.area(corners, "accent", _STRONGEST * level / _LEVELS)
-
-
-def _write(chart: Chart, texts: Sequence[Sequence[str]]) -> None:
-    for row, line in enumerate(texts):
-        for column, text in enumerate(line):
-            if text:
-                chart.write(text, (column + 0.5, row + 0.5), anchor="middle", size=9.5)
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= _MAX_TEXT_CHARACTERS else text[: _MAX_TEXT_CHARACTERS - 1] + "…"
+_MAX_CHARACTERS = 9
 
 
 _MAX_TIP_CLASSES = 6
@@ -162,13 +89,13 @@ def _label_skew(rows: Sequence[dict[str, Any]]) -> float:
 
 def _label_map(
     rows: Sequence[dict[str, Any]], classes: Sequence[str], contents: RunContents
-) -> Any:
+) -> Markup:
     tips = [
         f"{_who(row, contents)}, {sum(row['labels']):,} examples: "
         + _listed([f"{classes[k]}: {n:,}" for k, n in _largest(row["labels"])])
         for row in rows
     ]
-    return _draw(
+    return _heat_map(
         "Share of each class in the training examples of each client",
         rows,
         [[share or None for share in _shares(row["labels"])] for row in rows],
@@ -181,7 +108,7 @@ def _label_map(
 
 def _accuracy_map(
     rows: Sequence[dict[str, Any]], classes: Sequence[str], contents: RunContents
-) -> Any:
+) -> Markup:
     shares = [
         [hits / n if n else None for hits, n in zip(row["correct"], row["held_out"], strict=True)]
         for row in rows
@@ -193,7 +120,7 @@ def _accuracy_map(
         )
         for row in rows
     ]
-    return _draw(
+    return _heat_map(
         "Accuracy of the final model by class on the held-out examples of each client",
         rows,
         shares,
@@ -204,7 +131,7 @@ def _accuracy_map(
     )
 
 
-def _draw(
+def _heat_map(
     label: str,
     rows: Sequence[dict[str, Any]],
     shares: Sequence[Sequence[float | None]],
@@ -212,21 +139,57 @@ def _draw(
     classes: Sequence[str],
     tips: Sequence[str],
     contents: RunContents,
-) -> Any:
-    few = len(rows) <= MAX_NAMED_ROWS
-    names = _names(contents)
-    return draw_heat_map(
-        HeatMap(
+) -> Markup:
+    """Return shares in [0, 1] as cells, a row for each client and a column for each class.
+
+    None is an empty cell. Cells have their texts where there is room.
+    """
+    count, size, names = len(rows), len(classes), _names(contents)
+    few = count <= MAX_NAMED_ROWS
+    clients = [names.get(row["client"], str(row["client"])) for row in rows] if few else []
+    beside = "client" if few else f"{count:,} clients, by their most frequent class"
+    places = {row + 0.5: shortened(name, _MAX_CHARACTERS) for row, name in enumerate(clients)}
+    stride = -(-size // _MAX_TICKS)
+    below = {k + 0.5: shortened(classes[k], _MAX_CHARACTERS) for k in range(0, size, stride)}
+    upright = sum(map(len, below.values())) > 4 * _MAX_TICKS or max(map(len, below.values())) > 4
+    x = Axis(0.0, size, below, "class", upright=upright)
+    y = Axis(count, 0.0, places, beside)
+    width = min(max(y.room + 8 + size * _COLUMN_PIXELS, _WIDTH_PIXELS[0]), _WIDTH_PIXELS[1])
+    has_texts = few and (width - y.room) / size >= _MIN_TEXT_PIXELS
+    return inline_svg(
+        Chart(
             label=label,
-            shares=shares,
-            texts=texts,
-            rows=[names.get(row["client"], str(row["client"])) for row in rows],
-            columns=classes,
-            tips=tips,
-            below="class",
-            beside="client" if few else f"{len(rows):,} clients, by their most frequent class",
+            x=x,
+            y=y,
+            marks=[*_cells(shares), *(_notes(texts) if has_texts else ())],
+            width=width,
+            height=count * _ROW_PIXELS if few else _THIN_ROWS_PIXELS,
+            top=4,
+            right=8,
+            tips=[Tip(0, row + 0.5, text) for row, text in enumerate(tips)],
+            across=True,
         )
     )
+
+
+def _cells(shares: Sequence[Sequence[float | None]]) -> Iterator[Area]:
+    """Yield the cells of each shade, as one area."""
+    cells: dict[int, list[Point]] = {}
+    for row, line in enumerate(shares):
+        for column, share in enumerate(line):
+            if share is not None:
+                level = max(1, round(share * _LEVELS))  # a share of 0 is not an empty cell
+                corners = [(0, 0), (1, 0), (1, 1), (0, 1), (0, math.nan)]
+                cells.setdefault(level, []).extend((column + x, row + y) for x, y in corners)
+    for level, corners in sorted(cells.items()):
+        yield Area(corners, "accent", _STRONGEST * level / _LEVELS)
+
+
+def _notes(texts: Sequence[Sequence[str]]) -> Iterator[Note]:
+    for row, line in enumerate(texts):
+        for column, text in enumerate(line):
+            if text:
+                yield Note(text, (column + 0.5, row + 0.5), anchor="middle", size=9.5)
 
 
 def _names(contents: RunContents) -> dict[int, str]:

@@ -24,9 +24,10 @@ from fedsim.report import overview
 from fedsim.report.client_data import answers_context, client_data_context, held_out_accuracies
 from fedsim.report.client_table import MAX_BARS, ClientTable, client_table, plain_table
 from fedsim.report.contents import RunContents, read_contents, scores_context
+from fedsim.report.drawing import inline_svg
 from fedsim.report.experiment import experiment_rows
 from fedsim.report.overview import cost_drawings, round_drawings, spends_of
-from fedsim.report.plots import draw_attack, draw_profile, draw_spend, narrow_range
+from fedsim.report.plots import attack_chart, narrow_range, profile_chart, spend_chart
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.manifest import list_again
 from fedsim.statement import Facts, Sentence, clients_text, statement_of
@@ -322,8 +323,8 @@ def _attack(facts: Facts) -> dict[str, Any] | None:
         "rows": [(f"{100 * rate:g}%", percent_text(bound)) for rate, bound in attack.table],
         "epsilon": epsilon_text(profile.epsilon),
         "delta": delta_text(profile.delta),
-        "profile_plot": draw_profile(profile),
-        "attack_plot": draw_attack(attack),
+        "profile_plot": inline_svg(profile_chart(profile)),
+        "attack_plot": inline_svg(attack_chart(attack)),
     }
 
 
@@ -368,7 +369,7 @@ def _spend_plot(contents: RunContents) -> Markup | None:
     if not facts.is_private or not facts.has_charges or facts.objections:
         return None
     spends = spends_of(contents)
-    return None if narrow_range(spends) is not None else draw_spend(spends)
+    return None if narrow_range(spends) is not None else inline_svg(spend_chart(spends))
 
 
 def _spend_caption(contents: RunContents) -> str:

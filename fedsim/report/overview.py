@@ -12,8 +12,9 @@ from fedsim.core.formatting import count_text, delta_text, duration_text, epsilo
 from fedsim.core.metrics import metric_entry, metric_name
 from fedsim.models.catalog import TRAIN_METRICS
 from fedsim.report.contents import RunContents, baseline_text, quoted, recall_text, warnings_of
+from fedsim.report.drawing import inline_svg
 from fedsim.report.experiment import sizes_text
-from fedsim.report.plots import Axis, Curve, Spend, common_target, draw_curve, round_axis
+from fedsim.report.plots import Curve, Over, Spend, common_target, over_rounds
 from fedsim.server.round_report import RoundRow
 from fedsim.statement import Facts
 from fedsim.statement.guarantee import is_plain, stated_certificates, unit_text
@@ -30,7 +31,7 @@ def round_drawings(contents: RunContents) -> Drawings:
     """Return captions and drawings of metrics, losses and ε over the rounds."""
     if not contents.rounds:
         return []
-    over = round_axis([row["round"] for row in contents.rounds])
+    over = over_rounds([row["round"] for row in contents.rounds])
     curves = [_metric_curve(contents, name, over) for name in _plotted_metrics(contents)]
     curves += [_metric_curve(contents, name, over) for name in _train_metrics(contents)]
     if contents.facts.is_bounded:
@@ -60,16 +61,16 @@ def spends_of(contents: RunContents) -> list[Spend]:
 
 
 def _drawn(curves: list[Curve]) -> Drawings:
-    drawings = [(curve.label, draw_curve(curve)) for curve in curves]
-    return [(label, drawing) for label, drawing in drawings if drawing is not None]
+    charts = [(curve.label, curve.chart()) for curve in curves]
+    return [(label, inline_svg(chart)) for label, chart in charts if chart is not None]
 
 
-def _costs(contents: RunContents) -> Iterator[tuple[str, Axis]]:
+def _costs(contents: RunContents) -> Iterator[tuple[str, Over]]:
     """Yield the words and the axis of each cost that the run recorded."""
     epsilons = [row["epsilon_max"] for row in contents.rounds]
     known = [epsilon for epsilon in epsilons if epsilon is not None]
     if contents.facts.is_bounded and len(known) == len(epsilons):
-        yield "ε", Axis("ε", known, lambda value: f"ε {epsilon_text(value)}")
+        yield "ε", Over("ε", known, lambda value: f"ε {epsilon_text(value)}")
     traffic = [row.get("traffic") for row in contents.rounds]
     known_traffic = [one["down"] + one["up"] for one in traffic if one]
     if len(known_traffic) == len(traffic):  # not recorded where participation is secret
@@ -79,13 +80,13 @@ def _costs(contents: RunContents) -> Iterator[tuple[str, Axis]]:
         unit, size = _unit(seconds[-1], _TIME_UNITS, ("seconds", 1.0))
         yield (
             "time",
-            Axis(unit, [s / size for s in seconds], lambda value: duration_text(value * size)),
+            Over(unit, [s / size for s in seconds], lambda value: duration_text(value * size)),
         )
 
 
-def _traffic_axis(sent: list[int]) -> Axis:
+def _traffic_axis(sent: list[int]) -> Over:
     unit, size = _unit(sent[-1], _UNITS, ("bytes", 1.0))
-    return Axis(
+    return Over(
         f"{unit} sent and received", [one / size for one in sent], lambda v: f"{v:.4g} {unit}"
     )
 
@@ -108,7 +109,7 @@ def _train_metrics(contents: RunContents) -> list[str]:
     return [name for name in TRAIN_METRICS if any(name in row for row in contents.rounds)]
 
 
-def _metric_curve(contents: RunContents, name: str, over: Axis) -> Curve:
+def _metric_curve(contents: RunContents, name: str, over: Over) -> Curve:
     whose = "Test"
     if name in TRAIN_METRICS:
         whose = "Train"
@@ -123,7 +124,7 @@ def _metric_curve(contents: RunContents, name: str, over: Axis) -> Curve:
     )
 
 
-def _epsilon_curve(contents: RunContents, over: Axis) -> Curve:
+def _epsilon_curve(contents: RunContents, over: Over) -> Curve:
     return Curve(
         label=_epsilon_label(contents.facts),
         over=over,
@@ -134,7 +135,7 @@ def _epsilon_curve(contents: RunContents, over: Axis) -> Curve:
     )
 
 
-def noise_curve(contents: RunContents, over: Axis) -> Curve | None:
+def noise_curve(contents: RunContents, over: Over) -> Curve | None:
     """Return the noise-to-signal ratio of the update of each round; None where it is not known.
 
     The update u is signal and independent noise, ‖u‖² ≈ ‖signal‖² + n², with the expected length n

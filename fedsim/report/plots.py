@@ -1,39 +1,57 @@
-"""The figures of the report, as inline SVG."""
+"""The figures of the report, and those of `--plot`: each is a function that returns a chart."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING
 
-from markupsafe import Markup
-
-from fedsim.core.formatting import aligned_epsilon, delta_text, epsilon_text, percent_text
-from fedsim.report.chart import Chart, Point, Scale, Tip, powers, room_around, ticks, width_of
+from fedsim.core.formatting import (
+    aligned_epsilon,
+    count_text,
+    delta_text,
+    epsilon_text,
+    percent_text,
+)
+from fedsim.report.chart import (
+    SERIES,
+    Area,
+    Axis,
+    Chart,
+    Dots,
+    Ink,
+    Line,
+    Mark,
+    Note,
+    Point,
+    Tip,
+    number_axis,
+    number_text,
+    powers,
+    room_around,
+    target,
+    thinned,
+    ticks,
+    width_of,
+)
 from fedsim.report.client_table import MAX_BARS
 from fedsim.statement import AttackBound, Profile
 
-# In pixels at 72 to the inch, about as wide as a phone: text keeps its size there.
-_CURVE_PIXELS = (310, 225)
-_WIDTH_PIXELS = 400
-_BAR_HEIGHT_PIXELS = 21
+if TYPE_CHECKING:
+    from fedsim.planning.bounds import BoundCurve
+    from fedsim.planning.projection import Plan
 
-_PROFILE_WIDTH, _PROFILE_HEIGHT = 330, 235
+_CURVE_PIXELS = (310, 175)  # at 72 to the inch, about as wide as a phone: text keeps its size there
+_PROFILE_PIXELS = (330, 189)
+_BARS_PIXELS, _BAR_HEIGHT_PIXELS = 400, 21
+_RANKS_PIXELS = (400, 190)
 _MIN_DELTA = 1e-300
 _RATES = {1e-4: "0.01%", 1e-3: "0.1%", 1e-2: "1%", 1e-1: "10%", 1.0: "100%"}
-
-# More points than pixels would only make the file larger.
-_MAX_POINTS = 400
 _MAX_TIPS = 100
-
 _SAME_SHARE = 0.99  # of the largest ε: bars of such lengths look the same
-
-_FEW_DECADES = (1.0, 2.0, 5.0)  # ticks of each decade, where there are not many
-
-_Point = TypeVar("_Point")
 
 
 @dataclass(frozen=True)
-class Axis:
+class Over:
     """What a curve is drawn over.
 
     Attributes:
@@ -48,10 +66,16 @@ class Axis:
     text: Callable[[float], str]
     whole: bool = False
 
+    def axis(self) -> Axis:
+        """Return the axis from the first place to the last."""
+        ends, few = (self.values[0], self.values[-1]), self.whole and len(self.values) <= 5
+        marked = self.values if few else ticks(*ends, whole=self.whole)
+        return Axis(*ends, {value: number_text(value) for value in marked}, self.label)
 
-def round_axis(rounds: Sequence[int]) -> Axis:
-    """Return the axis of round numbers."""
-    return Axis("round", rounds, lambda number: f"round {number:,.0f}", whole=True)
+
+def over_rounds(rounds: Sequence[int]) -> Over:
+    """Return round numbers to draw over."""
+    return Over("round", rounds, lambda number: f"round {number:,.0f}", whole=True)
 
 
 @dataclass(frozen=True)
@@ -71,7 +95,7 @@ class Curve:
     """
 
     label: str
-    over: Axis
+    over: Over
     values: Sequence[float | None]
     text: Callable[[float], str]
     percent: bool = False
@@ -80,70 +104,35 @@ class Curve:
     from_zero: bool = False
     logarithmic: bool = False
 
+    def chart(self) -> Chart | None:
+        """Return the chart of the curve; None where no value is finite."""
+        points = [
+            (place, math.nan if value is None else value)
+            for place, value in thinned(list(zip(self.over.values, self.values, strict=True)))
+        ]
+        finite = [(place, value) for place, value in points if math.isfinite(value)]
+        if not finite:
+            return None
+        (end, value), last = finite[-1], self.text(finite[-1][1])
+        marks: list[Mark] = [Line(points), Dots([(end, value)])]
+        # A target line runs through the label of a spend that reached it: write below the line.
+        marks.append(Note(last, (end, value), (6, 0 if self.target is None else 9), bold=True))
+        if self.target is not None:
+            marks = [*target(self.target, self.target_text or f"target {self.target:g}"), *marks]
+        tips = [Tip(x, y, f"{self.over.text(x)}: {self.text(y)}") for x, y in finite]
+        ends = tips[-1].text if len(tips) == 1 else f"from {tips[0].text} to {tips[-1].text}"
+        label, y = f"{self.label} over {self.over.label}, {ends}", self._axis(finite)
+        room = {"top": 12, "right": 14 + width_of([last])}
+        return Chart(label, self.over.axis(), y, marks, *_CURVE_PIXELS, **room, tips=tips)
 
-def draw_curve(curve: Curve) -> Markup | None:
-    """Return the curve as inline SVG; None where no value is finite."""
-    points = [
-        (place, math.nan if value is None else value)
-        for place, value in _thinned(list(zip(curve.over.values, curve.values, strict=True)))
-    ]
-    finite = [(place, value) for place, value in points if math.isfinite(value)]
-    if not finite:
-        return None
-    (width, height), last = _CURVE_PIXELS, curve.text(finite[-1][1])
-    low, high = _range_of(curve, [value for _, value in finite])
-    marks = {value: _axis_text(curve, value) for value in _marks(curve, low, high)}
-    left, right = 9 + width_of(marks.values()), width - 14 - width_of([last])
-    x = Scale(curve.over.values[0], curve.over.values[-1], left, right)
-    y = Scale(low, high, height - 38, 12, curve.logarithmic)
-    chart = Chart(width, height, x, y)
-    chart.left_axis(marks)
-    chart.bottom_axis(_places(curve.over), curve.over.label)
-    if curve.target is not None:
-        words = curve.target_text or f"target {curve.target:g}"
-        chart.target(curve.target, words)
-    chart.line(points)
-    chart.dot(finite[-1])
-    # A target line runs through the label of a spend that reached it: write below the line.
-    chart.write(last, finite[-1], (6, 0 if curve.target is None else 9), bold=True)
-    tips = [
-        Tip(place, value, f"{curve.over.text(place)}: {curve.text(value)}")
-        for place, value in finite
-    ]
-    return chart.svg(_spoken(curve, tips), tips)
-
-
-def _range_of(curve: Curve, values: Sequence[float]) -> Point:
-    """Return the ends of the vertical axis."""
-    aim = [] if curve.target is None else [curve.target]
-    low, high = room_around([*values, *aim], logarithmic=curve.logarithmic)
-    if curve.from_zero:
-        return 0.0, max([high, *(1.15 * target for target in aim)])
-    return low, min(high, 1.0) if curve.percent else high
-
-
-def _marks(curve: Curve, low: float, high: float) -> list[float]:
-    if not curve.logarithmic:
-        return ticks(low, high)
-    return powers(low, high, _FEW_DECADES if high < 99 * low else (1,)) or ticks(low, high)
-
-
-def _axis_text(curve: Curve, value: float) -> str:
-    return f"{100 * value:.6g}%" if curve.percent else f"{value:,.6g}"
-
-
-def _places(over: Axis) -> dict[float, str]:
-    """Return the marks of a horizontal axis."""
-    values = over.values
-    few = over.whole and len(values) <= 5
-    marked = values if few else ticks(values[0], values[-1], whole=over.whole)
-    return {value: f"{value:,.6g}" for value in marked}
-
-
-def _spoken(curve: Curve, tips: Sequence[Tip]) -> str:
-    """Return a description for screen readers: the first and the last value."""
-    ends = tips[-1].text if len(tips) == 1 else f"from {tips[0].text} to {tips[-1].text}"
-    return f"{curve.label} over {curve.over.label}, {ends}"
+    def _axis(self, points: Sequence[Point]) -> Axis:
+        aim = [] if self.target is None else [self.target]
+        values = [*(value for _, value in points), *aim]
+        low, high = room_around(values, logarithmic=self.logarithmic)
+        if self.from_zero:
+            low, high = 0.0, max([high, *(1.15 * target for target in aim)])
+        ends = low, min(high, 1.0) if self.percent else high
+        return number_axis(ends, logarithmic=self.logarithmic, percent=self.percent, grid=True)
 
 
 @dataclass(frozen=True)
@@ -154,19 +143,20 @@ class Spend:
     epsilon: float | None
     target: float | None
 
+    @property
+    def text(self) -> str:
+        """The client and its ε in words."""
+        aim = "" if self.target is None else f" of {self.target:g}"
+        return f"client {self.client}: ε {aligned_epsilon(self.epsilon)}{aim}"
 
-def draw_spend(spends: Sequence[Spend]) -> Markup:
+
+def spend_chart(spends: Sequence[Spend]) -> Chart:
     """Return every client's ε: a bar for each, or the sorted curve of more than `MAX_BARS`.
 
     ε that are all alike need no figure: `narrow_range` is enough.
     """
     draw = _bars if len(spends) <= MAX_BARS else _ranked
     return draw(spends, "Epsilon spent by each client; the table below has every number")
-
-
-def _spend_text(spend: Spend) -> str:
-    target = "" if spend.target is None else f" of {spend.target:g}"
-    return f"client {spend.client}: ε {aligned_epsilon(spend.epsilon)}{target}"
 
 
 def narrow_range(spends: Sequence[Spend]) -> tuple[float, float] | None:
@@ -183,128 +173,98 @@ def common_target(spends: Sequence[Spend]) -> float | None:
     return targets.pop() if len(targets) == 1 else None
 
 
-def _bars(spends: Sequence[Spend], label: str) -> Markup:
+def _bars(spends: Sequence[Spend], label: str) -> Chart:
     finite = [spend.epsilon for spend in spends if spend.epsilon is not None]
     targets = [spend.target for spend in spends if spend.target is not None]
     longest = max([*finite, *targets, 1e-9])
     largest = aligned_epsilon(max(finite, default=0.0)) if len(finite) == len(spends) else None
     texts = [aligned_epsilon(spend.epsilon) for spend in spends]
-    names = {float(row): str(spend.client) for row, spend in enumerate(spends)}
-    right = _WIDTH_PIXELS - 14 - width_of(texts)
-    x = Scale(0.0, longest, 29 + width_of(names.values()), right)
-    y = Scale(-0.5, len(spends) - 0.5, 22, 22 + len(spends) * _BAR_HEIGHT_PIXELS)
-    chart = Chart(_WIDTH_PIXELS, y.end + 38, x, y)
-    chart.bottom_axis({value: f"{value:,.6g}" for value in ticks(0.0, longest)}, "ε")
-    chart.left_axis(names, "client", grid=False)
+    shared, marks = common_target(spends), list[Mark]()
     for row, (spend, text) in enumerate(zip(spends, texts, strict=True)):
         length = longest if spend.epsilon is None else spend.epsilon
         low, high = row - 0.31, row + 0.31
         corners = [(0.0, low), (length, low), (length, high), (0.0, high)]
-        chart.area(corners, "accent" if text == largest else "bar")
+        marks.append(Area(corners, "accent" if text == largest else "bar"))
         # In one column, beyond the longest bar, where no target line crosses them.
-        chart.write(text, (longest, row), (10, 0), bold=text == largest)
-        if spend.target is not None and common_target(spends) is None:
-            chart.line([(spend.target, row - 0.42), (spend.target, row + 0.42)], "text", 1.4)
-    shared = common_target(spends)
+        marks.append(Note(text, (longest, row), (10, 0), bold=text == largest))
+        if spend.target is not None and shared is None:
+            ends = [(spend.target, row - 0.42), (spend.target, row + 0.42)]
+            marks.append(Line(ends, "text", 1.4))
     if shared is not None:
-        chart.line([(shared, -0.5), (shared, len(spends) - 0.5)], "muted", 1.1, dash="4 3")
-        chart.write(f"target {shared:g}", (shared, -0.5), (0, -9), ink="muted", anchor="middle")
-    tips = [Tip(0, row, _spend_text(spend)) for row, spend in enumerate(spends)]
-    return chart.svg(label, tips, across=True)
+        marks.append(Line([(shared, math.inf), (shared, -math.inf)], "muted", 1.1, "4 3"))
+        words, place = f"target {shared:g}", (shared, math.inf)
+        marks.append(Note(words, place, (0, -9), "muted", "middle"))
+    clients = {float(row): str(spend.client) for row, spend in enumerate(spends)}
+    y = Axis(len(spends) - 0.5, -0.5, clients, "client")
+    tips = [Tip(0, row, spend.text) for row, spend in enumerate(spends)]
+    x, size = number_axis((0.0, longest), "ε"), (_BARS_PIXELS, len(spends) * _BAR_HEIGHT_PIXELS)
+    right = 14 + width_of(texts)
+    return Chart(label, x, y, marks, *size, top=22, right=right, tips=tips, across=True)
 
 
-def _ranked(spends: Sequence[Spend], label: str) -> Markup:
-    """Draw all clients as one falling curve, without those of infinite ε."""
+def _ranked(spends: Sequence[Spend], label: str) -> Chart:
+    """Return all clients as one falling curve, without those of infinite ε."""
     known = [(s.epsilon, s) for s in spends if s.epsilon is not None]
     falling = [spend for _, spend in sorted(known, key=lambda pair: -pair[0])]
     epsilons = [spend.epsilon or 0.0 for spend in falling]
-    hidden, shared = len(spends) - len(epsilons), common_target(spends)
-    shown = _thinned(list(enumerate(epsilons, start=hidden + 1)))
+    count, hidden, shared = len(spends), len(spends) - len(epsilons), common_target(spends)
+    shown = thinned(list(enumerate(epsilons, start=hidden + 1)))
     high = max([*(1.05 * epsilon for epsilon in epsilons), 1.15 * (shared or 0.0)]) or 1.0
-    marks = {value: f"{value:,.6g}" for value in ticks(0.0, high)}
-    x = Scale(0.5, len(spends) + 0.5, 29 + width_of(marks.values()), _WIDTH_PIXELS - 12)
-    chart = Chart(_WIDTH_PIXELS, 240, x, Scale(0.0, high, 202, 12))
-    chart.left_axis(marks, "ε")
-    below = "clients, by falling ε" + (f" ({hidden} with infinite ε)" if hidden else "")
-    places = {value: f"{value:,.0f}" for value in ticks(1, len(spends), whole=True)}
-    chart.bottom_axis(places, below)
+    marks: list[Mark] = []
     if shown:
-        first, last = (shown[0][0], 0.0), (shown[-1][0], 0.0)
-        chart.area([first, *shown, last])
-        chart.line(shown)
+        marks = [Area([(shown[0][0], 0.0), *shown, (shown[-1][0], 0.0)]), Line(shown)]
     if shared is not None:
-        chart.target(shared, f"target {shared:g}")
+        marks += target(shared, f"target {shared:g}")
+    places = {value: number_text(value) for value in ticks(1, count, whole=True)}
+    below = "clients, by falling ε" + (f" ({hidden} with infinite ε)" if hidden else "")
+    x, y = Axis(0.5, count + 0.5, places, below), number_axis((0.0, high), "ε", grid=True)
     tips = [
-        Tip(rank, value, f"{rank:,} of {len(spends):,}: {_spend_text(falling[rank - hidden - 1])}")
+        Tip(rank, value, f"{rank:,} of {count:,}: {falling[rank - hidden - 1].text}")
         for rank, value in shown[:: max(1, len(shown) // _MAX_TIPS)]
     ]
-    return chart.svg(label, tips)
+    return Chart(label, x, y, marks, *_RANKS_PIXELS, top=12, right=12, tips=tips)
 
 
-def _thinned(points: list[_Point]) -> list[_Point]:
-    """Return at most about `_MAX_POINTS` points, evenly spread, the last one among them."""
-    stride = -(-len(points) // _MAX_POINTS)
-    return points[::-1][::stride][::-1] if stride > 1 else points
-
-
-def draw_profile(profile: Profile) -> Markup:
+def profile_chart(profile: Profile) -> Chart:
     """Return the curve δ(ε) with the pair that is reported marked on it."""
     points = [(epsilon, delta) for epsilon, delta in profile.curve if delta > _MIN_DELTA]
     pair = (profile.epsilon, profile.delta)
     all_points = [*points, pair] if math.isfinite(profile.epsilon) else points
     epsilons, deltas = ([point[axis] for point in all_points] for axis in (0, 1))
     low, high = min(deltas) / 2, max(deltas) * 2
-    marks = {delta: _power(delta) for delta in powers(low, high)}
-    x = Scale(0.0, max(epsilons) or 1.0, 28 + width_of(marks.values()), _PROFILE_WIDTH - 14)
-    chart = Chart(
-        _PROFILE_WIDTH,
-        _PROFILE_HEIGHT,
-        x,
-        Scale(low, high, _PROFILE_HEIGHT - 38, 8, logarithmic=True),
-    )
-    chart.left_axis(marks, "δ")
-    chart.bottom_axis({value: f"{value:g}" for value in ticks(0.0, x.high)}, "ε")
-    chart.line(points)
+    words = (f"ε = {epsilon_text(profile.epsilon)}", f"δ = {delta_text(profile.delta)}")
+    marks: list[Mark] = [Line(points)]
     if pair in all_points:
-        chart.dot(pair)
-        for line, words in enumerate(_words(profile)):
-            chart.write(words, pair, (-8, 12 + 14 * line), anchor="end", bold=True)
-    stride = max(1, len(points) // 40)
+        marks.append(Dots([pair]))
+        for line, text in enumerate(words):
+            marks.append(Note(text, pair, (-8, 12 + 14 * line), anchor="end", bold=True))
+    x, decades = number_axis((0.0, max(epsilons) or 1.0), "ε"), powers(low, high)
+    y = Axis(low, high, {one: _power(one) for one in decades}, "δ", logarithmic=True, grid=True)
     tips = [
         Tip(epsilon, delta, f"ε = {epsilon_text(epsilon)}: δ ≤ {delta_text(delta)}")
-        for epsilon, delta in points[::stride]
+        for epsilon, delta in points[:: max(1, len(points) // 40)]
     ]
-    delta, epsilon = reversed(_words(profile))
-    return chart.svg(
-        f"δ as a function of ε for client {profile.client}; {delta} at {epsilon}", tips
-    )
+    label = f"δ as a function of ε for client {profile.client}; {words[1]} at {words[0]}"
+    return Chart(label, x, y, marks, *_PROFILE_PIXELS, right=14, tips=tips)
 
 
-def draw_attack(attack: AttackBound) -> Markup:
+def attack_chart(attack: AttackBound) -> Chart:
     """Return the bound on the true-positive rate over the false-positive rate, beside guessing."""
     rates, bounds = attack.false_alarms, attack.detection
     guesses, at_most = list(zip(rates, rates, strict=True)), list(zip(rates, bounds, strict=True))
-    marks = {step / 5: f"{20 * step}%" for step in range(6)}
-    x = Scale(rates[0], 1.0, 28 + width_of(marks.values()), _PROFILE_WIDTH - 18, logarithmic=True)
-    chart = Chart(_PROFILE_WIDTH, _PROFILE_HEIGHT, x, Scale(0.0, 1.02, _PROFILE_HEIGHT - 38, 8))
-    chart.left_axis(marks, "true-positive rate, at most")
-    chart.bottom_axis(
-        {r: text for r, text in _RATES.items() if r >= rates[0]}, "false-positive rate"
-    )
-    chart.area([*at_most, *reversed(guesses)])
-    chart.line(at_most)
-    chart.line(guesses, "muted", 1.1, dash="4 3")
-    chart.write("guessing", (0.14, 0.14), (6, 8), ink="muted")
+    shown = {rate: text for rate, text in _RATES.items() if rate >= rates[0]}
+    fifths = {step / 5: f"{20 * step}%" for step in range(6)}
+    x = Axis(rates[0], 1.0, shown, "false-positive rate", logarithmic=True)
+    y = Axis(0.0, 1.02, fifths, "true-positive rate, at most", grid=True)
+    marks: list[Mark] = [Area([*at_most, *reversed(guesses)]), Line(at_most)]
+    marks.append(Line(guesses, "muted", 1.1, "4 3"))
+    marks.append(Note("guessing", (0.14, 0.14), (6, 8), "muted"))
     tips = [
         Tip(rate, bound, f"FPR {100 * rate:.2g}%: TPR at most {percent_text(bound)}")
         for rate, bound in at_most
     ]
     label = "Bound on the true-positive rate of any attack, over its false-positive rate"
-    return chart.svg(label, tips)
-
-
-def _words(profile: Profile) -> tuple[str, str]:
-    return f"ε = {epsilon_text(profile.epsilon)}", f"δ = {delta_text(profile.delta)}"
+    return Chart(label, x, y, marks, *_PROFILE_PIXELS, right=18, tips=tips)
 
 
 def _power(value: float) -> str:
@@ -312,3 +272,85 @@ def _power(value: float) -> str:
     exponent = round(math.log10(value))
     digits = str(exponent).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
     return "1" if exponent == 0 else f"10{digits}"
+
+
+_LINES_PIXELS = (504, 270)
+_PLAN_PIXELS = (460, 240)
+_MAX_DOTS = 60  # points beyond which a line has none
+
+
+def line_chart(
+    lines: Mapping[str, Sequence[float | None]],
+    xs: Sequence[float],
+    title: str,
+    x_label: str,
+    y_label: str,
+    *,
+    log_x: bool = True,
+    dotted: Sequence[float] | None = None,
+) -> Chart:
+    """Return lines over a common axis, each with its name at its end.
+
+    Args:
+        lines: for each name its values at `xs`; one that is None or not finite and above 0 is left
+            out.
+        xs: places of all lines, ascending.
+        title: above the lines; several lines of text are allowed.
+        x_label: of the horizontal axis.
+        y_label: of the vertical axis, which is logarithmic.
+        log_x: whether equal distances are equal ratios of `xs`.
+        dotted: places among `xs` with a dot; None: all.
+    """
+    marks, ends, values = list[Mark](), list[tuple[str, Point, Ink]](), list[float]()
+    places = set(xs if dotted is None else dotted)
+    for index, (name, line) in enumerate(lines.items()):
+        pairs, ink = zip(xs, line, strict=True), SERIES[index % len(SERIES)]
+        points = [(x, y) for x, y in pairs if y is not None and math.isfinite(y) and y > 0]
+        if points:
+            dots = [point for point in points if point[0] in places]
+            marks += [Line(points, ink), Dots(dots if len(dots) <= _MAX_DOTS else (), ink)]
+            ends.append((name, points[-1], ink))
+            values += [y for _, y in points]
+    x = number_axis(room_around(xs, logarithmic=log_x), x_label, logarithmic=log_x)
+    ends_y = room_around(values or [1.0], logarithmic=True)
+    y = number_axis(ends_y, y_label, logarithmic=True, grid=True)
+    label = f"{y_label} against {x_label}: {' '.join(title.split())}"
+    return Chart(label, x, y, marks, *_LINES_PIXELS, names=ends, heading=title)
+
+
+def bounds_chart(
+    curve: "BoundCurve", *, dotted: Sequence[int] | None = None, whose: str = ""
+) -> Chart:
+    """Return the curves of all bounds, each with its ε after all steps.
+
+    Args:
+        curve: ε at ascending numbers of steps.
+        dotted: numbers of steps with a dot; None: all.
+        whose: who takes the steps, in words; "" where the settings were given.
+    """
+    steps = [steps for steps, _ in curve.points]
+    lines = {
+        f"{bound.label} {epsilon_text(last)}": [epsilons[index] for _, epsilons in curve.points]
+        for index, (bound, last) in enumerate(zip(curve.bounds, curve.last, strict=True))
+        if last is not None
+    }
+    settings = f"{whose}: {curve.schedule.text}" if whose else curve.schedule.text
+    title = f"{settings}\nbeside each line: ε after {count_text(steps[-1], 'step')}"
+    log_x = steps[-1] >= 10 * steps[0]
+    return line_chart(lines, steps, title, "steps", "ε", log_x=log_x, dotted=dotted)
+
+
+def plan_chart(plan: "Plan") -> Chart:
+    """Return the planned ε of every client over the rounds that it takes part in."""
+    curves = [
+        [(0.0, 0.0), *((float(n), value) for n, value in client.curve if math.isfinite(value))]
+        for client in plan.clients
+    ]
+    points, aim = [point for curve in curves for point in curve], plan.target_epsilon
+    marks: list[Mark] = [Line(curve, width=1.2, opacity=0.5) for curve in curves]
+    marks += [] if aim is None else target(aim, "target")
+    _, high = room_around([0.0, aim or 0.0, *(value for _, value in points)])
+    rounds, delta = (0.0, max((place for place, _ in points), default=1.0)), f"δ = {plan.delta:g}"
+    x = number_axis(rounds, "rounds that the client took part in", whole=True)
+    y = number_axis((0.0, high), f"ε at {delta}", grid=True)
+    return Chart(f"Planned ε of each client at {delta}", x, y, marks, *_PLAN_PIXELS, right=18)

@@ -107,10 +107,10 @@ def curve_command(
     z. With FILE, q, z, T and δ are those of each kind of clients of the experiment.
     """  # noqa: D301  click keeps the lines after \b
     with quick_imports():
+        from fedsim.report.drawing import check_chart_path
         from fedsim.report.plan_terminal import print_bound_curve, print_client_kinds
-        from fedsim.report.svg import check_figure_path
 
-    path = None if plot is None else check_figure_path(Path(plot))
+    path = None if plot is None else check_chart_path(Path(plot))
     if file is None:
         with _usage_errors():
             curve, drawn = _of_settings(settings, bounds, orders, is_drawn=path is not None)
@@ -123,9 +123,10 @@ def curve_command(
     if csv_path is not None:
         _write_csv(curves, Path(csv_path))
     if path is not None and drawn is not None:
-        from fedsim.report.line_plot import write_bounds_plot
+        from fedsim.report.drawing import write_chart
+        from fedsim.report.plots import bounds_chart
 
-        write_bounds_plot(drawn, path, marks=marks, whose=whose)
+        write_chart(bounds_chart(drawn, dotted=marks, whose=whose), path)
     if as_json:
         print_json({"bounds": list(bounds), "curves": [one.to_json() for one in curves]})
     elif file is None:

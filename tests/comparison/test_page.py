@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from fedsim.comparison.comparison_result import ComparisonResult
-from fedsim.comparison.figures.clients import fairness
-from fedsim.comparison.figures.curves import tradeoff
-from fedsim.comparison.figures.picture import series_of
+from fedsim.comparison.figures import looks_of
+from fedsim.comparison.figures.variants import fairness, tradeoff
 from fedsim.comparison.page import render_comparison
 from fedsim.comparison.statistics import t_interval
 from fedsim.comparison.worker import WARNING
+from fedsim.report.drawing import inline_svg
 
 CHROMIUM = (
     shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -106,13 +106,13 @@ def test_private_figures_are_marked_and_absent_unless_asked_for(
 def test_a_pointer_over_a_point_tells_its_numbers(compared: ComparisonResult) -> None:
     picture = tradeoff(compared.results)
     assert picture is not None
-    tips = re.findall(r"<title>(.*?)</title>", picture.inline())
+    tips = re.findall(r"<title>(.*?)</title>", inline_svg(picture.chart))
     assert len(tips) == 2
     assert tips[0].startswith("plain: ")
     assert tips[1].endswith("at ε ≤ 8")
     points = fairness(compared.results, "client_accuracy")
     assert points is not None
-    assert len(re.findall(r"<title>(.*?)</title>", points.inline())) == 2 * 2 * 3
+    assert len(re.findall(r"<title>(.*?)</title>", inline_svg(points.chart))) == 2 * 2 * 3
 
 
 def test_the_same_results_give_the_same_bytes(page: str, compared: ComparisonResult) -> None:
@@ -122,8 +122,8 @@ def test_the_same_results_give_the_same_bytes(page: str, compared: ComparisonRes
 def test_colours_tell_variants_apart(compared: ComparisonResult) -> None:
     one = compared.results.variants[0]
     many = tuple(replace(one, name=f"v{number}") for number in range(20))
-    looks = series_of(replace(compared.results, variants=many))
-    assert len({(look.colour, look.dashes) for look in looks.values()}) == 20
+    looks = looks_of(replace(compared.results, variants=many))
+    assert len({(look.ink, look.dash) for look in looks.values()}) == 20
 
 
 def test_what_comes_from_files_is_escaped(compared: ComparisonResult) -> None:

@@ -1,61 +1,148 @@
-"""The figures of a comparison: on the page, as SVG files and as CSV.
+"""The figures of a comparison: each is a chart with its numbers as a table.
 
-Every figure is a `Picture`: its numbers, and how they are drawn. Matplotlib is imported with this
-package, so import it when drawing.
+Here is what they share: the look of variants, axes, and estimates with intervals.
 """
 
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from fedsim.comparison.figures.clients import fairness, metric_boxes, spend_boxes
-from fedsim.comparison.figures.curves import over_epsilon, over_rounds, tradeoff
-from fedsim.comparison.figures.picture import Picture
-from fedsim.comparison.figures.settings import against_settings
-from fedsim.comparison.results import Results
-from fedsim.runs.directory import RunDirectory
+from fedsim.comparison.results import Results, VariantResult
+from fedsim.core.formatting import epsilon_text
+from fedsim.core.metrics import metric_entry
+from fedsim.core.text_formats import csv_text
+from fedsim.report.chart import (
+    DASHES,
+    SERIES,
+    SYMBOLS,
+    Axis,
+    Chart,
+    Dots,
+    Look,
+    Mark,
+    Point,
+    interval,
+    number_axis,
+    room_around,
+)
 
-DIRECTORY = "figures"
+ESTIMATE = ("n", "mean", "low", "high")  # columns
+_LEAST_APART = 0.1  # of the axis, between two marks at ε
 
 
-def pictures_of(results: Results) -> dict[str, Picture | None]:
-    """Return the figures of the variants of one unit, by what they are; None: nothing to draw."""
-    metric = _client_metric(results)
+@dataclass(frozen=True)
+class Picture:
+    """A figure of a comparison.
+
+    Attributes:
+        name: its name in the page and of its files, such as `rounds`.
+        caption: the line above it.
+        chart: the drawing; its heading is what every reader of the file must know.
+        columns: names of the columns of its CSV.
+        rows: the numbers that are drawn; None is an empty cell.
+    """
+
+    name: str
+    caption: str
+    chart: Chart
+    columns: tuple[str, ...]
+    rows: Sequence[Sequence[object]]
+
+    def to_csv(self) -> str:
+        """Return the numbers as CSV."""
+        return csv_text(self.columns, self.rows)
+
+
+def looks_of(results: Results) -> dict[str, Look]:
+    """Return a colour for each variant; beyond eight they differ in their dashes too."""
+    count, kinds, symbols = len(SERIES), len(DASHES), len(SYMBOLS)
     return {
-        "tradeoff": tradeoff(results),
-        "rounds": over_rounds(results),
-        "over_epsilon": over_epsilon(results),
-        "fairness": None if metric is None else fairness(results, metric),
-        "boxes": None if metric is None else metric_boxes(results, metric),
-        "spend": spend_boxes(results),
+        variant.name: Look(
+            ink=SERIES[index % count],
+            dash=DASHES[index // count % kinds],
+            symbol=SYMBOLS[(index + index // count) % symbols],
+        )
+        for index, variant in enumerate(results.variants)
     }
 
 
-def write_figures(results: Results, directory: Path) -> None:
-    """Write each figure as SVG and as CSV into `figures/`; former figures are removed.
+def figure_name(results: Results, name: str) -> str:
+    """Return a name that is unique among the figures of both units of a comparison.
 
     Args:
-        results: the results of the comparison.
-        directory: its directory.
+        results: the variants of one unit.
+        name: the figure.
     """
-    folder = directory / DIRECTORY
-    folder.mkdir(exist_ok=True)
-    pictures: list[Picture] = []
-    for part in results.by_unit:
-        pictures += [one for one in pictures_of(part).values() if one is not None]
-        pictures += against_settings(part)
-    files = {f"{one.name}.{kind}" for one in pictures for kind in ("svg", "csv")}
-    for path in sorted(folder.iterdir()):
-        if path.suffix in (".svg", ".csv") and path.name not in files:
-            path.unlink()
-    writer = RunDirectory(folder)
-    for picture in pictures:
-        writer.write_text(f"{picture.name}.svg", picture.to_svg())
-        writer.write_text(f"{picture.name}.csv", picture.to_csv())
+    return f"{name}-{results.groups[0].unit}" if results.has_sibling else name
 
 
-def _client_metric(results: Results) -> str | None:
-    """Return the per-client metric that corresponds to the compared metric."""
-    for run in results.outcomes:
-        for row in run.client_metrics:
-            wanted = "client_" + results.metric.removeprefix("test_")
-            return wanted if wanted in row else "client_loss"
-    return None
+def ends_of(metric: str, variant: VariantResult) -> Point | None:
+    """Return the ends of an interval, clipped to what the metric can be; None without one."""
+    estimate, (least, most) = variant.metrics[metric], metric_entry(metric).bounds
+    if estimate.low is None or estimate.high is None:
+        return None
+    return max(estimate.low, least), min(estimate.high, most)
+
+
+def values_of(metric: str, variants: Sequence[VariantResult]) -> list[float]:
+    """Return the means of variants and the ends of their intervals."""
+    means = [one.metrics[metric].mean for one in variants]
+    return means + [end for one in variants for end in ends_of(metric, one) or ()]
+
+
+def numbers_of(metric: str, variant: VariantResult) -> tuple[float | None, ...]:
+    """Return the columns `ESTIMATE` of a variant."""
+    own = variant.metrics[metric]
+    return own.n, own.mean, own.low, own.high
+
+
+def estimate(variant: VariantResult, metric: str, place: float, look: Look, tip: str) -> list[Mark]:
+    """Return the mean of a variant's metric as a dot, with its interval.
+
+    Args:
+        variant: the variant.
+        metric: its metric.
+        place: of the dot on the axis below.
+        look: of the dot.
+        tip: its tooltip.
+    """
+    ends = ends_of(metric, variant)
+    marks = [] if ends is None else interval(place, ends, look.ink)
+    point = (place, variant.metrics[metric].mean)
+    return [*marks, Dots([point], look.ink, look.symbol, 3.0, tips=[tip])]
+
+
+def metric_axis(metric: str, values: Sequence[float], label: str, *, most: int = 6) -> Axis:
+    """Return the axis of a metric, which does not go beyond the metric's bounds.
+
+    Args:
+        metric: the metric on it.
+        values: all that is drawn.
+        label: what it is.
+        most: marks, less one.
+    """
+    (low, high), entry = room_around(values), metric_entry(metric)
+    margin = 0.02 * (high - low)  # a line on the bound stays whole
+    ends = max(low, entry.bounds[0] - margin), min(high, entry.bounds[1] + margin)
+    return number_axis(ends, label, percent=entry.in_percent, grid=True, most=most)
+
+
+def epsilon_axis(epsilons: Sequence[float], label: str, beyond: float | None = None) -> Axis:
+    """Return a logarithmic axis with few marks, at values of ε or at round numbers.
+
+    Args:
+        epsilons: the values of ε on it.
+        label: what it is.
+        beyond: the place of clients without privacy; None: there are none.
+    """
+    ends = min(epsilons) / 1.35, 1.6 * max([*epsilons, beyond or 0.0])
+    axis = number_axis(ends, label, logarithmic=True)
+    marks = {value: text for value, text in axis.marks.items() if value <= 1.3 * max(epsilons)}
+    known = sorted({float(epsilon_text(epsilon)) for epsilon in epsilons})
+    if len(known) <= 6:
+        marks = {}
+        for epsilon in known:
+            if all(axis.share(epsilon) - axis.share(other) > _LEAST_APART for other in marks):
+                marks[epsilon] = f"{epsilon:g}"
+    if beyond is not None:
+        marks[beyond] = "no privacy"
+    return replace(axis, marks=marks)

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import re
 from dataclasses import replace
 from xml.etree import ElementTree
 
@@ -11,10 +10,19 @@ import pytest
 from scipy import stats
 
 from fedsim.comparison.comparison_result import ComparisonResult
-from fedsim.comparison.figures.clients import metric_boxes, spend_boxes, spend_sentence
-from fedsim.comparison.figures.curves import over_epsilon, over_rounds, tradeoff
-from fedsim.comparison.figures.picture import Picture
+from fedsim.comparison.figures import Picture
+from fedsim.comparison.figures.variants import (
+    fairness,
+    metric_boxes,
+    over_epsilon,
+    over_rounds,
+    spend_boxes,
+    spend_sentence,
+    tradeoff,
+)
 from fedsim.comparison.results import Results
+from fedsim.report.chart import Dots
+from fedsim.report.drawing import file_svg
 
 
 def table(picture: Picture | None) -> list[dict[str, str]]:
@@ -58,7 +66,6 @@ def test_a_file_stands_alone_in_colours_of_its_own_with_a_legend(
         text = path.read_text()
         assert ElementTree.fromstring(text).tag.endswith("svg")
         assert "var(--" not in text
-        assert "#0101" not in text
         assert "fill: #ffffff" in text
         for name in ("plain", "dp"):
             assert f">{name}</text>" in text or path.name == "over-epsilon.svg"
@@ -80,7 +87,7 @@ def test_bands_end_at_what_the_metric_can_be(compared: ComparisonResult) -> None
         assert min(float(row["low"]) for row in rows) == 0.0
     picture = over_rounds(results)
     assert picture is not None
-    assert "110%" not in picture.to_svg()
+    assert "110%" not in file_svg(picture.chart)
 
 
 def test_one_seed_has_no_band_and_no_interval(compared: ComparisonResult) -> None:
@@ -123,8 +130,24 @@ def test_variants_of_one_epsilon_stand_side_by_side(compared: ComparisonResult) 
     picture = tradeoff(replace(compared.results, variants=(plain, dp, other)))
     assert [row["epsilon"] for row in table(picture)][1:] == [str(dp.epsilon)] * 2
     assert picture is not None
-    places = re.findall(r"<title>dp(?:-2)?: .*?<use [^>]*? x=\"([0-9.]+)\"", picture.inline(), re.S)
-    assert len(set(places)) == 2
+    dots = [mark for mark in picture.chart.marks if isinstance(mark, Dots) and mark.tips]
+    assert len({x for dot in dots for x, _ in dot.points}) == 2
+
+
+def test_a_client_that_spent_nothing_stands_at_the_edge(compared: ComparisonResult) -> None:
+    dp = compared.results.variants[1]
+    runs = tuple(
+        replace(run, clients=tuple({**row, "epsilon": float(row["client"])} for row in run.clients))
+        for run in dp.outcomes
+    )
+    results = replace(compared.results, variants=(replace(dp, outcomes=runs),))
+    picture = fairness(results, "client_accuracy")
+    assert picture is not None
+    (dots,) = picture.chart.marks
+    assert isinstance(dots, Dots)
+    assert {x for x, _ in dots.points} == {-np.inf, 1.0, 2.0}
+    assert {row["epsilon"] for row in table(picture)} == {"0.0", "1.0", "2.0"}
+    assert "nan" not in file_svg(picture.chart)
 
 
 def test_files_of_private_figures_say_so(compared: ComparisonResult) -> None:

@@ -5,14 +5,10 @@ import io
 from collections.abc import Mapping
 from dataclasses import replace
 
-import numpy as np
 import pytest
-from matplotlib.figure import Figure
 
-from fedsim.comparison.comparison_result import ComparisonResult
+from fedsim.comparison.comparison_result import ComparisonResult, write_figures
 from fedsim.comparison.differences import settings_table
-from fedsim.comparison.figures import write_figures
-from fedsim.comparison.figures.picture import Tips
 from fedsim.comparison.figures.settings import (
     against_settings,
     find_sweeps,
@@ -22,7 +18,8 @@ from fedsim.comparison.figures.settings import (
 from fedsim.comparison.page import render_comparison
 from fedsim.comparison.results import Results
 from fedsim.comparison.statistics import t_interval
-from fedsim.report.svg import style
+from fedsim.report.chart import Line
+from fedsim.report.drawing import file_svg
 
 LR, WIDTH, NAME = "local.optimizer.lr", "model.args.hidden", "local.optimizer.name"
 
@@ -66,9 +63,9 @@ def test_a_line_has_the_variants_that_differ_in_one_setting_alone(
     names = [[one.name for _, one in line.points] for line in by[LR].lines]
     assert names == [["dp", "dp-lr=2", "dp-lr=4"], ["dp-hidden=8", "other"]]
     assert [line.name for line in by[LR].lines] == ["hidden=32", "hidden=8"]
-    assert by[LR].values == (1.0, 2.0, 4.0)
+    assert by[LR].places == {"1": 1.0, "2": 2.0, "4": 4.0}
     assert by[LR].is_geometric
-    assert by[WIDTH].numbers == (8.0, 32.0)
+    assert list(by[WIDTH].places.values()) == [8.0, 32.0]
 
 
 def test_the_figure_and_its_csv_have_the_means_with_their_intervals(
@@ -83,17 +80,10 @@ def test_the_figure_and_its_csv_have_the_means_with_their_intervals(
     assert (float(rows[1]["low"]), float(rows[1]["high"])) == pytest.approx(
         (expected.low, expected.high)
     )
-    with style():
-        axes = Figure().add_subplot()
-        lr.paint(axes, Tips())
-    assert axes.get_xscale() == "log"
-    assert [label for label in axes.xaxis.get_major_formatter().format_ticks([1.0, 2.0, 4.0])] == [
-        "1",
-        "2",
-        "4",
-    ]
-    line = axes.get_lines()[0]
-    assert np.asarray(line.get_ydata()).tolist() == pytest.approx([0.8, 0.9, 0.7])
+    assert lr.chart.x.logarithmic
+    assert dict(lr.chart.x.marks) == {1.0: "1", 2.0: "2", 4.0: "4"}
+    line = next(mark for mark in lr.chart.marks if isinstance(mark, Line))
+    assert [y for _, y in line.points] == pytest.approx([0.8, 0.9, 0.7])
 
 
 def test_page_and_folder_have_the_figures(compared: ComparisonResult, tmp_path: object) -> None:
@@ -118,7 +108,7 @@ def test_a_variant_without_privacy_is_a_level_and_no_point(compared: ComparisonR
     results = results_of(compared, settings, [0.6, 0.5, 0.9])
     (picture,) = against_settings(results)
     assert "plain" not in picture.to_csv()
-    assert "plain 90.0%" in picture.to_svg()
+    assert "plain 90.0%" in file_svg(picture.chart)
 
 
 @pytest.mark.parametrize(
@@ -143,6 +133,6 @@ def test_words_need_three_values_and_are_no_path(compared: ComparisonResult) -> 
 
     assert find_sweeps(results("sgd", "adam")) == ()
     (sweep,) = find_sweeps(results("sgd", "adam", "adamw"))
-    assert (sweep.numbers, list(sweep.places().values())) == (None, [0.0, 1.0, 2.0])
+    assert (sweep.is_numeric, list(sweep.places.values())) == (False, [0.0, 1.0, 2.0])
     assert number_of(True) is None
     assert number_of([64]) == 64.0

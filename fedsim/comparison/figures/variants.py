@@ -1,0 +1,419 @@
+"""Figures of the variants: the metric over the rounds and against ε; clients one by one.
+
+Curves have a band over the seeds, points an interval.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import stdtrit
+
+from fedsim.comparison.figures import (
+    ESTIMATE,
+    Picture,
+    ends_of,
+    epsilon_axis,
+    estimate,
+    figure_name,
+    looks_of,
+    metric_axis,
+    numbers_of,
+    values_of,
+)
+from fedsim.comparison.results import Results, VariantResult
+from fedsim.comparison.statistics import CONFIDENCE
+from fedsim.comparison.text import common_words, interval_text, metric_words
+from fedsim.core.formatting import epsilon_text, metric_text, percent_text
+from fedsim.core.metrics import metric_entry, metric_name
+from fedsim.report.chart import (
+    Area,
+    Axis,
+    Chart,
+    Dots,
+    Ink,
+    Line,
+    Look,
+    Mark,
+    Point,
+    interval,
+    level,
+    number_axis,
+    shortened,
+    thinned,
+)
+
+_SAME_EPSILON = 1.06  # of two points whose ε differ by less, one is moved aside by as much
+_MAX_TIPS = 600  # clients with a text of their own
+_MAX_CLIENTS = 4000
+_MAX_NAME_CHARACTERS = 22
+_ROW_PIXELS = 26
+_PRIVATE = "Private figures: no ε covers them. Do not publish."
+_LEAST_SPREAD = 0.05  # below it, boxes would only show a scale
+_QUARTILES = (0, 25, 50, 75, 100)
+
+
+def pictures_of(results: Results) -> dict[str, Picture | None]:
+    """Return the figures of the variants of one unit, by what they are; None: nothing to draw."""
+    metric = _client_metric(results)
+    return {
+        "tradeoff": tradeoff(results),
+        "rounds": over_rounds(results),
+        "over_epsilon": over_epsilon(results),
+        "fairness": None if metric is None else fairness(results, metric),
+        "boxes": None if metric is None else metric_boxes(results, metric),
+        "spend": spend_boxes(results),
+    }
+
+
+def _client_metric(results: Results) -> str | None:
+    """Return the per-client metric that corresponds to the compared metric."""
+    for run in results.outcomes:
+        for row in run.client_metrics:
+            wanted = "client_" + results.metric.removeprefix("test_")
+            return wanted if wanted in row else "client_loss"
+    return None
+
+
+@dataclass(frozen=True)
+class _Curve:
+    """The mean of a variant over its seeds at each place.
+
+    Attributes:
+        variant: name of the variant.
+        n: number of seeds.
+        points: place, mean, and the ends of its interval, clipped to the metric's bounds; both are
+            the mean for one seed.
+    """
+
+    variant: str
+    n: int
+    points: Sequence[tuple[float, float, float, float]]
+
+
+def over_rounds(results: Results) -> Picture | None:
+    """Return the mean metric over the rounds for each variant; None where nothing is finite."""
+    curves = [_curve(one, results.metric, None) for one in results.variants]
+    return _curves(results, "rounds", "round", curves)
+
+
+def over_epsilon(results: Results) -> Picture | None:
+    """Return the mean metric over the ε spent so far; None where no variant spends a finite ε."""
+    curves = [
+        _curve(one, results.metric, "epsilon_max")
+        for one in results.variants
+        if one.is_private and one.epsilon is not None
+    ]
+    return _curves(results, "over-epsilon", "largest ε of any client so far", curves)
+
+
+def _curves(results: Results, name: str, x_label: str, found: Sequence[_Curve]) -> Picture | None:
+    metric, words, is_rounds = results.metric, metric_words(results.metric), x_label == "round"
+    curves = [curve for curve in found if curve.points]
+    if not curves:
+        return None
+    looks = {one.variant: replace(looks_of(results)[one.variant], symbol="") for one in curves}
+    last = {one.variant: metric_text(metric, one.points[-1][1]) for one in curves}
+    marks: list[Mark] = [_band(one, looks[one.variant]) for one in curves if one.n > 1]
+    marks += [_path(one, looks[one.variant], last[one.variant]) for one in curves]
+    points = [point for curve in curves for point in curve.points]
+    places = [place for place, *_ in points]
+    x = number_axis((min(places), max(places)), x_label, whole=is_rounds, most=5)
+    y = metric_axis(metric, [value for _, *own in points for value in own], words)
+    ends = "; ".join(f"{one} ends at {text}" for one, text in last.items())
+    label = f"{words} against {x_label}, means over the seeds: {ends}"
+    what = "over the rounds" if is_rounds else "against the spent ε"
+    band = f", {CONFIDENCE:.0%} bands over seeds" if any(one.n > 1 for one in curves) else ""
+    return Picture(
+        figure_name(results, name),
+        f"{words.capitalize()} {what}{band}",
+        Chart(label, x, y, marks, right=14, legend=looks),
+        ("variant", "round", *(() if is_rounds else ("epsilon",)), *ESTIMATE),
+        [row for curve in curves for row in _rows(curve, with_x=not is_rounds)],
+    )
+
+
+def _band(curve: _Curve, look: Look) -> Area:
+    shown = thinned(curve.points)
+    ends = [(x, low) for x, _, low, _ in shown], [(x, high) for x, *_, high in reversed(shown)]
+    return Area([*ends[0], *ends[1]], look.ink, 0.14)
+
+
+def _path(curve: _Curve, look: Look, last: str) -> Line | Dots:
+    points = [(x, mean) for x, mean, *_ in thinned(curve.points)]
+    tip = f"{curve.variant}: {last} at the end"
+    if len(points) == 1:
+        return Dots(points, look.ink, radius=3.0, tips=[tip])
+    return Line(points, look.ink, dash=look.dash, tip=tip)
+
+
+def _rows(curve: _Curve, *, with_x: bool) -> Iterator[tuple[object, ...]]:
+    """Yield a row for each round; a single seed has no interval."""
+    for number, (x, mean, *ends) in enumerate(curve.points, start=1):
+        place, interval = (x,) if with_x else (), ends if curve.n > 1 else (None, None)
+        yield (curve.variant, number, *place, curve.n, mean, *interval)
+
+
+def _curve(variant: VariantResult, metric: str, x: str | None) -> _Curve:
+    """Return the curve of the rounds that every finished seed has.
+
+    Args:
+        variant: the variant.
+        metric: a key of `rounds.jsonl`.
+        x: the key of the place of each round; None: its number.
+    """
+    table = _table(variant, metric)
+    places = None if x is None else _table(variant, x)
+    n, length = table.shape
+    if places is not None:
+        length = min(length, places.shape[1])
+        table, places = table[:, :length], places[:, :length].mean(axis=0)
+    mean, half = table.mean(axis=0) if n else np.zeros(0), np.zeros(length)
+    if n > 1:
+        quantile = float(stdtrit(n - 1, (1 + CONFIDENCE) / 2))
+        half = quantile * table.std(axis=0, ddof=1) / np.sqrt(n)
+    ends = np.clip([mean - half, mean + half], *metric_entry(metric).bounds)
+    whole = np.arange(1.0, length + 1) if places is None else places
+    columns = [one.tolist() for one in (whole, mean, *ends)]
+    return _Curve(variant.name, n, list(zip(*columns, strict=True)))
+
+
+def _table(variant: VariantResult, name: str) -> NDArray[np.float64]:
+    """Return a row for each finished run, a column for each round that all of them have."""
+    rows = [[row.get(name) for row in run.rounds] for run in variant.finished_runs]
+    length = min((len(row) for row in rows), default=0)
+    table = np.array([row[:length] for row in rows], dtype=float).reshape(len(rows), length)
+    finite = np.isfinite(table).all(axis=0) if rows else np.ones(0, dtype=bool)
+    return table[:, : length if finite.all() else int(np.argmin(finite))]
+
+
+def tradeoff(results: Results) -> Picture | None:
+    """Return the metric against ε with intervals, and a line for each variant without privacy.
+
+    None where no variant has a finite ε.
+    """
+    metric, words = results.metric, metric_words(results.metric)
+    shown = [one for one in results.variants if metric in one.metrics]
+    private = [(one.epsilon, one) for one in shown if one.epsilon]
+    if not private:
+        return None
+    looks = {one.name: looks_of(results)[one.name] for one in shown}
+    texts = {one.name: interval_text(metric, one.metrics[metric]) for one in shown}
+    marks, names = list[Mark](), list[tuple[str, Point, Ink]]()
+    for one in shown:
+        if not one.is_private:
+            ink, mean = looks[one.name].ink, one.metrics[metric].mean
+            (low, high), edge = ends_of(metric, one) or (mean, mean), math.inf
+            marks.append(Area([(-edge, low), (edge, low), (edge, high), (-edge, high)], ink, 0.13))
+            marks.append(level(mean, ink, 1.8, f"{one.name}: {texts[one.name]}, no privacy"))
+            names.append((metric_text(metric, mean), (edge, mean), ink))
+    for place, one in _apart(private):
+        against = "" if one.observer in (None, "server") else f" against {one.observer}"
+        tip = f"{one.name}: {texts[one.name]} at ε ≤ {epsilon_text(one.epsilon)}{against}"
+        marks += estimate(one, metric, place, looks[one.name], tip)
+    x = epsilon_axis([one for one, _ in private], "ε of a run (its largest of any client)")
+    y = metric_axis(metric, values_of(metric, shown), words)
+    said = "; ".join(f"{one.name} {texts[one.name]} at {_bound(one)}" for one in shown)
+    label = f"{words} against ε with 95 % intervals: {said}"
+    return Picture(
+        figure_name(results, "tradeoff"),
+        f"{words.capitalize()} against ε, with 95 % intervals",
+        Chart(label, x, y, marks, names=names, legend=looks),
+        ("variant", "epsilon", *ESTIMATE),
+        [(one.name, one.epsilon, *numbers_of(metric, one)) for one in shown],
+    )
+
+
+def _bound(variant: VariantResult) -> str:
+    if not variant.is_private:
+        return "no privacy"
+    return f"ε = {epsilon_text(variant.epsilon)} ({variant.observer})"
+
+
+def _apart(
+    points: Sequence[tuple[float, VariantResult]],
+) -> list[tuple[float, VariantResult]]:
+    """Return the points with a place on the axis each: equal ε stand side by side."""
+    placed: list[tuple[float, VariantResult]] = []
+    for epsilon, variant in sorted(points, key=lambda point: point[0]):
+        last = placed[-1][0] * _SAME_EPSILON if placed else 0.0
+        placed.append((max(epsilon, last), variant))
+    return placed
+
+
+class _Client(NamedTuple):
+    """A client of one run: its ε (None without privacy), its metric, and both in words."""
+
+    seed: int
+    client: int
+    epsilon: float | None
+    value: float
+    text: str
+
+
+def fairness(results: Results, metric: str) -> Picture | None:
+    """Return each client's own metric against its own ε; None without client metrics.
+
+    Args:
+        results: the results of the comparison.
+        metric: a metric of `client_metrics.json`, such as `client_accuracy`.
+    """
+    looks = looks_of(results)
+    clients = {variant.name: _clients(variant, metric) for variant in results.variants}
+    every = [one for found in clients.values() for one in found]
+    if not every:
+        return None
+    epsilons = [one.epsilon for one in every if one.epsilon]
+    beyond = 1.9 * max(epsilons, default=1.0)  # where clients without privacy stand
+    marks = list[Mark]()
+    for name, found in clients.items():
+        shown = found[:: max(1, -(-len(every) // _MAX_CLIENTS))]
+        # An ε of 0 has no place on a logarithmic axis: it stands at the edge.
+        places = [beyond if one.epsilon is None else one.epsilon or -math.inf for one in shown]
+        points = [(place, one.value) for place, one in zip(places, shown, strict=True)]
+        tips = [one.text for one in shown] if len(every) <= _MAX_TIPS else ()
+        marks.append(Dots(points, looks[name].ink, looks[name].symbol, 2.5, 0.5, tips=tips))
+    plain = beyond if any(one.epsilon is None for one in every) else None
+    x = epsilon_axis(epsilons or [1.0], "ε of the client", plain)
+    values, words = [one.value for one in every], metric_name(metric)
+    y = metric_axis(metric, values, f"{words} on its own data")
+    what = f"{words} of every client against its ε"
+    return Picture(
+        figure_name(results, "private-clients"),
+        what.capitalize(),
+        Chart(what, x, y, marks, heading=_PRIVATE, legend=looks),
+        ("variant", "seed", "client", "epsilon", metric),
+        [(name, *one[:-1]) for name, found in clients.items() for one in found],
+    )
+
+
+def _clients(variant: VariantResult, metric: str) -> list[_Client]:
+    """Return every client of every finished run that has the metric."""
+    found = []
+    for run in variant.finished_runs:
+        spends = {row["client"]: row for row in run.clients}
+        for row in run.client_metrics:
+            if row.get(metric) is None:
+                continue
+            spend = spends.get(row["client"], {})
+            epsilon, name = spend.get("epsilon"), spend.get("name")
+            who = f"client {row['client']}" + (f", {name}" if name else "")
+            bound = f"ε ≤ {epsilon_text(epsilon)}" if run.is_private else "no privacy"
+            text = (
+                f"{variant.name}, seed {run.seed}, {who} ({row['examples']} examples): "
+                f"{metric_text(metric, row[metric])}, {bound}"
+            )
+            found.append(_Client(run.seed, row["client"], epsilon, row[metric], text))
+    return found
+
+
+def metric_boxes(results: Results, metric: str) -> Picture | None:
+    """Return a box of the clients' own metric for each variant; None without client metrics.
+
+    Args:
+        results: the results of the comparison.
+        metric: as `fairness`.
+    """
+    values = {
+        variant.name: [one.value for one in _clients(variant, metric)]
+        for variant in results.variants
+    }
+    what = f"{metric_name(metric)} of clients on their own data"
+    return _boxes(results, "private-client-boxes", what, values, metric)
+
+
+def spend_boxes(results: Results) -> Picture | None:
+    """Return a box of the clients' ε for each variant; None where they hardly differ."""
+    values = _spends(results)
+    if _spread(values) < _LEAST_SPREAD:
+        return None
+    return _boxes(results, "spend", "ε of the clients", values, None)
+
+
+def spend_sentence(results: Results) -> str | None:
+    """Return how little the clients' ε differ, in place of boxes; None without finite ε."""
+    values = _spends(results)
+    if not values:
+        return None
+    spread = _spread(values)
+    if all(epsilon_text(max(own)) == epsilon_text(min(own)) for own in values.values()):
+        return "In each variant all clients have the same ε."
+    return f"In each variant the ε of the clients differ by at most {percent_text(spread)}."
+
+
+def _spends(results: Results) -> dict[str, list[float]]:
+    """Return every client's finite ε, by variant."""
+    found = {
+        variant.name: [
+            row["epsilon"]
+            for run in variant.finished_runs
+            for row in run.clients
+            if row["epsilon"] is not None
+        ]
+        for variant in results.variants
+        if variant.is_private
+    }
+    return {name: own for name, own in found.items() if own}
+
+
+def _spread(values: Mapping[str, Sequence[float]]) -> float:
+    """Return the largest share by which the ε of a variant's clients differ."""
+    return max((1 - min(own) / max(own) for own in values.values() if max(own) > 0), default=0.0)
+
+
+def _boxes(
+    results: Results,
+    name: str,
+    what: str,
+    values: Mapping[str, Sequence[float]],
+    metric: str | None,
+) -> Picture | None:
+    """Return boxes from quartile to quartile, with whiskers to the extreme clients."""
+    looks = looks_of(results)
+    rows = {
+        one: (len(own), *(float(q) for q in np.percentile(own, _QUARTILES)))
+        for one, own in values.items()
+        if own
+    }
+    if not rows:
+        return None
+    marks, words = list[Mark](), list[str]()
+    for row, (one, (n, *quartiles)) in enumerate(rows.items()):
+        low, _, middle, _, high = (
+            epsilon_text(one) if metric is None else metric_text(metric, one) for one in quartiles
+        )
+        tip = f"{one}: median {middle}, {low} to {high}, {n:,} clients"
+        marks += _box(row, quartiles, looks[one].ink, tip)
+        words.append(f"{one} from {low} to {high}, median {middle}")
+    own, prefix = list(rows), common_words(list(rows))
+    every = [end for _, *ends in rows.values() for end in ends]
+    x = number_axis((0.0, 1.05 * max(every)), what, grid=True)
+    if metric is not None:
+        x = metric_axis(metric, every, what, most=5)
+    shown = [shortened(one.removeprefix(prefix), _MAX_NAME_CHARACTERS) for one in own]
+    names = {float(row): text for row, text in enumerate(shown)}
+    y = Axis(len(own) - 0.5, -0.5, names, prefix.removesuffix("="))
+    heading, label = _PRIVATE if metric else "", f"{what} of all runs: {'; '.join(words)}"
+    height = _ROW_PIXELS * len(own)
+    return Picture(
+        figure_name(results, name),
+        f"{_capital(what)}: quartiles and extremes",
+        Chart(label, x, y, marks, height=height, right=18, heading=heading),
+        ("variant", "clients", "minimum", "quartile_1", "median", "quartile_3", "maximum"),
+        [(one, *numbers) for one, numbers in rows.items()],
+    )
+
+
+def _box(row: int, quartiles: Sequence[float], ink: str, tip: str) -> list[Mark]:
+    low, first, middle, third, high = quartiles
+    corners = [(first, row - 0.28), (third, row - 0.28), (third, row + 0.28), (first, row + 0.28)]
+    median = Line([(middle, row - 0.28), (middle, row + 0.28)], ink, 2.4, tip=tip)
+    return [*interval(row, (low, high), ink, across=True), Area(corners, ink, 0.35), median]
+
+
+def _capital(text: str) -> str:
+    """Return a text with a capital; ε stays small: its capital looks like an E."""
+    return text if text.startswith("ε") else text[0].upper() + text[1:]

@@ -1,0 +1,353 @@
+"""The one drawing of a chart: as SVG for a page, and as an SVG, PNG or PDF file.
+
+All that is in a chart becomes lines, areas, dots and notes in pixels. Pages and files are written
+from them. SVG is written by hand: importing a library for figures takes longer than a short run.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup, escape
+
+from fedsim.core.errors import InputError
+from fedsim.report.chart import (
+    EDGE,
+    LINE_PIXELS,
+    SERIES,
+    Area,
+    Chart,
+    Dots,
+    Ink,
+    Line,
+    Mark,
+    Note,
+    Point,
+)
+
+_SMALL_PIXELS = 11.0
+_CORNERS = {  # of each symbol, in radii; "o" is a circle
+    "s": ((-1, -1), (1, -1), (1, 1), (-1, 1)),
+    "^": ((-1, 1), (1, 1), (0, -1)),
+    "D": ((-1.2, 0), (0, -1.2), (1.2, 0), (0, 1.2)),
+    "v": ((-1, -1), (1, -1), (0, 1)),
+    "<": ((1, -1), (1, 1), (-1, 0)),
+    ">": ((-1, -1), (-1, 1), (1, 0)),
+    "_": ((-1, -0.2), (1, -0.2), (1, 0.2), (-1, 0.2)),
+    "|": ((-0.2, -1), (-0.2, 1), (0.2, 1), (0.2, -1)),
+}
+
+
+class _Layout:
+    """The places of a chart's values, in pixels."""
+
+    def __init__(self, chart: Chart) -> None:
+        self._chart = chart
+        self._left, self._right = chart.y.room, chart.width - chart.aside - EDGE
+        self._end = chart.width - chart.aside - chart.right
+        self._top, self._bottom = chart.top, chart.top + chart.height
+
+    def placed(self) -> Iterator[Mark]:
+        """Yield the axes and all marks with points in pixels."""
+        yield from self._left_axis()
+        yield from self._bottom_axis()
+        for mark in self._chart.marks:
+            if isinstance(mark, Note):
+                (x, y), (right, down) = self._place(mark.point), mark.offset
+                yield replace(mark, point=(x + right, y + down))
+            else:
+                yield replace(mark, points=[self._place(point) for point in mark.points])
+        yield from self._names()
+
+    def strips(self) -> Iterator[tuple[Point, Point, str]]:
+        """Yield strips, each the nearest to a point: a corner, the size, and the tooltip."""
+        left, right, top, bottom = self._left, self._right, self._top, self._bottom
+        tips, across = self._chart.tips, self._chart.across
+        places = [self._place((tip.x, tip.y))[across] for tip in tips]
+        low, high = (top, bottom) if across else (left, right)
+        edges = [low, *((one + other) / 2 for one, other in pairwise(places)), high]
+        for (start, end), tip in zip(pairwise(edges), tips, strict=False):
+            size = max(0.0, end - start)
+            if across:
+                yield (left, start), (right - left, size), tip.text
+            else:
+                yield (start, top), (size, bottom - top), tip.text
+
+    def _left_axis(self) -> Iterator[Mark]:
+        axis = self._chart.y
+        for value, words in axis.marks.items():
+            _, y = self._place((math.inf, value))
+            if axis.grid:
+                yield _rule((self._left, y), (self._right, y))
+            yield Note(words, (self._left - 5, y), ink="muted", anchor="end", size=_SMALL_PIXELS)
+        if axis.label:
+            place, turned = (8, (self._top + self._bottom) / 2), len(axis.label) > 1
+            yield Note(axis.label, place, ink="muted", anchor="middle", turned=turned)
+
+    def _bottom_axis(self) -> Iterator[Mark]:
+        axis, y = self._chart.x, self._bottom
+        yield _rule((self._left, y), (self._right, y))
+        for value, words in axis.marks.items():
+            x, _ = self._place((value, math.inf))
+            place, anchor = ((x, y + 6), "end") if axis.upright else ((x, y + 12), "middle")
+            if not axis.upright:
+                yield _rule((x, self._top if axis.grid else y), (x, y + 3))
+            look: dict[str, Any] = {"anchor": anchor, "turned": axis.upright}
+            yield Note(words, place, ink="muted", size=_SMALL_PIXELS, **look)
+        place = ((self._left + self._right) / 2, self._chart.total_height - 8)
+        yield Note(axis.label, place, ink="muted", anchor="middle")
+
+    def _names(self) -> Iterator[Note]:
+        """Yield the names beside the last points of lines, one above the other."""
+        places = [(self._place(point), name, ink) for name, point, ink in self._chart.names]
+        places.sort(key=lambda one: one[0][1])
+        heights = _apart([y for (_, y), _, _ in places])
+        for ((x, _), name, ink), y in zip(places, heights, strict=True):
+            yield Note(name, (x + 9, y), ink=ink)
+
+    def _place(self, point: Point) -> Point:
+        """Return the place of a point; an infinite coordinate is an edge."""
+        (x, y), across, up = point, self._chart.x, self._chart.y
+        if math.isinf(x):
+            place = self._left if x < 0 else self._right
+        else:
+            place = self._left + across.share(x) * (self._end - self._left)
+        if math.isinf(y):
+            return place, self._bottom if y < 0 else self._top
+        return place, self._bottom + up.share(y) * (self._top - self._bottom)
+
+
+def _apart(heights: Sequence[float]) -> list[float]:
+    """Return ascending places at least `LINE_PIXELS` apart, moved as little as groups allow."""
+    groups: list[tuple[float, int]] = []  # centre and number of names that stand together
+    for height in heights:
+        groups.append((height, 1))
+        while len(groups) > 1 and _overlap(groups[-2], groups[-1]):
+            (low, few), (high, more) = groups[-2:]
+            groups[-2:] = [((low * few + high * more) / (few + more), few + more)]
+    return [
+        centre + LINE_PIXELS * (index - (count - 1) / 2)
+        for centre, count in groups
+        for index in range(count)
+    ]
+
+
+def _overlap(one: tuple[float, int], other: tuple[float, int]) -> bool:
+    return other[0] - one[0] < LINE_PIXELS * (one[1] + other[1]) / 2
+
+
+def _rule(start: Point, end: Point) -> Line:
+    return Line([start, end], "line", 0.8)
+
+
+def _runs(points: Sequence[Point]) -> list[list[Point]]:
+    """Return a list for each run of points without a gap."""
+    runs: list[list[Point]] = [[]]
+    for point in points:
+        if math.isnan(point[1]):
+            runs.append([])
+        else:
+            runs[-1].append(point)
+    return [run for run in runs if run]
+
+
+def inline_svg(chart: Chart) -> Markup:
+    """Return a chart as an `<svg>` element of a page, in the colours and the font of the page."""
+    layout = _Layout(chart)
+    opening = (
+        f'<svg class="plot" viewBox="0 0 {chart.width:.0f} {chart.total_height:.0f}" fill="none" '
+        f'stroke-linejoin="round" role="img" aria-label="{escape(chart.label)}">'
+    )
+    strips = "".join(
+        f'<rect class="tip" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}">'
+        f"<title>{escape(tip)}</title></rect>"
+        for (x, y), (width, height), tip in layout.strips()
+    )
+    parts = _elements(layout.placed(), lambda ink: f"var(--{ink})")
+    return Markup("\n".join([opening, *parts, f"<g>{strips}</g>", "</svg>"]))
+
+
+def _elements(marks: Iterator[Mark], paint: Callable[[Ink], str]) -> Iterator[str]:
+    """Yield the elements of SVG for marks in pixels."""
+    for mark in marks:
+        colour = paint(mark.ink)
+        if isinstance(mark, Note):
+            yield _text(mark, colour)
+            continue
+        faint = f"; opacity: {mark.opacity:.3g}" if mark.opacity < 1 else ""
+        if isinstance(mark, Line):
+            dash = f"; stroke-dasharray: {mark.dash}" if mark.dash else ""
+            style = f"stroke: {colour}; stroke-width: {mark.width}{dash}{faint}"
+            yield _element(f'path d="{_path(mark.points)}"', style, mark.tip)
+        elif isinstance(mark, Area):
+            yield _element(f'path d="{_path(mark.points)}"', f"fill: {colour}{faint}")
+        else:
+            style = f"{'stroke' if mark.hollow else 'fill'}: {colour}{faint}"
+            for index, point in enumerate(mark.points):
+                tip = mark.tips[index] if mark.tips else ""
+                yield _element(_symbol(point, mark.symbol, mark.radius), style, tip)
+
+
+def _element(form: str, style: str, tip: str = "") -> str:
+    inside = f"><title>{escape(tip)}</title></{form.split()[0]}>" if tip else "/>"
+    return f'<{form} style="{style}"{inside}'
+
+
+def _path(points: Sequence[Point]) -> str:
+    return "".join("M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in run) for run in _runs(points))
+
+
+def _symbol(point: Point, symbol: str, radius: float) -> str:
+    x, y = point
+    if symbol == "o":
+        return f'circle cx="{x:.1f}" cy="{y:.1f}" r="{radius}"'
+    return f'path d="{_path([(x + radius * dx, y + radius * dy) for dx, dy in _CORNERS[symbol]])}"'
+
+
+def _text(note: Note, colour: str) -> str:
+    (x, y), size = note.point, note.size
+    style = f"font-size: {size}px; fill: {colour}; text-anchor: {note.anchor}"
+    style += "; font-weight: bold" if note.bold else ""
+    turn = f' transform="rotate(-90 {x:.1f} {y:.1f})"' if note.turned else ""
+    place = f'x="{x:.1f}" y="{y:.1f}" dy="{0.35 * size:.1f}"'
+    return f'<text {place} style="{style}"{turn}>{escape(note.words)}</text>'
+
+
+_SERIES = "#1d5bb8 #b35300 #1a7046 #8a3fb0 #b3261e #0a6f7d #74502f #59616b"
+_PAPER = {  # of the light page (style.html.jinja and comparison.html.jinja), for files
+    "text": "#1b1f24",
+    "muted": "#5a626c",
+    "line": "#e2e3e0",
+    "accent": "#1d5bb8",
+    "bar": "#c3d3ec",
+    **dict(zip(SERIES, _SERIES.split(), strict=True)),
+}
+_FONT = "DejaVu Sans"
+_MAX_LEGEND_ROWS = 12
+_DPI = 200
+
+
+def check_chart_path(path: Path) -> Path:
+    """Return the path of a chart.
+
+    Raises:
+        InputError: it has no suffix of a kind of chart.
+    """
+    if path.suffix not in (".svg", ".png", ".pdf"):
+        raise InputError(f"a plot is a .svg, .png or .pdf file, got {path.name!r}")
+    return path
+
+
+def write_chart(chart: Chart, path: Path) -> None:
+    """Write a chart to a file, in fixed colours on white.
+
+    Args:
+        chart: the chart.
+        path: a .svg, .png or .pdf file.
+
+    Raises:
+        InputError: the path has another suffix.
+        OSError: the file cannot be written.
+    """
+    if check_chart_path(path).suffix == ".svg":
+        path.write_text(file_svg(chart), encoding="utf-8")
+    else:
+        _write_image(chart, path)
+
+
+def file_svg(chart: Chart) -> str:
+    """Return a chart as an SVG file of its own, in fixed colours on white."""
+    (top, height), width = _sheet(chart), f"{chart.width:.0f}"
+    opening = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}pt" height="{height:.0f}pt" '
+        f'viewBox="0 {top:.0f} {width} {height:.0f}" fill="none" stroke-linejoin="round" '
+        f"font-family=\"'{_FONT}', sans-serif\">"
+    )
+    parts = [
+        '<?xml version="1.0" encoding="utf-8"?>',
+        opening,
+        f"<title>{escape(chart.label)}</title>",
+        f'<rect y="{top:.0f}" width="100%" height="100%" style="fill: #ffffff"/>',
+        *_elements(_with_words(chart), _PAPER.__getitem__),
+    ]
+    return "\n".join([*parts, "</svg>\n"])
+
+
+def _sheet(chart: Chart) -> Point:
+    """Return the top and the height of a file: a chart with its heading and its legend."""
+    above = LINE_PIXELS * len(chart.heading.splitlines())
+    below = LINE_PIXELS * min(len(chart.legend), _MAX_LEGEND_ROWS)
+    return -above, above + chart.total_height + below
+
+
+def _with_words(chart: Chart) -> Iterator[Mark]:
+    """Yield all of a chart in pixels, with its heading and its legend."""
+    top, _ = _sheet(chart)
+    for row, words in enumerate(chart.heading.splitlines()):
+        yield Note(words, (8, top + LINE_PIXELS * (row + 0.7)))
+    yield from _Layout(chart).placed()
+    column = chart.width / max(1, -(-len(chart.legend) // _MAX_LEGEND_ROWS))
+    for number, (name, look) in enumerate(chart.legend.items()):
+        x = 8 + column * (number // _MAX_LEGEND_ROWS)
+        y = chart.total_height + LINE_PIXELS * (number % _MAX_LEGEND_ROWS + 0.4)
+        yield Line([(x, y), (x + 24, y)], look.ink, dash=look.dash)
+        if look.symbol:
+            yield Dots([(x + 12, y)], look.ink, look.symbol, 3.0)
+        yield Note(name, (x + 32, y))
+
+
+def _write_image(chart: Chart, path: Path) -> None:
+    import matplotlib
+    import matplotlib.style
+    from matplotlib.figure import Figure
+
+    with matplotlib.style.context("default"), matplotlib.rc_context({"font.family": _FONT}):
+        top, height = _sheet(chart)
+        figure = Figure(figsize=(chart.width / 72, height / 72))
+        axes = figure.add_axes((0, 0, 1, 1), xlim=(0, chart.width), ylim=(top + height, top))
+        axes.set_axis_off()
+        axes.set_autoscale_on(False)
+        for mark in _with_words(chart):
+            _add_to(axes, mark)
+        metadata = {"Title": chart.label} | (
+            {"CreationDate": None} if path.suffix == ".pdf" else {}
+        )
+        figure.savefig(path, dpi=_DPI, metadata=metadata)
+
+
+def _add_to(axes: Any, mark: Mark) -> None:
+    """Draw a mark in pixels into axes of matplotlib, which count in pixels."""
+    colour = _PAPER[mark.ink]
+    if isinstance(mark, Note):
+        (x, y), down, turned = mark.point, 0.35 * mark.size, mark.turned
+        axes.text(
+            *((x + down, y) if turned else (x, y + down)),
+            mark.words,
+            size=mark.size,
+            color=colour,
+            weight="bold" if mark.bold else "normal",
+            ha={"start": "left", "middle": "center", "end": "right"}[mark.anchor],
+            va="baseline",
+            rotation=90 if turned else 0,
+            rotation_mode="anchor",
+            parse_math=False,  # names of users may have dollar signs, which are no formulas
+        )
+        return
+    look: dict[str, Any] = {"color": colour, "alpha": mark.opacity}
+    if isinstance(mark, Area):
+        for run in _runs(mark.points):
+            axes.fill(*zip(*run, strict=True), lw=0, **look)
+    elif isinstance(mark, Line):
+        dashes = tuple(map(float, mark.dash.split()))
+        line = {
+            "lw": mark.width,
+            "ls": (0, tuple(one / mark.width for one in dashes)) if dashes else "-",
+        }
+        axes.plot(*zip(*mark.points, strict=True), **line, **look)
+    else:
+        look |= {"ls": "none", "marker": mark.symbol, "ms": 2 * mark.radius}
+        look |= {"mfc": "none"} if mark.hollow else {"mew": 1.6 if mark.symbol in "_|" else 0}
+        axes.plot(*zip(*mark.points, strict=True), **look)
