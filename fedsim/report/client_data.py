@@ -230,7 +230,7 @@ def _draw(
 
 
 def _names(contents: RunContents) -> dict[int, str]:
-    return {row["client"]: row["name"] for row in contents.clients if row.get("name")}
+    return {row["client"]: name for row in contents.clients if (name := row.get("name"))}
 
 
 def _who(row: dict[str, Any], contents: RunContents) -> str:

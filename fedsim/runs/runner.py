@@ -1,5 +1,6 @@
 """Runs an experiment: from a file to a finished run directory without its report."""
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -26,9 +27,9 @@ from fedsim.federation.shards import client_app
 from fedsim.protocol.arrays import digest
 from fedsim.protocol.errors import FederationError
 from fedsim.runs.directory import RunDirectory, RunDirectoryError
+from fedsim.runs.files import LinesFile
 from fedsim.runs.inputs import describe_environment, fingerprint, refuse_other_inputs
 from fedsim.runs.manifest import refuse_changed_records, remove_manifest, write_manifest
-from fedsim.runs.model_card import ModelCard
 from fedsim.runs.privacy_summary import not_private, summarise_privacy
 from fedsim.runs.recorded_figures import (
     ANSWERS,
@@ -45,14 +46,14 @@ from fedsim.runs.recorded_figures import (
     scores_content,
     summary_of,
 )
+from fedsim.runs.records import ModelCard, Releases, RunCheckpoint
 from fedsim.runs.resume import refuse_changes, refuse_contradictions, resume_command
-from fedsim.runs.round_files import Releases, ReleasesFile, RoundsFile, RunCheckpoint
 from fedsim.runs.run_result import RunFailedError as RunFailedError
 from fedsim.runs.run_result import RunResult as RunResult
 from fedsim.runs.run_result import Status
 from fedsim.runs.secure_summary import secure_summary
 from fedsim.server.app import RoundError
-from fedsim.server.round_report import RoundReport, numbers_of, withdrawal_rounds
+from fedsim.server.round_report import RoundReport, RoundRow, numbers_of, withdrawal_rounds
 from fedsim.server.secure.opened_sums import OpenedSums
 from fedsim.simulation.engine import Engine
 from fedsim.simulation.engines import engine_for
@@ -219,8 +220,8 @@ class _Recorder:
         self._federation = federation
         self._directory = directory
         self._parts = parts
-        self._rounds = RoundsFile(directory.rounds)
-        self._releases = ReleasesFile(directory.releases)
+        self._rounds, self._rows = LinesFile(directory.rounds), list[RoundRow]()
+        self._releases = LinesFile(directory.releases)
         self._state = ServerState(federation.initial_arrays())
         self._ledgers = federation.client_ledgers()
         self._outcome = _Outcome()
@@ -231,7 +232,7 @@ class _Recorder:
         checkpoint = self._directory.read_checkpoint()
         if checkpoint is not None:
             self._state = checkpoint.state
-        self._rounds = RoundsFile.read(self._directory.rounds, self._state.round_number)
+        self._rows = self._directory.read_rounds()[: self._state.round_number]
 
     def begin_again(self, experiment: str) -> None:
         """Bring the files of an earlier process back to its last checkpoint.
@@ -241,7 +242,7 @@ class _Recorder:
         """
         remove_manifest(self._directory)
         self._directory.write_text("experiment.yaml", experiment)
-        self._rounds.rewrite()
+        self._rounds.cut(self._state.round_number)
         self._releases.cut(self._state.round_number)
 
     @contextmanager
@@ -310,8 +311,10 @@ class _Recorder:
         """Write what left the clients in a round, then its row: no row is without its releases."""
         conditions = self._federation.conditions
         blocks = "planned" if self._parts.engine.plans_blocks else "alone"
-        self._releases.append(Releases.of(report, conditions=conditions, blocks=blocks))
-        self._rounds.append(report.to_json())
+        releases = Releases.of(report, conditions=conditions, blocks=blocks)
+        self._releases.append(releases.model_dump_json())
+        self._rounds.append(json.dumps(row := report.to_json(), allow_nan=False))
+        self._rows.append(row)
 
     def _observe(self, report: RoundReport) -> None:
         if self._parts.observer is not None:
@@ -361,7 +364,7 @@ class _Recorder:
         return self._result
 
     def _finish(self, status: Status, reason: str | None) -> RunResult:
-        rows = self._rounds.rows
+        rows = self._rows
         seconds = sum(row["seconds"] for row in rows)
         secure = secure_summary(
             self._federation, rows, one_operator=self._parts.engine.one_operator
@@ -457,7 +460,7 @@ class _Recorder:
     @property
     def _model_metrics(self) -> dict[str, Any]:
         """Metrics of the final model; a round that was interrupted has a line, and no model."""
-        rows = self._rounds.rows[: self._state.round_number]
+        rows = self._rows[: self._state.round_number]
         return public_metrics(cast(dict[str, Any], rows[-1])) if rows else {}
 
     def _model_card(self, statement: str) -> ModelCard:

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from fedsim.protocol.arrays import to_numpy
 from fedsim.runs.client_columns import clients_table
+from fedsim.runs.directory import RunFiles
 from fedsim.runs.recorded_figures import (
     ANSWERS,
     CLIENT_DATA,
@@ -21,7 +22,7 @@ from fedsim.runs.recorded_figures import (
 )
 from fedsim.runs.recorded_terms import TERMS, recorded_terms
 from fedsim.runs.saved_model import read_model_card
-from fedsim.runs.verification.spend import RunFiles, number, same_number
+from fedsim.runs.verification.spend import number, same_number
 from fedsim.server.round_report import numbers_of
 from fedsim.statement import read_facts, to_json
 from fedsim.statement.privacy_file import ledger_digest
@@ -47,7 +48,7 @@ def spend_figure_problems(files: RunFiles) -> Iterator[str]:
             yield f"summary.json does not name the largest ε, {max(epsilons):.6g}"
         elif wrong:
             yield f"summary.json does not name the {wrong[0]} ε, {expected[wrong[0]]:.6g}"
-        if files.summary["delta"] != max(row["delta"] for row in files.rows):
+        if files.summary["delta"] != max(row["delta"] for row in files.clients):
             yield "summary.json does not name the largest δ"
     elif privacy["system_epsilon"] is not None or files.summary["epsilon"] is not None:
         yield "a federation without privacy names an ε"
@@ -106,7 +107,7 @@ def private_figure_problems(files: RunFiles) -> Iterator[str]:
     """Yield what is wrong with figures of private data, or that they do not belong."""
     has_data = (files.directory.path / CLIENT_DATA).exists()
     content = files.directory.read_json(CLIENT_DATA) if has_data else None
-    sizes = [row["examples"] for row in files.rows]
+    sizes = [row["examples"] for row in files.clients]
     yield from client_data_problems(files.experiment, sizes, content)
 
 

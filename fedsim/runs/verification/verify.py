@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from fedsim.runs.directory import RunDirectory
+from fedsim.runs.directory import RunDirectory, RunFiles
 from fedsim.runs.manifest import (
     FILE,
     ManifestError,
@@ -28,7 +28,7 @@ from fedsim.runs.verification.plans import (
     schedule_problems,
     unread_tables,
 )
-from fedsim.runs.verification.spend import Checked, RunFiles, attempt, check_spend
+from fedsim.runs.verification.spend import Checked, attempt, check_spend, ledger_problems
 
 Check = Callable[[RunFiles], Iterable[str]]
 
@@ -99,7 +99,7 @@ def verify_run(
         for folder in uncovered_folders(directory)
     ]
     problems, found_root = _against_manifest(directory, root, pages=pages)
-    broken = attempt("ledger.jsonl", lambda: _read_ledger(files))
+    broken = attempt("ledger.jsonl", lambda: ledger_problems(files))
     if broken:  # nothing else counts before the ledger is whole
         return Verification((), (*problems, *broken), tuple(unchecked), found_root)
     checked: list[Checked] = []
@@ -110,11 +110,6 @@ def verify_run(
     return Verification(
         tuple(checked), tuple(dict.fromkeys(problems)), tuple(unchecked), found_root
     )
-
-
-def _read_ledger(files: RunFiles) -> tuple[str, ...]:
-    files.journal.clients()
-    return ()
 
 
 def _unfinished(directory: RunDirectory) -> str:

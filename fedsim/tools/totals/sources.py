@@ -33,9 +33,8 @@ from fedsim.accountant.ledger.journal import FileJournal, total_against_server, 
 from fedsim.accountant.trust import CLAIMED_AGAINST, Observer
 from fedsim.core.errors import InputError
 from fedsim.core.text_formats import parse_json, parse_plain_yaml
-from fedsim.experiment import Experiment, read_settings
-from fedsim.runs.directory import RunDirectory
-from fedsim.runs.round_files import read_releases
+from fedsim.experiment import Experiment
+from fedsim.runs.directory import RunDirectory, RunFiles
 
 
 class EventError(InputError):
@@ -251,17 +250,17 @@ def read_source(name: str) -> Source:
 
 
 def _read_run(name: str, directory: RunDirectory) -> Source:
-    experiment = read_settings(directory.path / "experiment.yaml")
-    privacy = experiment.privacy
+    files = RunFiles(directory)
+    experiment, privacy = files.experiment, files.experiment.privacy
     if privacy is None:
         raise SourceError(
             f"{name}: the run trained without privacy (privacy: null), so no client that took part "
             "in it has a finite ε; leave it out only if its models and results never left you"
         )
-    journal = FileJournal(directory.ledger)
+    journal = files.journal
     histories = {str(client): journal.history(client) for client in journal.clients()}
     ledgers = {client: total_of(charges) for client, charges in histories.items()}
-    rows = _rows(directory)
+    rows = _rows(files)
     for client, row in rows.items():
         ledger = ledgers.setdefault(client, PrivacyLedger())
         if row["epsilon"] is None:  # a condition of the claim failed
@@ -281,7 +280,9 @@ def _read_run(name: str, directory: RunDirectory) -> Source:
         deltas={c: delta if d is None else d for c, d in deltas.items()},
         seed=experiment.seed if is_seeded else None,
         chains={c: tuple(charge.hash for charge in charges) for c, charges in histories.items()},
-        releases=_releases(directory),
+        releases=tuple(
+            json.dumps([one.model, sorted(one.uploads.items())]) for one in files.releases
+        ),
         charged_rounds=max((c.round_number for own in histories.values() for c in own), default=0),
         assignment=_assignment(experiment),
         follows_request=is_seeded and trust == "local",
@@ -298,14 +299,6 @@ def _read_run(name: str, directory: RunDirectory) -> Source:
     )
 
 
-def _releases(directory: RunDirectory) -> tuple[str, ...]:
-    """Return what was released in each finished round: uploads in clear, and the global model."""
-    return tuple(
-        json.dumps([one.model, sorted(one.uploads.items())])
-        for one in read_releases(directory.releases)
-    )
-
-
 def _assignment(experiment: Experiment) -> str:
     """Return what decides which examples a client has: a drawn partition follows from the seed."""
     data = experiment.data
@@ -314,11 +307,10 @@ def _assignment(experiment: Experiment) -> str:
     return json.dumps(content, sort_keys=True)
 
 
-def _rows(directory: RunDirectory) -> dict[str, Any]:
+def _rows(files: RunFiles) -> dict[str, Any]:
     """Return the clients of `privacy.json`, by number; none before the run has ended."""
-    if not (directory.path / "privacy.json").is_file():
-        return {}
-    return {str(row["client"]): row for row in directory.read_json("privacy.json")["clients"]}
+    found = files.optional("privacy.json") or {"clients": []}
+    return {str(row["client"]): row for row in found["clients"]}
 
 
 def _read_journal(name: str, path: Path) -> Source:
