@@ -403,6 +403,12 @@ class RunFiles:
         """The finished rounds in `rounds.jsonl`."""
         return self.directory.read_rounds()
 
+    @property
+    def last_round(self) -> dict[str, Any] | None:
+        """The line of the last round that `summary.json` counts; None without one."""
+        number = self.summary["rounds"]
+        return cast(dict[str, Any], self.rounds[number - 1]) if number else None
+
     @cached_property
     def releases(self) -> list[Releases]:
         """What left the clients in them: `releases.jsonl`."""

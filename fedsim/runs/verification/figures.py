@@ -5,21 +5,9 @@ import statistics
 from collections.abc import Iterator
 from typing import Any, cast
 
-from fedsim.protocol.arrays import to_numpy
 from fedsim.runs.client_columns import clients_table
 from fedsim.runs.directory import RunFiles
-from fedsim.runs.recorded_figures import (
-    ANSWERS,
-    CLIENT_DATA,
-    COUNTS,
-    PERSONALIZATION,
-    SCORES,
-    answer_problems,
-    client_data_problems,
-    contradictions,
-    public_metrics,
-    score_contradictions,
-)
+from fedsim.runs.recorded_figures import is_scored, public_metrics
 from fedsim.runs.recorded_terms import TERMS, recorded_terms
 from fedsim.runs.saved_model import read_model_card
 from fedsim.runs.verification.spend import number, same_number
@@ -95,49 +83,12 @@ def environment_problems(files: RunFiles) -> Iterator[str]:
         yield "privacy.json and experiment.yaml disagree on secure_aggregation"
 
 
-def personal_problems(files: RunFiles) -> Iterator[str]:
-    """Yield what the files say of personal models and do not agree on."""
-    directory = files.directory
-    has_scores = (directory.path / PERSONALIZATION).exists()
-    content = directory.read_json(PERSONALIZATION) if has_scores else None
-    yield from contradictions(files.experiment.personalization, files.summary, content)
-
-
-def private_figure_problems(files: RunFiles) -> Iterator[str]:
-    """Yield what is wrong with figures of private data, or that they do not belong."""
-    has_data = (files.directory.path / CLIENT_DATA).exists()
-    content = files.directory.read_json(CLIENT_DATA) if has_data else None
-    sizes = [row["examples"] for row in files.clients]
-    yield from client_data_problems(files.experiment, sizes, content)
-
-
-def vote_problems(files: RunFiles) -> Iterator[str]:
-    """Yield what `answers.json` says and does not agree with the other files, or that it lacks."""
-    settings, directory = files.experiment.pate, files.directory
-    if (directory.path / ANSWERS).exists() != (settings is not None):
-        yield f"{ANSWERS} belongs to runs with task: pate, and to no other run"
-    elif settings is not None:
-        number, state = files.summary["rounds"], files.state
-        row = cast(dict[str, Any], files.rounds[number - 1]) if number else None
-        board = None if state is None else to_numpy(state.arrays)
-        content = directory.read_json(ANSWERS)
-        yield from answer_problems(content, board, settings, row)
-        last = cast(dict[str, Any], files.rounds[-1]) if files.rounds else {}
-        if any(files.summary.get(name) != last.get(name) for name in COUNTS):
-            yield "the queries and answers of summary.json are not those of the last round"
-
-
-def score_problems(files: RunFiles) -> Iterator[str]:
-    """Yield what `scores.json` says and does not agree with the last round or with itself."""
-    directory, summary = files.directory, files.summary
-    is_scored = summary["status"] != "failed" and summary["rounds"] > 0
-    if (directory.path / SCORES).exists() != is_scored:
-        yield f"{SCORES} belongs to runs that did not fail and have a round, and to no other run"
-    if not is_scored:
+def model_card_problems(files: RunFiles) -> Iterator[str]:
+    """Yield that the header of the final model does not say what the other files say."""
+    summary, row = files.summary, files.last_round
+    if row is None or not is_scored(summary["status"], summary["rounds"]):
         return
-    row = cast(dict[str, Any], files.rounds[summary["rounds"] - 1])
-    yield from score_contradictions(directory.read_json(SCORES), row)
-    card = read_model_card(directory.path)
+    card = read_model_card(files.directory.path)
     same = (card.experiment, card.rounds, dict(card.metrics), card.statement)
     statement = files.privacy["statement"]
     if same != (summary["name"], summary["rounds"], public_metrics(row), statement):

@@ -11,15 +11,13 @@ from fedsim.runs.manifest import (
     read_manifest,
     uncovered_folders,
 )
+from fedsim.runs.recorded_figures import FIGURES
 from fedsim.runs.verification.figures import (
     environment_problems,
-    personal_problems,
-    private_figure_problems,
-    score_problems,
+    model_card_problems,
     spend_figure_problems,
     statement_problems,
     summary_problems,
-    vote_problems,
 )
 from fedsim.runs.verification.plans import (
     charge_problems,
@@ -59,10 +57,8 @@ _CHECKS: tuple[tuple[str, Check], ...] = (
     ("rounds.jsonl and ledger.jsonl", charge_problems),
     ("checkpoint/model.safetensors and rounds.jsonl", checkpoint_problems),
     ("summary.json and rounds.jsonl", summary_problems),
-    ("scores.json and rounds.jsonl", score_problems),
-    ("answers.json, rounds.jsonl and the checkpoint", vote_problems),
-    ("personalization.json, summary.json and experiment.yaml", personal_problems),
-    ("client_data.json, privacy.json and experiment.yaml", private_figure_problems),
+    *((f"{one.name}, {one.held_against}", one.problems) for one in FIGURES),
+    ("model.safetensors, summary.json, rounds.jsonl and privacy.json", model_card_problems),
     ("experiment.yaml, privacy.json and ledger.jsonl", plan_problems),
 )
 
