@@ -89,6 +89,14 @@ def read_object(path: Path) -> dict[str, Any]:
     return _read_mapping(path, parse_json, "a JSON object")
 
 
+def find_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file; an empty one where the file is missing or damaged."""
+    try:
+        return read_object(path)
+    except (DamagedRunError, OSError):
+        return {}
+
+
 def read_yaml_object(path: Path) -> dict[str, Any]:
     """Return the mapping in a YAML file that fedsim wrote.
 
@@ -222,8 +230,14 @@ def arrays_bytes(arrays: Mapping[str, np.ndarray], metadata: dict[str, str] | No
     return save({name: np.asarray(one, order="C") for name, one in arrays.items()}, metadata)
 
 
-def read_arrays(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+def read_arrays(
+    path: Path, what: str = "the file"
+) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """Return the arrays in a safetensors file by name, and its metadata.
+
+    Args:
+        path: the file.
+        what: what it is, for the message.
 
     Raises:
         DamagedRunError: the file is missing or damaged.
@@ -234,7 +248,7 @@ def read_arrays(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
         header = parse_json(data[8 : 8 + int.from_bytes(data[:8], "little")])
         return arrays, header.get("__metadata__", {})
     except (SafetensorError, TypeError, ValueError) as error:
-        raise DamagedRunError.of(path, f"the file is damaged: {error}") from error
+        raise DamagedRunError.of(path, f"{what} is damaged: {error}") from error
 
 
 SCHEMAS: Mapping[str, int] = {

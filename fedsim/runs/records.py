@@ -120,7 +120,7 @@ class RunCheckpoint:
             SchemaError: the checkpoint has another schema.
             DamagedRunError: the file differs from the digest in it, or is no checkpoint.
         """
-        tensors, metadata = read_arrays(path)
+        tensors, metadata = read_arrays(path, "the checkpoint")
         try:
             check_schema(path, {_SCHEMA: int(metadata[_SCHEMA]) if _SCHEMA in metadata else None})
             if metadata.get(_DIGEST) != _digest(metadata[_CONTENT], tensors):

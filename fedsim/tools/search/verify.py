@@ -1,6 +1,5 @@
 """Check a directory of searches: its ledger, both figures recomputed, and what may be handed on."""
 
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ import click
 
 from fedsim.cli.options import print_json
 from fedsim.core.errors import ExitCode
+from fedsim.runs.files import find_object
 from fedsim.tools.search.ledger import (
     ACCOUNT,
     MARKER,
@@ -123,14 +123,14 @@ def _public_problems(out: Path, searches: Sequence[Search]) -> Iterator[str]:
     if digests_of(folder) != end.files:
         yield f"{where}: its files are not those of the ledger"
         return
-    content = _read(folder / SELECTION)
+    content = find_object(folder / SELECTION)
     expected = selection_json(searches, score=content.get("score"))
     yield from (f"{where}/{SELECTION}: {key} differs" for key in _differing(content, expected))
 
 
 def _account_problems(out: Path, ledger: SearchLedger) -> Iterator[str]:
     path = out / ACCOUNT / "comparison.json"
-    content = _read(path)
+    content = find_object(path)
     expected = account_json(ledger.searches, name=content.get("name", ""), head=ledger.head)
     found = _differing(content, expected)
     yield from (f"{ACCOUNT}/comparison.json: {key} differs from the ledger" for key in found)
@@ -139,14 +139,6 @@ def _account_problems(out: Path, ledger: SearchLedger) -> Iterator[str]:
     page = path.with_suffix(".html")
     if not page.is_file() or page.read_text(encoding="utf-8") != account_page(content):
         yield f"{ACCOUNT}/comparison.html: it is not the page of the account"
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
 
 
 def _differing(content: Any, expected: Any) -> list[str]:
