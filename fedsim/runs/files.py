@@ -230,9 +230,7 @@ def arrays_bytes(arrays: Mapping[str, np.ndarray], metadata: dict[str, str] | No
     return save({name: np.asarray(one, order="C") for name, one in arrays.items()}, metadata)
 
 
-def read_arrays(
-    path: Path, what: str = "the file"
-) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+def read_arrays(path: Path, what: str = "the file") -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """Return the arrays in a safetensors file by name, and its metadata.
 
     Args:
