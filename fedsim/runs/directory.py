@@ -405,9 +405,9 @@ class RunFiles:
 
     @property
     def last_round(self) -> dict[str, Any] | None:
-        """The line of the last round that `summary.json` counts; None without one."""
-        number = self.summary["rounds"]
-        return cast(dict[str, Any], self.rounds[number - 1]) if number else None
+        """The line of the last round that `summary.json` counts; None where there is none."""
+        number, rows = self.summary["rounds"], self.rounds
+        return cast(dict[str, Any], rows[number - 1]) if 0 < number <= len(rows) else None
 
     @cached_property
     def releases(self) -> list[Releases]:

@@ -155,12 +155,14 @@ def checked(path: Path, model: type[_Model], content: object, where: str = "the 
     Raises:
         DamagedRunError: a key is missing or has another type.
     """
+    if not isinstance(content, dict):
+        raise DamagedRunError.of(path, f"{where} is damaged: not a JSON object")
     try:
         return model.model_validate(content)
     except ValidationError as error:
         first = error.errors()[0]
-        parts = [".".join(str(part) for part in first["loc"]), first["msg"]]
-        what = f"{where} is damaged: {': '.join(filter(None, parts))}"
+        place = ".".join(str(part) for part in first["loc"])
+        what = f"{where} is damaged: {place}: {first['msg']}"
         raise DamagedRunError.of(path, what) from error
 
 

@@ -424,24 +424,30 @@ class FigureFile:
     Attributes:
         name: of the file.
         content: returns what a run writes, without its schema; None: the run has no such file.
-        held_against: the other files that `problems` reads.
+        reads: what `problems` reads, in words.
         problems: yields what the file says and does not agree with these files or with itself.
     """
 
     name: str
     content: Callable[[EndedRun], dict[str, Any] | None]
-    held_against: str
+    reads: str
     problems: Callable[[RunFiles], Iterator[str]]
 
 
 FIGURES = (
-    FigureFile(SCORES, _scores, "rounds.jsonl", _score_problems),
-    FigureFile(ANSWERS, _answers, "rounds.jsonl and the checkpoint", _answer_problems),
+    FigureFile(SCORES, _scores, f"{SCORES} and rounds.jsonl", _score_problems),
+    FigureFile(ANSWERS, _answers, f"{ANSWERS}, rounds.jsonl and the checkpoint", _answer_problems),
     FigureFile(
-        PERSONALIZATION, _personal_scores, "summary.json and experiment.yaml", _personal_problems
+        PERSONALIZATION,
+        _personal_scores,
+        f"{PERSONALIZATION}, summary.json and experiment.yaml",
+        _personal_problems,
     ),
     FigureFile(
-        CLIENT_DATA, _client_data, "privacy.json and experiment.yaml", _client_data_problems
+        CLIENT_DATA,
+        _client_data,
+        f"{CLIENT_DATA}, privacy.json and experiment.yaml",
+        _client_data_problems,
     ),
 )
 """Every file of figures, in the order in which a run writes them."""
