@@ -13,7 +13,7 @@ from markupsafe import Markup
 from fedsim.core.formatting import epsilon_text, metric_text
 from fedsim.report.chart import Chart, Point, Scale, Tip, width_of
 from fedsim.report.contents import RunContents
-from fedsim.runs.recorded_figures import CLIENT_DATA_NOTE
+from fedsim.runs.recorded_figures import ANSWERS, CLIENT_DATA_NOTE
 
 MAX_NAMED_ROWS = 40  # with more clients, rows are thin and have no number
 
@@ -256,7 +256,7 @@ def _shares(counts: Sequence[int]) -> list[float]:
 
 def answers_context(contents: RunContents) -> dict[str, Any] | None:
     """Return what the template needs; None for another task."""
-    found = contents.answers
+    found = contents.optional(ANSWERS)
     if found is None:
         return None
     return {"rows": [*_counts(found), *_cost(contents)], "classes": _classes(contents, found)}

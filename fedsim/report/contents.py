@@ -14,7 +14,7 @@ from fedsim.core.metrics import metric_key
 from fedsim.core.text_formats import FormatError, parse_plain_yaml
 from fedsim.runs.directory import RunDirectory, RunFiles
 from fedsim.runs.files import DamagedRunError, read_bytes
-from fedsim.runs.recorded_figures import ANSWERS, CLIENT_DATA, PERSONALIZATION
+from fedsim.runs.recorded_figures import CLIENT_DATA, PERSONALIZATION
 from fedsim.runs.recorded_figures import SCORES as FILE
 from fedsim.statement import Facts, RunFacts, read_facts
 
@@ -292,11 +292,6 @@ class RunContents(RunFiles):
     def client_data(self) -> dict[str, Any] | None:
         """`client_data.json`; None in a run without figures of private data."""
         return self.optional(CLIENT_DATA)
-
-    @property
-    def answers(self) -> dict[str, Any] | None:
-        """`answers.json`; None for another task than `pate`."""
-        return self.optional(ANSWERS)
 
     @cached_property
     def scores(self) -> Scores | None:
