@@ -65,7 +65,7 @@ class _Digests(RootModel[dict[str, str]]):
 
 
 class RunDirectory:
-    """Paths and writers of a run directory.
+    """Paths, writers and readers of a run directory.
 
     Raises:
         RunDirectoryError: the path has a NUL character.

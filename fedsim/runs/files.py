@@ -12,6 +12,7 @@ so only the version that began a run or a node can resume it.
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -166,6 +167,28 @@ def checked(path: Path, model: type[_Model], content: object, where: str = "the 
         raise DamagedRunError.of(path, what) from error
 
 
+def alike(one: Any, other: Any, *, relative: float, absolute: float = 0.0) -> bool:
+    """Whether two JSON values are the same, but for the last digits of numbers.
+
+    Args:
+        one: a value.
+        other: the other one.
+        relative: the largest relative difference of two numbers that are not whole.
+        absolute: a difference that is always small enough.
+    """
+
+    def same(a: Any, b: Any) -> bool:
+        return alike(a, b, relative=relative, absolute=absolute)
+
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, float) and isinstance(other, float):
+        return one == other or math.isclose(one, other, rel_tol=relative, abs_tol=absolute)
+    return type(one) is type(other) and one == other
+
+
 class LinesFile:
     """A file that grows by a line of JSON at a time, of which only a digest is kept in memory."""
 
@@ -247,7 +270,7 @@ def read_arrays(path: Path, what: str = "the file") -> tuple[dict[str, np.ndarra
         arrays = load(data)
         header = parse_json(data[8 : 8 + int.from_bytes(data[:8], "little")])
         return arrays, header.get("__metadata__", {})
-    except (SafetensorError, TypeError, ValueError) as error:
+    except (KeyError, SafetensorError, TypeError, ValueError) as error:
         raise DamagedRunError.of(path, f"{what} is damaged: {error}") from error
 
 

@@ -37,6 +37,7 @@ from fedsim.pate.settings import PateSettings
 from fedsim.protocol.arrays import to_numpy
 from fedsim.protocol.errors import FederationError
 from fedsim.runs.directory import RunFiles
+from fedsim.runs.files import alike
 
 if TYPE_CHECKING:
     from fedsim.personalization.scores import ClientScores
@@ -365,7 +366,7 @@ def _personal_problems(files: RunFiles) -> Iterator[str]:
         yield f"the scores of personal models in summary.json are not those of {PERSONALIZATION}"
     expected = _pooled(content["clients"])
     for name in ("global", "personal"):
-        if not _same(content[name], expected[name]):
+        if not alike(content[name], expected[name], relative=_SAME, absolute=_SAME):
             yield f"{PERSONALIZATION}: the {name} scores are not the means over its clients"
     if content["held_out"] != expected["held_out"]:
         yield f"{PERSONALIZATION}: held_out is not the sum over its clients"
@@ -408,13 +409,6 @@ def pooled(scores: Sequence[Mapping[str, float]], weights: Sequence[int]) -> dic
         name: sum(w * each[name] for each, w in zip(scores, weights, strict=True) if each) / whole
         for name in names
     }
-
-
-def _same(one: Mapping[str, float | None], other: Mapping[str, float | None]) -> bool:
-    def alike(a: float | None, b: float | None) -> bool:
-        return a == b or (a is not None and b is not None and abs(a - b) <= _SAME * max(abs(a), 1))
-
-    return one.keys() == other.keys() and all(alike(one[name], other[name]) for name in one)
 
 
 @dataclass(frozen=True)

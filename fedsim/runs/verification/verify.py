@@ -3,7 +3,6 @@
 A figure or a word that a run computes from its other files is computed again, and compared.
 """
 
-import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Any, cast
 
 from fedsim.runs.client_columns import clients_table
 from fedsim.runs.directory import RunDirectory, RunFiles
-from fedsim.runs.files import read_bytes
+from fedsim.runs.files import alike, read_bytes
 from fedsim.runs.manifest import (
     FILE,
     ManifestError,
@@ -81,7 +80,7 @@ def statement_problems(files: RunFiles) -> Iterator[str]:
         yield f"privacy.json says private: {privacy['private']}, and its clients say {finite}"
     recorded = {key: value for key, value in privacy.items() if key != "attack"}  # found anew
     for key, expected in to_json(read_facts(recorded)).items():
-        if not _alike(privacy.get(key), expected):
+        if not alike(privacy.get(key), expected, relative=_SAME, absolute=_SAME**2):
             what = "statement" if key.startswith("statement") else key
             yield f"the {what} does not follow from the figures beside it"
 
@@ -159,17 +158,6 @@ def _epsilon_of_rounds(files: RunFiles) -> Iterator[str]:
             yield f"round {row['round']}: the largest ε of rounds.jsonl cannot be {now:.6g}"
             return
         before = now
-
-
-def _alike(one: Any, other: Any) -> bool:
-    """Whether two JSON values are the same, but for the last digits of numbers."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_alike(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        return len(one) == len(other) and all(map(_alike, one, other))
-    if isinstance(one, float) and isinstance(other, float):
-        return one == other or math.isclose(one, other, rel_tol=_SAME, abs_tol=_SAME**2)
-    return type(one) is type(other) and one == other
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import click
 
 from fedsim.cli.options import print_json
 from fedsim.core.errors import ExitCode
-from fedsim.runs.files import find_object
+from fedsim.runs.files import alike, find_object
 from fedsim.tools.search.ledger import (
     ACCOUNT,
     MARKER,
@@ -144,17 +144,9 @@ def _account_problems(out: Path, ledger: SearchLedger) -> Iterator[str]:
 def _differing(content: Any, expected: Any) -> list[str]:
     """Return the keys in which a file differs from what the ledger gives."""
     keys = dict.fromkeys([*expected, *content])
-    return [key for key in keys if not _same(content.get(key), expected.get(key))]
-
-
-def _same(one: Any, other: Any) -> bool:
-    if isinstance(one, dict) and isinstance(other, dict):
-        return all(_same(one.get(key), other.get(key)) for key in {*one, *other})
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(_same, one, other))
-    if isinstance(one, float) and isinstance(other, float):
-        return abs(one - other) <= _RELATIVE * max(abs(one), abs(other))
-    return one == other
+    return [
+        key for key in keys if not alike(content.get(key), expected.get(key), relative=_RELATIVE)
+    ]
 
 
 def check_command(directory: str, *, root: str | None, replay: bool, as_json: bool) -> bool:
