@@ -29,9 +29,9 @@ from fedsim.core.plugin_errors import plugin_calls
 from fedsim.core.text_formats import finite_or_none
 from fedsim.experiment import Experiment
 from fedsim.federation.federation import Federation
-from fedsim.models.metrics import evaluate_with_outputs
 from fedsim.models.scores.metrics import class_names
 from fedsim.models.scores.predictions import ClassPredictions, predictions_of
+from fedsim.models.tasks import evaluate_with_outputs
 from fedsim.pate.board import NOT_CHECKED, labels_of, shares_of
 from fedsim.pate.settings import PateSettings
 from fedsim.protocol.arrays import to_numpy
@@ -40,7 +40,7 @@ from fedsim.runs.directory import RunFiles
 from fedsim.runs.files import alike
 
 if TYPE_CHECKING:
-    from fedsim.personalization.scores import ClientScores
+    from fedsim.personalization.personalize import ClientScores
 
 
 @dataclass(frozen=True)
@@ -321,7 +321,7 @@ def _personal_scores(run: EndedRun) -> dict[str, Any] | None:
         return None
     if run.status not in _ENDED or not run.state.round_number:
         return None
-    from fedsim.personalization.scores import ScoredModel, score_clients
+    from fedsim.personalization.personalize import ScoredModel, score_clients
 
     federation.model.module.load_state_dict(run.state.model.to_torch_state_dict())
     scored = ScoredModel(federation.model.module, federation.model.loss, federation.model.task)
