@@ -31,10 +31,12 @@ from fedsim.accountant.accountants import AccountantChoice
 from fedsim.accountant.events import Adjacency
 from fedsim.accountant.ledger.journal import FileJournal, total_against_server, total_of
 from fedsim.accountant.trust import CLAIMED_AGAINST, Observer
+from fedsim.core.durable import GENESIS
 from fedsim.core.errors import InputError
 from fedsim.core.text_formats import parse_json, parse_plain_yaml
 from fedsim.experiment import Experiment
 from fedsim.runs.directory import RunDirectory, RunFiles
+from fedsim.runs.files import DamagedRunError
 
 
 class EventError(InputError):
@@ -228,7 +230,8 @@ def read_source(name: str) -> Source:
         RunDirectoryError: the directory holds no run.
         SchemaError: the run has another schema.
         ExperimentError: `experiment.yaml` is not what a run writes.
-        JournalError: the ledger of a run is damaged.
+        DamagedRunError: a file of a run is damaged, or its ledger lacks records.
+        JournalError: a record of the ledger is damaged.
     """
     path = Path(name)
     if path.is_dir():
@@ -262,6 +265,10 @@ def _read_run(name: str, directory: RunDirectory) -> Source:
     ledgers = {client: total_of(charges) for client, charges in histories.items()}
     rows = _rows(files)
     for client, row in rows.items():
+        hashes = [GENESIS, *(charge.hash for charge in histories.get(client, ()))]
+        if row["ledger_head"] not in hashes:  # a run that goes on may have more
+            what = f"it lacks the record of client {client} that privacy.json names as its last"
+            raise DamagedRunError.of(directory.ledger, what)
         ledger = ledgers.setdefault(client, PrivacyLedger())
         if row["epsilon"] is None:  # a condition of the claim failed
             ledger.record(NonPrivate())

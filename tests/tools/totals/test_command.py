@@ -123,7 +123,13 @@ def test_settings_that_no_run_wrote_are_refused(runs: Path, tmp_path: Path) -> N
 
 def test_a_run_whose_ledger_is_gone_has_not_spent_nothing(runs: Path, tmp_path: Path) -> None:
     run = shutil.copytree(runs / "run0", tmp_path / "r")
-    (run / "ledger.jsonl").unlink()
+    ledger = run / "ledger.jsonl"
+    first, *_ = ledger.read_text().splitlines(keepends=True)
+    for left in ("", first):
+        ledger.write_text(left)
+        with pytest.raises(DamagedRunError, match=r"it lacks the record of client \d that privacy"):
+            account(run)
+    ledger.unlink()
     with pytest.raises(DamagedRunError, match=r"ledger\.jsonl: the file is missing"):
         account(run)
 
