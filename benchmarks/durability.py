@@ -29,7 +29,8 @@ from fedsim.federation.assembly import assemble
 from fedsim.federation.nodes import client_app
 from fedsim.protocol.flower_internals import server_identity
 from fedsim.runs.directory import RunDirectory
-from fedsim.runs.round_files import RoundsFile, RunCheckpoint
+from fedsim.runs.files import LinesFile
+from fedsim.runs.records import RunCheckpoint
 from fedsim.server.aggregation.aggregator import PlainAggregator
 from fedsim.server.app import run_round
 from fedsim.server.client_ledgers import ClientLedgers
@@ -58,7 +59,7 @@ class Contender:
         ledger = None if run is None else run.ledger
         self._federation = assemble(loaded, ledger=ledger, in_process=True)
         self._run = run if checkpoints else None
-        self._rounds = None if run is None else RoundsFile(run.rounds)
+        self._rounds = None if run is None else LinesFile(run.rounds)
         clients = self._federation.num_clients
         app = client_app(self._federation, in_process=True, ledger=None)
         self._grid = LocalGrid(app, clients)
@@ -90,7 +91,7 @@ class Contender:
         if self._run is None or self._rounds is None:
             return
         started = time.perf_counter()
-        self._rounds.append(report.to_json())
+        self._rounds.append(json.dumps(report.to_json()))
         self._run.write_checkpoint(RunCheckpoint(self._state, {}, self._rounds.digest))
         self.writing += time.perf_counter() - started
 

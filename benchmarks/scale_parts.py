@@ -36,7 +36,7 @@ from fedsim.core.shared_values import map_shared
 from fedsim.protocol.arrays import to_arrays
 from fedsim.protocol.client_spend import ClientSpend
 from fedsim.runs.directory import privacy_text
-from fedsim.runs.round_files import RunCheckpoint
+from fedsim.runs.records import RunCheckpoint
 from fedsim.server.client_ledgers import ClientLedgers
 from fedsim.server.participation.participation import Participation
 from fedsim.simulation.virtual_grid import FIRST_NODE, NodeContexts

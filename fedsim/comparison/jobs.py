@@ -28,10 +28,10 @@ import numpy as np
 import fedsim
 from fedsim.comparison.load import LoadedComparison
 from fedsim.comparison.worker import CLIENT_METRICS, RECORD
-from fedsim.core.text_formats import parse_json
 from fedsim.experiment import LoadedExperiment
 from fedsim.federation.conditions import plugin_sources
 from fedsim.runs.directory import RunDirectory, RunDirectoryError
+from fedsim.runs.files import find_object
 from fedsim.runs.inputs import private_digest
 
 # Keys that change no number of a run.
@@ -225,7 +225,7 @@ def plan_jobs(comparison: LoadedComparison, out: Path) -> list[Job]:
 
 
 def _action(path: Path, digest: str) -> Action:
-    record, summary = _json(path / RECORD), _json(path / "summary.json")
+    record, summary = find_object(path / RECORD), find_object(path / "summary.json")
     if record.get("fingerprint") != digest:
         return "run"
     return "reuse" if summary.get("status") in FINISHED else "resume"
@@ -238,15 +238,6 @@ def _set_aside(path: Path, out: Path) -> None:
     while (target := parent / f"{path.name}-{number}").exists():
         number += 1
     os.replace(path, target)
-
-
-def _json(path: Path) -> dict[str, Any]:
-    """Return the content of a file that may be missing or cut short: {} then."""
-    try:
-        content = parse_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
 
 
 MessageHandler = Callable[[int, Mapping[str, Any]], None]

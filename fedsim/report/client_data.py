@@ -13,7 +13,7 @@ from fedsim.core.formatting import epsilon_text, metric_text
 from fedsim.report.chart import Area, Axis, Chart, Note, Point, Tip, shortened
 from fedsim.report.contents import RunContents
 from fedsim.report.drawing import inline_svg
-from fedsim.runs.recorded_figures import CLIENT_DATA_NOTE
+from fedsim.runs.recorded_figures import ANSWERS, CLIENT_DATA_NOTE
 
 MAX_NAMED_ROWS = 40  # with more clients, rows are thin and have no number
 
@@ -193,7 +193,7 @@ def _notes(texts: Sequence[Sequence[str]]) -> Iterator[Note]:
 
 
 def _names(contents: RunContents) -> dict[int, str]:
-    return {row["client"]: row["name"] for row in contents.clients if row.get("name")}
+    return {row["client"]: name for row in contents.clients if (name := row.get("name"))}
 
 
 def _who(row: dict[str, Any], contents: RunContents) -> str:
@@ -219,7 +219,7 @@ def _shares(counts: Sequence[int]) -> list[float]:
 
 def answers_context(contents: RunContents) -> dict[str, Any] | None:
     """Return what the template needs; None for another task."""
-    found = contents.answers
+    found = contents.optional(ANSWERS)
     if found is None:
         return None
     return {"rows": [*_counts(found), *_cost(contents)], "classes": _classes(contents, found)}

@@ -12,11 +12,10 @@ from typing import Any
 from fedsim.core.formatting import metric_text
 from fedsim.core.metrics import metric_key
 from fedsim.core.text_formats import FormatError, parse_plain_yaml
-from fedsim.runs.directory import RunDirectory
-from fedsim.runs.files import DamagedRunError
-from fedsim.runs.recorded_figures import ANSWERS, CLIENT_DATA, PERSONALIZATION
+from fedsim.runs.directory import RunDirectory, RunFiles
+from fedsim.runs.files import DamagedRunError, read_bytes
+from fedsim.runs.recorded_figures import CLIENT_DATA, PERSONALIZATION
 from fedsim.runs.recorded_figures import SCORES as FILE
-from fedsim.server.round_report import RoundRow
 from fedsim.statement import Facts, RunFacts, read_facts
 
 _MAX_LISTED = 4  # classes in a line of a terminal; of more, the lowest
@@ -281,41 +280,33 @@ def _matrix_row(counts: Sequence[int]) -> list[tuple[str, float]]:
     return [(f"{count:,}", count / total if total else 0.0) for count in counts]
 
 
-@dataclass(frozen=True)
-class RunContents:
-    """The files of a finished run.
+class RunContents(RunFiles):
+    """The files of a finished run, and what the report reads out of them."""
 
-    Attributes:
-        summary: `summary.json`.
-        privacy: `privacy.json`.
-        rounds: `rounds.jsonl`, one mapping for each finished round.
-        environment: `environment.json`.
-        experiment: the text of `experiment.yaml`.
-        personal: `personalization.json`; None in a run without scores of personal models.
-        client_data: `client_data.json`; None in a run without figures of private data.
-        scores: `scores.json`; None in a failed run.
-        answers: `answers.json`; None for another task than `pate`.
-    """
+    @property
+    def personal(self) -> dict[str, Any] | None:
+        """`personalization.json`; None in a run without scores of personal models."""
+        return self.optional(PERSONALIZATION)
 
-    summary: dict[str, Any]
-    privacy: dict[str, Any]
-    rounds: list[RoundRow]
-    environment: dict[str, Any]
-    experiment: str
-    personal: dict[str, Any] | None = None
-    client_data: dict[str, Any] | None = None
-    scores: Scores | None = None
-    answers: dict[str, Any] | None = None
+    @property
+    def client_data(self) -> dict[str, Any] | None:
+        """`client_data.json`; None in a run without figures of private data."""
+        return self.optional(CLIENT_DATA)
+
+    @cached_property
+    def scores(self) -> Scores | None:
+        """`scores.json`; None in a failed run."""
+        return read_scores(self.directory)
+
+    @cached_property
+    def experiment_text(self) -> str:
+        """The text of `experiment.yaml`."""
+        return read_bytes(self.directory.path / "experiment.yaml").decode(errors="replace")
 
     @property
     def is_private(self) -> bool:
         """Whether the experiment has differential privacy; the ε may still be infinite."""
         return self.privacy["accountant"] is not None
-
-    @property
-    def clients(self) -> list[dict[str, Any]]:
-        """The spend of every client, by client number."""
-        return self.privacy["clients"]
 
     @cached_property
     def facts(self) -> Facts:
@@ -352,7 +343,7 @@ class RunContents:
     def settings(self) -> dict[str, Any]:
         """The settings in `experiment.yaml`; empty where it is unreadable, as after an edit."""
         try:
-            settings = parse_plain_yaml(self.experiment)
+            settings = parse_plain_yaml(self.experiment_text)
         except FormatError:
             return {}
         return settings if isinstance(settings, dict) else {}
@@ -375,16 +366,6 @@ def read_contents(directory: RunDirectory) -> RunContents:
     Raises:
         RunDirectoryError: the run has no result files.
     """
-    has_scores = (directory.path / PERSONALIZATION).exists()
-    has_data = (directory.path / CLIENT_DATA).exists()
-    return RunContents(
-        summary=directory.read_json("summary.json"),
-        privacy=directory.read_json("privacy.json"),
-        rounds=directory.read_rounds(),
-        environment=directory.read_json("environment.json"),
-        experiment=(directory.path / "experiment.yaml").read_text(encoding="utf-8"),
-        personal=directory.read_json(PERSONALIZATION) if has_scores else None,
-        client_data=directory.read_json(CLIENT_DATA) if has_data else None,
-        scores=read_scores(directory),
-        answers=directory.read_json(ANSWERS) if (directory.path / ANSWERS).exists() else None,
-    )
+    contents = RunContents(directory)
+    _ = contents.summary, contents.privacy, contents.rounds, contents.environment
+    return contents

@@ -8,7 +8,7 @@ hash, so that no other script can run, even if text from a file should slip thro
 import base64
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -70,11 +70,11 @@ def recipe(contents: RunContents) -> Recipe | None:
     return Recipe(spend["client"], script, spend.get("ledger_head"))
 
 
-def _known_epsilon(spend: dict[str, Any]) -> float:
+def _known_epsilon(spend: Mapping[str, Any]) -> float:
     return -1.0 if spend["epsilon"] is None else spend["epsilon"]
 
 
-def _script(spend: dict[str, Any], privacy: dict[str, Any]) -> Iterator[str]:
+def _script(spend: Mapping[str, Any], privacy: Mapping[str, Any]) -> Iterator[str]:
     relation = _RELATIONS.get(privacy["adjacency"])
     if relation is None:
         raise _NoCounterpartError(f"no relation for {privacy['adjacency']!r}")
@@ -98,19 +98,19 @@ def _script(spend: dict[str, Any], privacy: dict[str, Any]) -> Iterator[str]:
     yield from _against_server(spend, privacy, name, relation)
 
 
-def _construction(name: str, relation: str, privacy: dict[str, Any]) -> str:
+def _construction(name: str, relation: str, privacy: Mapping[str, Any]) -> str:
     """Return the line that makes the accountant, at the run's own orders if it has any."""
     orders = "" if privacy.get("orders") is None else f"{privacy['orders']!r}, "
     relation = f"neighboring_relation=dp.NeighboringRelation.{relation}"
     return f"accountant = {name}({orders}{relation})"
 
 
-def _observer(privacy: dict[str, Any]) -> str:
+def _observer(privacy: Mapping[str, Any]) -> str:
     return f", against {OBSERVER_NAMES['sums']}" if privacy["trust"] == "distributed" else ""
 
 
 def _against_server(
-    spend: dict[str, Any], privacy: dict[str, Any], name: str, relation: str
+    spend: Mapping[str, Any], privacy: Mapping[str, Any], name: str, relation: str
 ) -> Iterator[str]:
     """Yield the same for the second ledger of distributed trust."""
     ledger = spend.get("ledger_against_server")
@@ -125,7 +125,9 @@ def _against_server(
     yield f"# privacy.json: {_in_full(epsilon)}, against {OBSERVER_NAMES['server']}"
 
 
-def _answer(spend: dict[str, Any], epsilon: float | None, privacy: dict[str, Any]) -> Iterator[str]:
+def _answer(
+    spend: Mapping[str, Any], epsilon: float | None, privacy: Mapping[str, Any]
+) -> Iterator[str]:
     """Yield the last lines: ε of the accountant, and what the sampler of noise adds to it."""
     if epsilon is None:  # infinite
         yield f"print(accountant.get_epsilon({spend['delta']!r}))"
@@ -286,8 +288,8 @@ def _context(contents: RunContents) -> dict[str, Any]:
         "recipe": recipe(contents),
         "incidents": incidents[: overview.MAX_INCIDENTS],
         "num_incidents": len(incidents),
-        "settings": contents.experiment[:_MAX_SETTINGS_CHARACTERS],
-        "settings_cut": len(contents.experiment) > _MAX_SETTINGS_CHARACTERS,
+        "settings": contents.experiment_text[:_MAX_SETTINGS_CHARACTERS],
+        "settings_cut": len(contents.experiment_text) > _MAX_SETTINGS_CHARACTERS,
         "environment": overview.environment_rows(contents),
         "script": Markup(script),
         "script_hash": _hash(script),

@@ -5,22 +5,26 @@ import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, RootModel
-from safetensors.numpy import save
 
+from fedsim.accountant.ledger.journal import FileJournal
+from fedsim.algorithms.state import ServerState
 from fedsim.core.durable import sync_directory
-from fedsim.experiment import Experiment, ExperimentError, load_experiment
+from fedsim.experiment import Experiment, ExperimentError, load_experiment, read_settings
 from fedsim.runs.client_columns import clients_table
 from fedsim.runs.files import (
     SCHEMAS,
     DamagedRunError,
+    arrays_bytes,
     check_schema,
     check_version,
+    read_arrays,
     read_bytes,
     read_object,
     read_sealed,
@@ -28,11 +32,11 @@ from fedsim.runs.files import (
     write_sealed,
 )
 from fedsim.runs.files import RunDirectoryError as RunDirectoryError
-from fedsim.runs.round_files import FILE as CHECKPOINT
-from fedsim.runs.round_files import RunCheckpoint, read_rounds
+from fedsim.runs.records import Releases, RunCheckpoint, read_releases, read_rounds
 from fedsim.runs.run_lock import RunLock, refuse_in_use
 from fedsim.server.round_report import RoundRow
 from fedsim.server.secure.opened_sums import OpenedSum
+from fedsim.statement.privacy_file import PrivacyFile, PrivateClientRow
 
 # Trackers change no result, and the files of one's own may be gone.
 WITHOUT_TRACKERS = {"runtime.trackers": []}
@@ -41,9 +45,10 @@ _RESUME_OR_START_ANEW = "resume it with fedsim {version}, or start a new run wit
 KEPT = "checkpoint/"
 """The part of a run directory that stays with its owner: only resuming and comparing need it."""
 
-_CHECKPOINT = f"checkpoint/{CHECKPOINT}"
+_CHECKPOINT = "checkpoint/model.safetensors"
 _ENVIRONMENT = "environment.json"
 _SELECTION = "selection.json"  # in its place where a search handed on the model alone
+_MODEL = "model.safetensors"
 _INPUTS = "checkpoint/inputs.json"
 _OPENING = "checkpoint/opening.json"
 
@@ -60,7 +65,7 @@ class _Digests(RootModel[dict[str, str]]):
 
 
 class RunDirectory:
-    """Paths and writers of a run directory.
+    """Paths, writers and readers of a run directory.
 
     Raises:
         RunDirectoryError: the path has a NUL character.
@@ -305,6 +310,14 @@ class RunDirectory:
         """Write `clients.csv` from the clients of `privacy.json`."""
         self.write_text("clients.csv", clients_table(rows))
 
+    def read_model(self) -> dict[str, np.ndarray]:
+        """Return the values of the final global model by name.
+
+        Raises:
+            DamagedRunError: the file is missing or damaged.
+        """
+        return read_arrays(self.path / _MODEL)[0]
+
     def write_model(
         self, arrays: Mapping[str, np.ndarray], metadata: dict[str, str] | None = None
     ) -> None:
@@ -314,7 +327,7 @@ class RunDirectory:
             arrays: its values by name.
             metadata: what is needed to build it, in the header of the file; None: nothing.
         """
-        self.write_bytes("model.safetensors", _safetensors(arrays, metadata))
+        self.write_bytes(_MODEL, arrays_bytes(arrays, metadata))
 
     def write_checkpoint(self, checkpoint: RunCheckpoint) -> None:
         """Replace the checkpoint."""
@@ -349,6 +362,92 @@ class RunDirectory:
         return OpenedSum(found.round, tuple(found.clients), found.sum)
 
 
+class RunFiles:
+    """The files of a run, each read at most once and when it is asked for; a damaged one raises.
+
+    Args:
+        directory: the run directory.
+    """
+
+    def __init__(self, directory: RunDirectory) -> None:
+        self.directory = directory
+        self._others: dict[str, dict[str, Any] | None] = {}
+
+    @cached_property
+    def environment(self) -> dict[str, Any]:
+        """`environment.json`."""
+        return self.directory.read_json(_ENVIRONMENT)
+
+    @cached_property
+    def experiment(self) -> Experiment:
+        """`experiment.yaml`; what it names outside of the run directory is not looked at."""
+        return read_settings(self.directory.path / "experiment.yaml")
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """`summary.json`."""
+        return self.directory.read_json("summary.json")
+
+    @cached_property
+    def privacy(self) -> PrivacyFile:
+        """`privacy.json`."""
+        return cast(PrivacyFile, self.directory.read_json("privacy.json"))
+
+    @property
+    def clients(self) -> list[PrivateClientRow]:
+        """`clients` of `privacy.json`; without privacy, a row lacks what is spent."""
+        return cast(list[PrivateClientRow], self.privacy["clients"])
+
+    @cached_property
+    def rounds(self) -> list[RoundRow]:
+        """The finished rounds in `rounds.jsonl`."""
+        return self.directory.read_rounds()
+
+    @property
+    def last_round(self) -> dict[str, Any] | None:
+        """The line of the last round that `summary.json` counts; None where there is none."""
+        number, rows = self.summary["rounds"], self.rounds
+        return cast(dict[str, Any], rows[number - 1]) if 0 < number <= len(rows) else None
+
+    @cached_property
+    def releases(self) -> list[Releases]:
+        """What left the clients in them: `releases.jsonl`."""
+        return read_releases(self.directory.releases)
+
+    @cached_property
+    def journal(self) -> FileJournal:
+        """`ledger.jsonl`, whose records are read when they are asked for.
+
+        Raises:
+            DamagedRunError: it is missing.
+        """
+        if not self.directory.ledger.is_file():
+            raise DamagedRunError.of(self.directory.ledger, "the file is missing")
+        return FileJournal(self.directory.ledger)
+
+    @cached_property
+    def checkpoint(self) -> RunCheckpoint | None:
+        """The checkpoint; None before the first finished round."""
+        return self.directory.read_checkpoint()
+
+    @property
+    def state(self) -> ServerState | None:
+        """The state of the server in the checkpoint."""
+        return None if self.checkpoint is None else self.checkpoint.state
+
+    @cached_property
+    def opening(self) -> OpenedSum | None:
+        """The last opened sum; None where no sums are opened."""
+        return self.directory.read_opening()
+
+    def optional(self, name: str) -> dict[str, Any] | None:
+        """Return a JSON file that only some runs have; None in a run without it."""
+        if name not in self._others:
+            is_there = (self.directory.path / name).exists()
+            self._others[name] = self.directory.read_json(name) if is_there else None
+        return self._others[name]
+
+
 def privacy_text(content: Mapping[str, Any]) -> str:
     """Return the text of `privacy.json`; see `RunDirectory.write_privacy`."""
     clients = content["clients"]
@@ -358,8 +457,3 @@ def privacy_text(content: Mapping[str, Any]) -> str:
     encode = json.JSONEncoder(allow_nan=False).encode  # without an indent, it is in C
     lines = ",\n    ".join(map(encode, clients))
     return text.removesuffix("[]\n}") + f"[\n    {lines}\n  ]\n}}\n"
-
-
-def _safetensors(arrays: Mapping[str, np.ndarray], metadata: dict[str, str] | None) -> bytes:
-    packed = {name: np.asarray(array, order="C") for name, array in arrays.items()}
-    return save(packed, metadata)

@@ -1,7 +1,8 @@
-"""Files of a run: written whole and durable, read by type and schema, refused when damaged.
+"""The formats of files: written whole and durable, read by type and schema, refused when damaged.
 
-`write_bytes` replaces a file and returns when the new content and its name are on disk. A sealed
-file holds a digest of its own content, so that no changed byte is read as a record.
+JSON, YAML, lines of JSON and arrays each have one reader. `write_bytes` replaces a file and returns
+when the new content and its name are on disk. A sealed file holds a digest of its own content, so
+that no changed byte is read as a record.
 
 This version reads the schemas that it writes and no other. Any change of what a file means, of its
 keys, of its words or of how its figures are computed raises its number. A run directory, the state
@@ -9,15 +10,20 @@ of a node and a checkpoint also name their version: another version may draw or 
 so only the version that began a run or a node can resume it.
 """
 
+import hashlib
 import json
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 from pydantic import BaseModel, ValidationError
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
 
 import fedsim
-from fedsim.core.durable import digest_of, replace_file
+from fedsim.core.durable import append, digest_of, replace_file
 from fedsim.core.errors import ExitCode, InputError, name_file
 from fedsim.core.text_formats import parse_json, parse_plain_yaml
 
@@ -84,6 +90,14 @@ def read_object(path: Path) -> dict[str, Any]:
     return _read_mapping(path, parse_json, "a JSON object")
 
 
+def find_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file; an empty one where the file is missing or damaged."""
+    try:
+        return read_object(path)
+    except (DamagedRunError, OSError):
+        return {}
+
+
 def read_yaml_object(path: Path) -> dict[str, Any]:
     """Return the mapping in a YAML file that fedsim wrote.
 
@@ -130,23 +144,134 @@ def read_sealed(path: Path, model: type[_Model]) -> _Model:
     return checked(path, model, found)
 
 
-def checked(path: Path, model: type[_Model], content: object) -> _Model:
+def checked(path: Path, model: type[_Model], content: object, where: str = "the file") -> _Model:
     """Return content of a file as a model.
 
     Args:
         path: the file, for the message.
         model: the type of the content.
         content: as read from the file.
+        where: the part of the file, for the message.
 
     Raises:
         DamagedRunError: a key is missing or has another type.
     """
+    if not isinstance(content, dict):
+        raise DamagedRunError.of(path, f"{where} is damaged: not a JSON object")
     try:
         return model.model_validate(content)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
-        raise DamagedRunError.of(path, f"the file is damaged: {place}: {first['msg']}") from error
+        what = f"{where} is damaged: {place}: {first['msg']}"
+        raise DamagedRunError.of(path, what) from error
+
+
+def alike(one: Any, other: Any, *, relative: float, absolute: float = 0.0) -> bool:
+    """Whether two JSON values are the same, but for the last digits of numbers.
+
+    Args:
+        one: a value.
+        other: the other one.
+        relative: the largest relative difference of two numbers that are not whole.
+        absolute: a difference that is always small enough.
+    """
+
+    def same(a: Any, b: Any) -> bool:
+        return alike(a, b, relative=relative, absolute=absolute)
+
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, float) and isinstance(other, float):
+        return one == other or math.isclose(one, other, rel_tol=relative, abs_tol=absolute)
+    return type(one) is type(other) and one == other
+
+
+class LinesFile:
+    """A file that grows by a line of JSON at a time, of which only a digest is kept in memory."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._hash = hashlib.sha256()
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all lines."""
+        return self._hash.hexdigest()
+
+    def append(self, line: str) -> None:
+        """Append a line; when this returns, it is on disk.
+
+        Raises:
+            OSError: with the name of the file.
+        """
+        data = f"{line}\n".encode()
+        with name_file(self._path), self._path.open("ab") as file:
+            append(file, data)
+        self._hash.update(data)
+
+    def cut(self, count: int) -> None:
+        """Drop from the file all lines but the first ones, and a torn line."""
+        kept = first_lines(self._path, count)
+        write_bytes(self._path, kept)
+        self._hash = hashlib.sha256(kept)
+
+
+def first_lines(path: Path, count: int) -> bytes:
+    """Return the first whole lines of a file."""
+    *lines, _unfinished = read_bytes(path).split(b"\n")
+    return b"".join(line + b"\n" for line in lines[:count])
+
+
+def read_lines(path: Path, model: type[_Model]) -> Iterator[tuple[_Model, Any]]:
+    """Yield each line of JSON as record and as content; a line that a crash cut short is none.
+
+    Args:
+        path: the file.
+        model: the type of the records.
+
+    Raises:
+        DamagedRunError: the file is missing, or a line is no such record.
+    """
+    *lines, _unfinished = read_bytes(path).split(b"\n")
+    for number, line in enumerate(lines, start=1):
+        where = f"line {number}"
+        try:
+            found = parse_json(line.decode())
+        except ValueError as error:
+            raise DamagedRunError.of(path, f"{where} is damaged: {error}") from error
+        yield checked(path, model, found, where), found
+
+
+def arrays_bytes(arrays: Mapping[str, np.ndarray], metadata: dict[str, str] | None) -> bytes:
+    """Return the content of a safetensors file.
+
+    Args:
+        arrays: by name.
+        metadata: of its header; None: nothing.
+    """
+    return save({name: np.asarray(one, order="C") for name, one in arrays.items()}, metadata)
+
+
+def read_arrays(path: Path, what: str = "the file") -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """Return the arrays in a safetensors file by name, and its metadata.
+
+    Args:
+        path: the file.
+        what: what it is, for the message.
+
+    Raises:
+        DamagedRunError: the file is missing or damaged.
+    """
+    data = read_bytes(path)
+    try:
+        arrays = load(data)
+        header = parse_json(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        return arrays, header.get("__metadata__", {})
+    except (KeyError, SafetensorError, TypeError, ValueError) as error:
+        raise DamagedRunError.of(path, f"{what} is damaged: {error}") from error
 
 
 SCHEMAS: Mapping[str, int] = {

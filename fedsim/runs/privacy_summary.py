@@ -1,9 +1,12 @@
-"""Spend of every client: the figures behind `privacy.json`, `clients.csv` and the report."""
+"""The content of `privacy.json`: the spend of every client, and who took part in secure sums.
+
+`clients.csv` and the report show the same figures.
+"""
 
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, cast
 
@@ -23,6 +26,8 @@ from fedsim.protocol.client_spend import ClientSpend
 from fedsim.protocol.noisy_sums import LearntBound
 from fedsim.runs.files import SCHEMAS
 from fedsim.runs.recorded_terms import recorded_client_terms, recorded_terms, server_ledger
+from fedsim.secagg.encoding import FixedPointEncoder
+from fedsim.secagg.settings import SecureAggregationSettings
 from fedsim.server.client_ledgers import ClientLedgers
 from fedsim.statement import read_facts, to_json
 from fedsim.statement.guarantee import guarantee_words
@@ -284,3 +289,156 @@ def _client_json(spend: ClientSummary, trust: Trust) -> PrivateClientRow:
         row["epsilon_against_server"] = None if epsilon is None else finite_or_none(epsilon)
         row["ledger_against_server"] = None if second is None else second.to_list()
     return cast(PrivateClientRow, row)
+
+
+def secure_summary(
+    federation: Federation, rows: Sequence[Mapping[str, Any]], *, one_operator: bool
+) -> dict[str, Any] | None:
+    """Return `secure_aggregation` of `privacy.json`; None where updates were sent in clear.
+
+    Args:
+        federation: the federation that ran.
+        rows: the lines of `rounds.jsonl`.
+        one_operator: whether all parties ran in one simulation.
+    """
+    channel = federation.secure
+    if channel is None:
+        return None
+    privacy = federation.experiment.privacy
+    said = {row["round"]: row["secure_aggregation"] for row in rows}
+    aborted = {k: one["aborted"] for k, one in said.items() if one["aborted"] is not None}
+    report = SecureAggregationReport(
+        settings=channel.settings,
+        encoder=channel.codec.encoder,
+        clients_sampled=federation.plan.participation.round_sizes[1],
+        survivors={
+            k: one["survivors"] for k, one in said.items() if one["survivors"] and k not in aborted
+        },
+        aborted=aborted,
+        retried=sum(one["retried"] for one in said.values()),
+        plan_digest=federation.plan.digest,
+        # A simulation with seeded noise stands for secure noise, and its server is honest.
+        repeats_noise=not one_operator and (privacy is None or privacy.noise != "secure"),
+        is_integer_sum=channel.codec.is_integers,
+    )
+    return {
+        **report.to_dict(),
+        "simulated_non_collusion": one_operator,
+        "clipped": sum(one["clipped"] for one in said.values()),
+    }
+
+
+IMPLEMENTATION = "fedsim.secagg 1"
+ENVELOPE = "RFC 9180 X25519/HKDF-SHA256/AES-256-GCM"
+_TRUST = {
+    "additive": "one of leader and helpers follows the protocol and colludes with no other",
+    "secagg": "the server follows the protocol and colludes with fewer clients than the threshold",
+    "secagg_plus": "the server follows the protocol; corrupt and dropped clients stay within the "
+    "configured fractions",
+    "quantized": "none: the server sees every update (control arm)",
+}
+
+
+@dataclass(frozen=True)
+class SecureAggregationReport:
+    """The facts of secure aggregation in a run.
+
+    Attributes:
+        settings: settings of the federation.
+        encoder: encoder with its computed parameters.
+        clients_sampled: number of clients of a round.
+        survivors: for each completed round the number of clients in the sum.
+        aborted: for each aborted round the reason; its uploads left the clients and stay charged.
+        retried: number of repeated requests to helpers.
+        plan_digest: digest of the privacy plan to which uploads are bound; "" without privacy.
+        repeats_noise: whether a repeated round has the same noise, which its seed gives again.
+        is_integer_sum: whether uploads are integers of the noise's grid, which no value leaves out.
+    """
+
+    settings: SecureAggregationSettings
+    encoder: FixedPointEncoder
+    clients_sampled: int
+    survivors: Mapping[int, int] = field(default_factory=dict)
+    aborted: Mapping[int, str] = field(default_factory=dict)
+    retried: int = 0
+    plan_digest: str = ""
+    repeats_noise: bool = False
+    is_integer_sum: bool = False
+
+    def conditions(self) -> dict[str, bool]:
+        """Return which conditions of a guarantee against an active server are met.
+
+        Reference: docs/trust_models.md, "An active server".
+        """
+        settings = self.settings
+        helped = settings.protocol.name == "additive"
+        pinned = settings.keys.helper_fingerprints and settings.keys.client_fingerprints
+        return {
+            "pinned_keys": bool(pinned),
+            "opened_once": helped and not self.repeats_noise,
+            "agreed_plan": helped and bool(self.plan_digest),
+            "fixed_set": helped
+            and (self.is_integer_sum or settings.encoding.range_policy == "clip"),
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the section `secure_aggregation` of a report as JSON values."""
+        settings, encoder = self.settings, self.encoder
+        hidden = settings.protocol.name != "quantized"
+        return {
+            "protocol": settings.protocol.name,
+            "implementation": IMPLEMENTATION,
+            "parties": {
+                "leader": "server",
+                "helpers": settings.helpers,
+                "clients_sampled": self.clients_sampled,
+                "survivors_per_round": [self.survivors[key] for key in sorted(self.survivors)],
+            },
+            "trust": {
+                "privacy_requires": _TRUST[settings.protocol.name],
+                "active_server": "pinned_helper_keys"
+                if settings.keys.helper_fingerprints
+                else "not_covered",
+                "malicious_clients": "undetected",
+                "conditions": self.conditions(),
+                "forged_clients": _forged_clients(settings, hidden=hidden),
+            },
+            "simulated_non_collusion": True,
+            "server_view": _server_view(hidden, list(settings.metrics)),
+            "encoding": {
+                "ring_bits": encoder.ring_bits,
+                "frac_bits": encoder.frac_bits,
+                "value_bound": encoder.value_bound,
+                "max_weight": encoder.max_weight,
+                "max_clients": encoder.max_clients,
+                "guard_bits": encoder.guard_bits,
+                "rounding": encoder.rounding,
+                "max_abs_error": encoder.max_abs_error,
+            },
+            "exactness": "equals quantised plain averaging bit for bit",
+            **({"plan_digest": self.plan_digest} if self.plan_digest else {}),
+            "prg": settings.prg if hidden else None,
+            "envelope": ENVELOPE if hidden else None,
+            "rounds": {
+                "completed": len(self.survivors),
+                "aborted": len(self.aborted),
+                "retried": self.retried,
+                "reasons": {str(key): self.aborted[key] for key in sorted(self.aborted)},
+            },
+        }
+
+
+def _forged_clients(settings: SecureAggregationSettings, *, hidden: bool) -> str:
+    """Return whether the parties notice clients that the server makes up."""
+    if not hidden:
+        return "not_needed"
+    return "refused" if settings.keys.client_fingerprints else "undetected"
+
+
+def _server_view(hidden: bool, metrics: list[str]) -> list[str]:
+    if hidden:
+        seen = ["sum of weighted updates", "sum of weights"]
+        seen += [f"sum of weighted {name}" for name in metrics]
+    else:
+        seen = ["every update", "every weight", *(f"every {name}" for name in metrics)]
+    return [*seen, "participant ids", "timings"]

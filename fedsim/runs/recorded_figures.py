@@ -11,10 +11,13 @@ declared public.
 computed after the last round, outside of every message, and no ε covers them. So they are written
 only where nothing is promised about the data: without differential privacy and without secure
 aggregation, as for `evaluation.holdout`.
+
+A new one is an entry of `FIGURES`: the run writes it, and `verify` holds it against other files.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -31,13 +34,40 @@ from fedsim.models.scores.predictions import ClassPredictions, predictions_of
 from fedsim.models.tasks import evaluate_with_outputs
 from fedsim.pate.board import NOT_CHECKED, labels_of, shares_of
 from fedsim.pate.settings import PateSettings
-from fedsim.personalization.settings import PersonalizationSettings
 from fedsim.protocol.arrays import to_numpy
 from fedsim.protocol.errors import FederationError
-from fedsim.runs.files import SCHEMAS
+from fedsim.runs.directory import RunFiles
+from fedsim.runs.files import alike
 
 if TYPE_CHECKING:
     from fedsim.personalization.personalize import ClientScores
+
+
+@dataclass(frozen=True)
+class EndedRun:
+    """A run at its end, of which figures are computed.
+
+    Attributes:
+        federation: of the run; its model is overwritten.
+        state: after the last round.
+        status: how it ended.
+        metrics: of the final model on the test set, by name.
+    """
+
+    federation: Federation
+    state: ServerState
+    status: str
+    metrics: Mapping[str, Any]
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether it has a final model with scores."""
+        return is_scored(self.status, self.state.round_number)
+
+
+def is_scored(status: str, rounds: int) -> bool:
+    """Whether a run with this status and number of rounds has a final model with scores."""
+    return status != "failed" and rounds > 0
 
 
 ANSWERS = "answers.json"
@@ -45,39 +75,31 @@ COUNTS = ("queries_checked", "queries_answered", "label_accuracy")
 """Keys of a line of `rounds.jsonl` that repeat figures of the file."""
 
 
-def answers_content(federation: Federation, state: ServerState) -> dict[str, Any] | None:
-    """Return the content of the file; None for another task.
-
-    Args:
-        federation: of the run.
-        state: after its last round.
-    """
-    voting = federation.voting
+def _answers(run: EndedRun) -> dict[str, Any] | None:
+    """Return the queries and the answers of `task: pate`; None for another task."""
+    voting = run.federation.voting
     if voting is None:
         return None
-    board = to_numpy(state.arrays)
-    return {
-        "schema": SCHEMAS[ANSWERS],
-        **_counted(rows := _rows(board, voting.queries.targets)),
-        "threshold": voting.settings.threshold,
-        "queries": rows,
-    }
+    rows = _rows(to_numpy(run.state.arrays), voting.queries.targets)
+    return {**_counted(rows), "threshold": voting.settings.threshold, "queries": rows}
 
 
-def answer_problems(
-    content: Mapping[str, Any],
-    board: Mapping[str, np.ndarray] | None,
-    settings: PateSettings,
-    row: Mapping[str, Any] | None,
+def _answer_problems(files: RunFiles) -> Iterator[str]:
+    """Yield what `answers.json` says and does not agree with the other files, or that it lacks."""
+    settings, content = files.experiment.pate, files.optional(ANSWERS)
+    if (content is None) != (settings is None):
+        yield f"{ANSWERS} belongs to runs with task: pate, and to no other run"
+    if settings is None or content is None:
+        return
+    yield from _contradicted_answers(content, files, settings)
+    last = cast(dict[str, Any], files.rounds[-1]) if files.rounds else {}
+    if any(files.summary.get(name) != last.get(name) for name in COUNTS):
+        yield "the queries and answers of summary.json are not those of the last round"
+
+
+def _contradicted_answers(
+    content: Mapping[str, Any], files: RunFiles, settings: PateSettings
 ) -> Iterator[str]:
-    """Yield what `answers.json` says and does not agree with the other files or with itself.
-
-    Args:
-        content: the file.
-        board: arrays of the checkpoint; None before the first round.
-        settings: `pate:` of the experiment.
-        row: the last finished line of `rounds.jsonl`; None without one.
-    """
     rows = content["queries"]
     if len(rows) != settings.queries or content["threshold"] != settings.threshold:
         yield f"{ANSWERS} has other queries, or another threshold, than experiment.yaml"
@@ -85,12 +107,13 @@ def answer_problems(
     found = {name: content[name] for name in COUNTS}
     if found != _counted(rows):
         yield f"{ANSWERS}: its numbers are not those of its queries"
+    row = files.last_round
     if row is not None and found != {name: row[name] for name in COUNTS}:
         yield f"{ANSWERS}: its numbers are not those of the last round"
     if found["queries_answered"] > settings.most_answers:
         yield f"{ANSWERS}: more queries are answered than every client is charged for"
     true = np.array([one["true"] for one in rows], dtype=np.int64)
-    if board is not None and _rows(board, true) != rows:
+    if files.state is not None and _rows(to_numpy(files.state.arrays), true) != rows:
         yield f"{ANSWERS}: shares or labels are not those of the checkpoint"
 
 
@@ -133,21 +156,16 @@ CLIENT_DATA_NOTE = (
 MAX_COUNTS = 1_000_000  # clients times classes; a larger table is left out
 
 
-def may_write(experiment: Experiment) -> bool:
+def _may_write(experiment: Experiment) -> bool:
     """Whether an experiment promises nothing that these figures would break."""
     return experiment.privacy is None and experiment.secure_aggregation is None
 
 
-def client_data(federation: Federation, arrays: ArrayRecord | None) -> dict[str, Any] | None:
-    """Return the content of the file; None where it may not be written, or there are no classes.
-
-    Args:
-        federation: the federation; its model is overwritten.
-        arrays: the final global model; None: it is not scored.
-    """
-    data = federation.data
+def _client_data(run: EndedRun) -> dict[str, Any] | None:
+    """Return the figures; None where they may not be written, or there are no classes."""
+    federation, data = run.federation, run.federation.data
     count = None if federation.model.task.name == "regression" else data.num_classes
-    if not may_write(federation.experiment) or count is None:
+    if not _may_write(federation.experiment) or count is None:
         return None
     if count * len(data.clients) > MAX_COUNTS:
         return None
@@ -155,11 +173,11 @@ def client_data(federation: Federation, arrays: ArrayRecord | None) -> dict[str,
         {"client": client, "labels": _counts(data.clients.targets(client), count)}
         for client in range(len(data.clients))
     ]
-    if arrays is not None:
-        for row, scores in zip(clients, _held_out(federation, arrays, count), strict=False):
+    if run.is_scored:
+        final = federation.final_model(run.state)
+        for row, scores in zip(clients, _held_out(federation, final, count), strict=False):
             row.update(scores)
     return {
-        "schema": SCHEMAS[CLIENT_DATA],
         "figures_of": "private data",
         "note": CLIENT_DATA_NOTE,
         "classes": class_names(count, data.class_names),
@@ -167,27 +185,20 @@ def client_data(federation: Federation, arrays: ArrayRecord | None) -> dict[str,
     }
 
 
-def client_data_problems(
-    experiment: Experiment, sizes: Sequence[int | None], content: Mapping[str, Any] | None
-) -> Iterator[str]:
-    """Yield what does not belong, or contradicts the other files.
-
-    Args:
-        experiment: `experiment.yaml`.
-        sizes: number of examples of each client, by `privacy.json`.
-        content: the file; None where there is none.
-    """
+def _client_data_problems(files: RunFiles) -> Iterator[str]:
+    """Yield what is wrong with figures of private data, or that they do not belong."""
+    content = files.optional(CLIENT_DATA)
     if content is None:
         return
-    if not may_write(experiment):
+    if not _may_write(files.experiment):
         yield f"{CLIENT_DATA} holds figures of private data, in a run that promises to protect them"
         return
-    classes, rows = content["classes"], content["clients"]
-    if [row["client"] for row in rows] != list(range(len(sizes))):
+    classes, rows, clients = content["classes"], content["clients"], files.clients
+    if [row["client"] for row in rows] != list(range(len(clients))):
         yield f"{CLIENT_DATA}: its clients are not those of privacy.json"
-    for row, size in zip(rows, sizes, strict=False):
+    for row, recorded in zip(rows, clients, strict=False):
         name, held_out = f"{CLIENT_DATA}: client {row['client']}", row.get("held_out")
-        if len(row["labels"]) != len(classes) or sum(row["labels"]) != size:
+        if len(row["labels"]) != len(classes) or sum(row["labels"]) != recorded["examples"]:
             yield f"{name} has other examples than in privacy.json"
         if held_out is None:
             continue
@@ -231,9 +242,12 @@ SCORES = "scores.json"
 _SAME = 1e-9  # relative: a ratio, computed again
 
 
-def scores_content(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content of the file from the scores of the final model."""
-    return {"schema": SCHEMAS[SCORES], **found}
+def _scores(run: EndedRun) -> dict[str, Any] | None:
+    """Return the scores of the final model by class; a failed run has none."""
+    if not run.is_scored:
+        return None
+    scores = run.federation.public_scores
+    return scores.by_class(run.federation.scored_models(run.state), run.metrics)
 
 
 def public_metrics(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -243,13 +257,14 @@ def public_metrics(row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def score_contradictions(content: Mapping[str, Any], row: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what `scores.json` says and does not agree with the last round or with itself.
-
-    Args:
-        content: the file.
-        row: the last line of `rounds.jsonl`.
-    """
+def _score_problems(files: RunFiles) -> Iterator[str]:
+    """Yield what `scores.json` says and does not agree with the last round or with itself."""
+    content, summary = files.optional(SCORES), files.summary
+    if (content is not None) != is_scored(summary["status"], summary["rounds"]):
+        yield f"{SCORES} belongs to runs that did not fail and have a round, and to no other run"
+    row = files.last_round
+    if content is None or row is None:
+        return
     if content["metrics"] != public_metrics(row):
         yield f"the metrics of {SCORES} are not those of the last round"
     matrix = content["confusion"]
@@ -293,35 +308,31 @@ NOTE = (
     "Figures of public data: personalization.public_data declares that all examples are public. "
     "No ε covers a score on a client's own examples; on private data none is computed."
 )
-ENDED = ("completed", "stopped")  # how runs with scores end
-# relative: sums in another order
+_ENDED = ("completed", "stopped")  # how runs with scores of personal models end
 
 
-def score_personal_models(federation: Federation, arrays: ArrayRecord) -> dict[str, Any] | None:
-    """Return the content of `personalization.json`; None unless the data are declared public.
+def _personal_scores(run: EndedRun) -> dict[str, Any] | None:
+    """Return the scores of personal models; None unless the data are declared public.
 
-    It is computed after the last round, from the final model, outside of every message.
-
-    Args:
-        federation: the federation; its model is overwritten.
-        arrays: the final global model.
+    They are computed after the last round, from the final model, outside of every message.
     """
-    settings = federation.experiment.personalization
+    federation, settings = run.federation, run.federation.experiment.personalization
     if settings is None or not settings.public_data:
+        return None
+    if run.status not in _ENDED or not run.state.round_number:
         return None
     from fedsim.personalization.personalize import ScoredModel, score_clients
 
-    federation.model.module.load_state_dict(arrays.to_torch_state_dict())
+    federation.model.module.load_state_dict(run.state.model.to_torch_state_dict())
     scored = ScoredModel(federation.model.module, federation.model.loss, federation.model.task)
     seed = federation.experiment.seed
-    found = list(score_clients(settings, scored, federation.data, seed=seed))
+    rows = [_row(one) for one in score_clients(settings, scored, federation.data, seed=seed)]
     return {
-        "schema": SCHEMAS[PERSONALIZATION],
         "figures_of": FIGURES_OF,
         "note": NOTE,
         "settings": settings.model_dump(mode="json"),
-        **_pooled([_row(each) for each in found]),
-        "clients": [_row(each) for each in found],
+        **_pooled(rows),
+        "clients": rows,
     }
 
 
@@ -336,25 +347,16 @@ def personal_metrics(summary: Mapping[str, Any]) -> dict[str, Any]:
     return {f"personal_{name}": value for name, value in found["personal"].items()}
 
 
-def contradictions(
-    settings: PersonalizationSettings | None,
-    summary: Mapping[str, Any],
-    content: Mapping[str, Any] | None,
-) -> Iterator[str]:
-    """Yield what the files say of personal models and do not agree on.
-
-    Args:
-        settings: `personalization:` of `experiment.yaml`.
-        summary: `summary.json`.
-        content: `personalization.json`; None where there is none.
-    """
-    repeated = summary.get("personalization")
+def _personal_problems(files: RunFiles) -> Iterator[str]:
+    """Yield what the files say of personal models and do not agree on."""
+    settings, summary = files.experiment.personalization, files.summary
+    content, repeated = files.optional(PERSONALIZATION), summary.get("personalization")
     if settings is None or not settings.public_data:
         if content is not None or repeated is not None:
             yield "scores of personal models, and experiment.yaml does not declare public data"
         return
     if content is None:
-        ended = summary["status"] in ENDED and summary["rounds"]
+        ended = summary["status"] in _ENDED and summary["rounds"]
         if ended or repeated is not None:
             yield f"{PERSONALIZATION} is missing"
         return
@@ -364,7 +366,7 @@ def contradictions(
         yield f"the scores of personal models in summary.json are not those of {PERSONALIZATION}"
     expected = _pooled(content["clients"])
     for name in ("global", "personal"):
-        if not _same(content[name], expected[name]):
+        if not alike(content[name], expected[name], relative=_SAME, absolute=_SAME):
             yield f"{PERSONALIZATION}: the {name} scores are not the means over its clients"
     if content["held_out"] != expected["held_out"]:
         yield f"{PERSONALIZATION}: held_out is not the sum over its clients"
@@ -409,8 +411,37 @@ def pooled(scores: Sequence[Mapping[str, float]], weights: Sequence[int]) -> dic
     }
 
 
-def _same(one: Mapping[str, float | None], other: Mapping[str, float | None]) -> bool:
-    def alike(a: float | None, b: float | None) -> bool:
-        return a == b or (a is not None and b is not None and abs(a - b) <= _SAME * max(abs(a), 1))
+@dataclass(frozen=True)
+class FigureFile:
+    """A file of figures beside the records of a run.
 
-    return one.keys() == other.keys() and all(alike(one[name], other[name]) for name in one)
+    Attributes:
+        name: of the file.
+        content: returns what a run writes, without its schema; None: the run has no such file.
+        reads: what `problems` reads, in words.
+        problems: yields what the file says and does not agree with these files or with itself.
+    """
+
+    name: str
+    content: Callable[[EndedRun], dict[str, Any] | None]
+    reads: str
+    problems: Callable[[RunFiles], Iterator[str]]
+
+
+FIGURES = (
+    FigureFile(SCORES, _scores, f"{SCORES} and rounds.jsonl", _score_problems),
+    FigureFile(ANSWERS, _answers, f"{ANSWERS}, rounds.jsonl and the checkpoint", _answer_problems),
+    FigureFile(
+        PERSONALIZATION,
+        _personal_scores,
+        f"{PERSONALIZATION}, summary.json and experiment.yaml",
+        _personal_problems,
+    ),
+    FigureFile(
+        CLIENT_DATA,
+        _client_data,
+        f"{CLIENT_DATA}, privacy.json and experiment.yaml",
+        _client_data_problems,
+    ),
+)
+"""Every file of figures, in the order in which a run writes them."""

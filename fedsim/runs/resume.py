@@ -8,19 +8,16 @@ by older ones: only a copy that is kept elsewhere shows that.
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedsim.accountant.ledger.journal import Charge, FileJournal
+from fedsim.accountant.ledger.journal import Charge
 from fedsim.experiment import Experiment
 from fedsim.experiment.errors import shorten
 from fedsim.federation.schedule import participation_of
-from fedsim.runs.directory import RunDirectory, RunDirectoryError
+from fedsim.runs.directory import RunDirectory, RunDirectoryError, RunFiles
 from fedsim.runs.files import DamagedRunError
-from fedsim.runs.round_files import Releases, RunCheckpoint, digest_of_lines, read_releases
-from fedsim.server.round_report import RoundRow
-from fedsim.server.secure.opened_sums import OpenedSum
+from fedsim.runs.records import digest_of_lines
 
 _MISSING = object()
 _MAY_CHANGE = ("runtime.", "secure_aggregation.on_abort", "secure_aggregation.protocol.combine_")
@@ -108,59 +105,24 @@ def differences(old: Any, new: Any, path: str) -> dict[str, tuple[Any, Any]]:
     return found
 
 
-@dataclass(frozen=True)
-class RunRecords:
-    """The records of a run, each read and checked by itself.
+def _read(files: RunFiles) -> None:
+    """Read all records, so that a damaged one is met before any is compared."""
+    _ = files.journal, files.rounds, files.releases, files.checkpoint, files.opening
 
-    Attributes:
-        rows: the finished rounds.
-        releases: what left the clients in them.
-        journal: the ledger.
-        checkpoint: None before the first finished round.
-        opening: the last opened secure sum; None without secure aggregation.
-    """
 
-    rows: Sequence[RoundRow]
-    releases: Sequence[Releases]
-    journal: FileJournal
-    checkpoint: RunCheckpoint | None
-    opening: OpenedSum | None
-
-    def charges(self) -> Iterator[Charge]:
-        """Yield every record of the ledger, client by client.
-
-        Raises:
-            JournalError: the ledger is damaged.
-        """
-        for client in self.journal.clients():
-            yield from self.journal.history(client)
-
-    @classmethod
-    def read(cls, directory: RunDirectory) -> "RunRecords":
-        """Read the records of a run of this schema.
-
-        Raises:
-            DamagedRunError: a file is missing or damaged.
-            JournalError: the ledger is damaged.
-        """
-        if not directory.ledger.is_file():
-            raise DamagedRunError.of(directory.ledger, "the file is missing")
-        return cls(
-            directory.read_rounds(),
-            read_releases(directory.releases),
-            FileJournal(directory.ledger),
-            directory.read_checkpoint(),
-            directory.read_opening(),
-        )
+def _charges(files: RunFiles) -> Iterator[Charge]:
+    """Yield every record of the ledger, client by client."""
+    for client in files.journal.clients():
+        yield from files.journal.history(client)
 
 
 def contradictions(
-    directory: RunDirectory, experiment: Experiment, *, ledger_lags: bool = False
+    files: RunFiles, experiment: Experiment, *, ledger_lags: bool = False
 ) -> Iterator[str]:
     """Yield one line for each contradiction between the records of a run of this schema.
 
     Args:
-        directory: the run directory.
+        files: of the run.
         experiment: the experiment of the run.
         ledger_lags: whether the charges are on other machines until the end of the run, as in a
             deployment. The ledger is then not held against rounds and checkpoint.
@@ -169,16 +131,16 @@ def contradictions(
         DamagedRunError: a file is missing or damaged.
         JournalError: the ledger is damaged.
     """
-    records = RunRecords.read(directory)
-    yield from _in_rounds(records, directory, experiment)
-    yield from _in_releases(records, experiment)
-    yield from _in_opening(records, experiment)
+    _read(files)
+    yield from _in_rounds(files, experiment)
+    yield from _in_releases(files, experiment)
+    yield from _in_opening(files, experiment)
     if experiment.privacy is None:
-        if records.journal.clients():
+        if files.journal.clients():
             yield "ledger.jsonl has records, and the experiment has no privacy"
     elif not ledger_lags:
-        yield from _in_ledger(records)
-        yield from _of_all_clients(records, experiment)
+        yield from _in_ledger(files)
+        yield from _of_all_clients(files, experiment)
 
 
 def refuse_contradictions(
@@ -195,13 +157,13 @@ def refuse_contradictions(
         DamagedRunError: they do not; the message names the first contradiction.
         JournalError: the ledger is damaged.
     """
-    for what in contradictions(directory, experiment, ledger_lags=ledger_lags):
+    files = RunFiles(directory)
+    for what in contradictions(files, experiment, ledger_lags=ledger_lags):
         raise DamagedRunError.of(directory.path, what)
     if ledger_lags:
         return
-    records = RunRecords.read(directory)
-    finished = 0 if records.checkpoint is None else records.checkpoint.state.round_number
-    last = max((charge.round_number for charge in records.charges()), default=0)
+    finished = 0 if files.state is None else files.state.round_number
+    last = max((charge.round_number for charge in _charges(files)), default=0)
     if last > finished + 1:
         what = (
             f"ledger.jsonl goes on to round {last}, and the checkpoint is that of round "
@@ -210,11 +172,9 @@ def refuse_contradictions(
         raise DamagedRunError.of(directory.path, what)
 
 
-def _in_rounds(
-    records: RunRecords, directory: RunDirectory, experiment: Experiment
-) -> Iterator[str]:
-    numbers = [row["round"] for row in records.rows]
-    finished = 0 if records.checkpoint is None else records.checkpoint.state.round_number
+def _in_rounds(files: RunFiles, experiment: Experiment) -> Iterator[str]:
+    numbers = [row["round"] for row in files.rounds]
+    finished = 0 if files.state is None else files.state.round_number
     if numbers != list(range(1, len(numbers) + 1)):
         yield "the rounds in rounds.jsonl are not 1, 2, 3, ..."
     # A round is written to rounds.jsonl first, so at most one is not in the checkpoint.
@@ -223,31 +183,31 @@ def _in_rounds(
             f"rounds.jsonl has {len(numbers)} rounds, and the checkpoint is that of round "
             f"{finished}: one of them was lost or replaced"
         )
-    elif records.checkpoint is not None:
+    elif files.checkpoint is not None:
         sealed = {
-            directory.rounds: records.checkpoint.rounds_digest,
-            directory.releases: records.checkpoint.releases_digest,
+            files.directory.rounds: files.checkpoint.rounds_digest,
+            files.directory.releases: files.checkpoint.releases_digest,
         }
         for path, digest in sealed.items():
             if digest and digest_of_lines(path, finished) != digest:
                 yield f"{path.name} was changed up to round {finished}, which is in the checkpoint"
     participation = participation_of(experiment)
-    for row in records.rows:
+    for row in files.rounds:
         scheduled = set(participation.on_record(row["round"]))
         named = [*row["participants"], *(one["client"] for one in row["failed"])]
         for client in sorted(set(named) - scheduled):
             yield f"rounds.jsonl names client {client} in round {row['round']}, which was not asked"
 
 
-def _in_releases(records: RunRecords, experiment: Experiment) -> Iterator[str]:
-    rounds, released = len(records.rows), len(records.releases)
+def _in_releases(files: RunFiles, experiment: Experiment) -> Iterator[str]:
+    rounds, released = len(files.rounds), len(files.releases)
     # A round is written to releases.jsonl first.
     if not rounds <= released <= rounds + 1:
         yield f"rounds.jsonl has {rounds} rounds, and releases.jsonl {released}"
         return
     if experiment.secure_aggregation is not None or experiment.has_server_noise:
         return  # the server sees no update, or no update is a release
-    for row, releases in zip(records.rows, records.releases, strict=False):
+    for row, releases in zip(files.rounds, files.releases, strict=False):
         for client in sorted(set(row["participants"]) - releases.uploads.keys()):
             yield (
                 f"releases.jsonl lacks the upload of client {client} in round {row['round']}, in "
@@ -255,28 +215,28 @@ def _in_releases(records: RunRecords, experiment: Experiment) -> Iterator[str]:
             )
 
 
-def _in_opening(records: RunRecords, experiment: Experiment) -> Iterator[str]:
+def _in_opening(files: RunFiles, experiment: Experiment) -> Iterator[str]:
     settings = experiment.secure_aggregation
     if settings is None and not experiment.has_server_noise:
         return
-    if records.opening is None:
+    if files.opening is None:
         yield "checkpoint/opening.json is missing: it names the last opened sum"
         return
     in_clear = settings is not None and settings.protocol.name == "quantized"
     if in_clear and not experiment.has_server_noise:
         return  # the server sees every update, and opens no sum
-    summed = [row["round"] for row in records.rows if row["participants"]]
-    if records.opening.round_number < max(summed, default=0):
+    summed = [row["round"] for row in files.rounds if row["participants"]]
+    if files.opening.round_number < max(summed, default=0):
         yield f"checkpoint/opening.json is older than the sum of round {max(summed)}"
 
 
-def _of_all_clients(records: RunRecords, experiment: Experiment) -> Iterator[str]:
+def _of_all_clients(files: RunFiles, experiment: Experiment) -> Iterator[str]:
     """Yield the charges that the ledger lacks where every client is charged for every round."""
     participation = participation_of(experiment)
     if not participation.is_secret:
         return
-    charged = {(charge.client, charge.round_number) for charge in records.charges()}
-    for row in records.rows:
+    charged = {(charge.client, charge.round_number) for charge in _charges(files)}
+    for row in files.rounds:
         for client in participation.charged_in(row["round"]):
             if (client, row["round"]) not in charged:
                 yield (
@@ -285,16 +245,16 @@ def _of_all_clients(records: RunRecords, experiment: Experiment) -> Iterator[str
                 )
 
 
-def _in_ledger(records: RunRecords) -> Iterator[str]:
+def _in_ledger(files: RunFiles) -> Iterator[str]:
     """Yield the charges that rounds and checkpoint name and the ledger lacks."""
-    heads = {} if records.checkpoint is None else records.checkpoint.heads
+    heads = {} if files.checkpoint is None else files.checkpoint.heads
     charged: set[tuple[int, int]] = set()
     found: set[tuple[int, str]] = set()
-    for charge in records.charges():
+    for charge in _charges(files):
         charged.add((charge.client, charge.round_number))
         if charge.hash == heads.get(charge.client):
             found.add((charge.client, charge.hash))
-    for row in records.rows:
+    for row in files.rounds:
         for client in row["participants"]:
             if (client, row["round"]) not in charged:
                 yield (

@@ -1,5 +1,6 @@
 """Runs an experiment: from a file to a finished run directory without its report."""
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -7,7 +8,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
-from flwr.app import ArrayRecord
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
@@ -26,33 +26,26 @@ from fedsim.federation.server import server_app
 from fedsim.protocol.arrays import digest
 from fedsim.protocol.errors import FederationError
 from fedsim.runs.directory import RunDirectory, RunDirectoryError
+from fedsim.runs.files import SCHEMAS, LinesFile
 from fedsim.runs.inputs import describe_environment, fingerprint, refuse_other_inputs
 from fedsim.runs.manifest import refuse_changed_records, remove_manifest, write_manifest
-from fedsim.runs.model_card import ModelCard
-from fedsim.runs.privacy_summary import not_private, summarise_privacy
+from fedsim.runs.privacy_summary import not_private, secure_summary, summarise_privacy
 from fedsim.runs.recorded_figures import (
-    ANSWERS,
-    CLIENT_DATA,
     COUNTS,
-    ENDED,
+    FIGURES,
     PERSONALIZATION,
-    SCORES,
-    answers_content,
-    client_data,
+    EndedRun,
     personal_metrics,
     public_metrics,
-    score_personal_models,
-    scores_content,
     summary_of,
 )
+from fedsim.runs.records import ModelCard, Releases, RunCheckpoint
 from fedsim.runs.resume import refuse_changes, refuse_contradictions, resume_command
-from fedsim.runs.round_files import Releases, ReleasesFile, RoundsFile, RunCheckpoint
 from fedsim.runs.run_result import RunFailedError as RunFailedError
 from fedsim.runs.run_result import RunResult as RunResult
 from fedsim.runs.run_result import Status
-from fedsim.runs.secure_summary import secure_summary
 from fedsim.server.app import RoundError
-from fedsim.server.round_report import RoundReport, numbers_of, withdrawal_rounds
+from fedsim.server.round_report import RoundReport, RoundRow, numbers_of, withdrawal_rounds
 from fedsim.server.secure.opened_sums import OpenedSums
 from fedsim.simulation.engine import Engine
 from fedsim.simulation.engines import engine_for
@@ -219,8 +212,8 @@ class _Recorder:
         self._federation = federation
         self._directory = directory
         self._parts = parts
-        self._rounds = RoundsFile(directory.rounds)
-        self._releases = ReleasesFile(directory.releases)
+        self._rounds, self._rows = LinesFile(directory.rounds), list[RoundRow]()
+        self._releases = LinesFile(directory.releases)
         self._state = ServerState(federation.initial_arrays())
         self._ledgers = federation.client_ledgers()
         self._outcome = _Outcome()
@@ -231,7 +224,7 @@ class _Recorder:
         checkpoint = self._directory.read_checkpoint()
         if checkpoint is not None:
             self._state = checkpoint.state
-        self._rounds = RoundsFile.read(self._directory.rounds, self._state.round_number)
+        self._rows = self._directory.read_rounds()[: self._state.round_number]
 
     def begin_again(self, experiment: str) -> None:
         """Bring the files of an earlier process back to its last checkpoint.
@@ -241,7 +234,7 @@ class _Recorder:
         """
         remove_manifest(self._directory)
         self._directory.write_text("experiment.yaml", experiment)
-        self._rounds.rewrite()
+        self._rounds.cut(self._state.round_number)
         self._releases.cut(self._state.round_number)
 
     @contextmanager
@@ -310,8 +303,10 @@ class _Recorder:
         """Write what left the clients in a round, then its row: no row is without its releases."""
         conditions = self._federation.conditions
         blocks = "planned" if self._parts.engine.plans_blocks else "alone"
-        self._releases.append(Releases.of(report, conditions=conditions, blocks=blocks))
-        self._rounds.append(report.to_json())
+        releases = Releases.of(report, conditions=conditions, blocks=blocks)
+        self._releases.append(releases.model_dump_json())
+        self._rounds.append(json.dumps(row := report.to_json(), allow_nan=False))
+        self._rows.append(row)
 
     def _observe(self, report: RoundReport) -> None:
         if self._parts.observer is not None:
@@ -361,7 +356,7 @@ class _Recorder:
         return self._result
 
     def _finish(self, status: Status, reason: str | None) -> RunResult:
-        rows = self._rounds.rows
+        rows = self._rows
         seconds = sum(row["seconds"] for row in rows)
         secure = secure_summary(
             self._federation, rows, one_operator=self._parts.engine.one_operator
@@ -387,6 +382,8 @@ class _Recorder:
         directory.write_model(self._federation.saved_values(self._state.model), card.to_metadata())
         directory.write_privacy(content)
         directory.write_clients(content["clients"])
+        figures = self._write_figures(status)
+        personal = figures.get(PERSONALIZATION)
         summary = {
             "name": self._federation.experiment.name,
             "status": status,
@@ -395,7 +392,7 @@ class _Recorder:
             **metrics,
             "task": card.task,
             "classes": card.to_json()["class_names"],
-            **self._personal_models(status),
+            **({} if personal is None else {"personalization": summary_of(personal)}),
             **{name: last[name] for name in COUNTS if name in last},
             "epsilon": privacy.epsilon_statistics if privacy else None,
             "delta": max(spend.delta for spend in privacy.clients) if privacy else None,
@@ -403,9 +400,6 @@ class _Recorder:
             "sizes": self._federation.sizes,
             "setup": self._setup,
         }
-        self._write_scores(status)
-        self._write_client_data(status)
-        self._write_answers()
         directory.write_json("summary.json", summary)
         return RunResult(
             path=directory.path,
@@ -419,45 +413,28 @@ class _Recorder:
         )
 
     @property
-    def _final_model(self) -> ArrayRecord:
-        """The model of the run: that of the server, or PATE's student."""
-        return self._federation.final_model(self._state)
-
-    @property
     def _setup(self) -> dict[str, float]:
         """Seconds of each phase before the rounds; none where participation hides all times."""
         if self._federation.plan.participation.is_secret:
             return {}
         return {name: round(value, 3) for name, value in self._parts.phases.seconds.items()}
 
-    def _write_scores(self, status: Status) -> None:
-        """Write the scores of the final model by class; a failed run has none."""
-        self._directory.remove(SCORES)  # of an earlier end
-        if status == "failed" or not self._state.round_number:
-            return
-        scores = self._federation.public_scores
-        found = scores.by_class(self._federation.scored_models(self._state), self._model_metrics)
-        self._directory.write_json(SCORES, scores_content(found))
-
-    def _write_client_data(self, status: Status) -> None:
-        """Write figures of private data, in a run that promises nothing about them."""
-        self._directory.remove(CLIENT_DATA)  # of an earlier end
-        is_scored = status != "failed" and self._state.round_number
-        found = client_data(self._federation, self._final_model if is_scored else None)
-        if found is not None:
-            self._directory.write_json(CLIENT_DATA, found)
-
-    def _write_answers(self) -> None:
-        """Write the queries and the answers of `task: pate`."""
-        self._directory.remove(ANSWERS)  # of an earlier end
-        found = answers_content(self._federation, self._state)
-        if found is not None:
-            self._directory.write_json(ANSWERS, found)
+    def _write_figures(self, status: Status) -> dict[str, dict[str, Any]]:
+        """Write the files of figures that the run has, and return their content by name."""
+        run = EndedRun(self._federation, self._state, status, self._model_metrics)
+        found: dict[str, dict[str, Any]] = {}
+        for figure in FIGURES:
+            self._directory.remove(figure.name)  # of an earlier end
+            content = figure.content(run)
+            if content is not None:
+                found[figure.name] = {"schema": SCHEMAS[figure.name], **content}
+                self._directory.write_json(figure.name, found[figure.name])
+        return found
 
     @property
     def _model_metrics(self) -> dict[str, Any]:
         """Metrics of the final model; a round that was interrupted has a line, and no model."""
-        rows = self._rounds.rows[: self._state.round_number]
+        rows = self._rows[: self._state.round_number]
         return public_metrics(cast(dict[str, Any], rows[-1])) if rows else {}
 
     def _model_card(self, statement: str) -> ModelCard:
@@ -478,16 +455,6 @@ class _Recorder:
             if self._federation.experiment.saves_derived_model
             else None,
         )
-
-    def _personal_models(self, status: Status) -> dict[str, Any]:
-        """Write the scores of personal models, and return the entry of `summary.json`."""
-        self._directory.remove(PERSONALIZATION)  # of an earlier end
-        ended = status in ENDED and self._state.round_number
-        found = score_personal_models(self._federation, self._state.model) if ended else None
-        if found is None:
-            return {}
-        self._directory.write_json(PERSONALIZATION, found)
-        return {"personalization": summary_of(found)}
 
 
 def _default_path(loaded: LoadedExperiment) -> Path:

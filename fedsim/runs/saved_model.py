@@ -28,7 +28,7 @@ from fedsim.models.settings import ModelSettings
 from fedsim.models.tasks import Targets, eval_mode, task_for
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.files import DamagedRunError, RunDirectoryError
-from fedsim.runs.model_card import ModelCard
+from fedsim.runs.records import ModelCard
 
 _FILE = "model.safetensors"
 _OF_WHOLE_MODELS = {"init": None, "train": [], "lora": None}

@@ -15,7 +15,6 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from safetensors.numpy import load_file
 
 import fedsim
 from fedsim.accountant.ledger.journal import Charge
@@ -262,8 +261,7 @@ class _Comparison:
             yield "the final model is not the one of the last round that was computed again"
         elif not self._federation.goal.averages:
             student = to_numpy(self._federation.final_model(state))
-            saved = load_file(self._directory.path / "model.safetensors")
-            if not same_arrays(saved, student):
+            if not same_arrays(self._directory.read_model(), student):
                 yield "model.safetensors is not the student that is trained on these answers"
 
 

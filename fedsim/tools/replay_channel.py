@@ -10,11 +10,11 @@ from functools import cached_property
 
 from flwr.clientapp import ClientApp
 
-from fedsim.accountant.ledger.journal import Charge, FileJournal
+from fedsim.accountant.ledger.journal import Charge
 from fedsim.protocol.channel import ClientChannel, ClientError, MessageChannel, TrainAnswer
 from fedsim.protocol.messages import SealedReply, TrainReply, TrainRequest, Withdrawal
-from fedsim.runs.directory import RunDirectory
-from fedsim.runs.round_files import Releases, read_releases
+from fedsim.runs.directory import RunDirectory, RunFiles
+from fedsim.runs.records import Releases
 from fedsim.server.round_report import RoundRow
 from fedsim.simulation.local_engine import LocalGrid
 from fedsim.simulation.virtual_grid import FIRST_NODE
@@ -74,12 +74,11 @@ def read_recorded(directory: RunDirectory) -> Sequence[RecordedRound]:
         DamagedRunError: a file is missing or damaged.
         JournalError: the ledger is damaged.
     """
-    rows = {row["round"]: row for row in directory.read_rounds()}
-    releases = {one.round: one for one in read_releases(directory.releases)}
-    charges: dict[int, dict[int, Charge]] = {}
-    journal = FileJournal(directory.ledger)
-    for client in journal.clients():
-        for charge in journal.history(client):
+    files, charges = RunFiles(directory), dict[int, dict[int, Charge]]()
+    rows = {row["round"]: row for row in files.rounds}
+    releases = {one.round: one for one in files.releases}
+    for client in files.journal.clients():
+        for charge in files.journal.history(client):
             charges.setdefault(charge.round_number, {})[client] = charge
     last = max([0, *rows, *releases, *charges])
     return [

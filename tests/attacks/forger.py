@@ -10,7 +10,7 @@ from fedsim.core.durable import GENESIS
 from fedsim.core.errors import FedsimError
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.manifest import write_manifest
-from fedsim.runs.round_files import RoundsFile, RunCheckpoint
+from fedsim.runs.records import RunCheckpoint, digest_of_lines
 from fedsim.runs.verification import verify_run
 from fedsim.statement import read_facts, to_json
 from fedsim.statement.privacy_file import ledger_digest
@@ -69,7 +69,7 @@ class Forger:
     def _write_checkpoint(self, heads: dict[int, str]) -> None:
         found = self.directory.read_checkpoint()
         assert found is not None
-        digest = RoundsFile.read(self.run / "rounds.jsonl", found.state.round_number).digest
+        digest = digest_of_lines(self.run / "rounds.jsonl", found.state.round_number)
         self.directory.write_checkpoint(RunCheckpoint(found.state, heads, digest))
 
     def _write_ledger(self) -> dict[int, str]:

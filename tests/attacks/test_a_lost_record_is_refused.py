@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fedsim.core.errors import ExitCode, FedsimError
-from fedsim.runs.directory import RunDirectory
+from fedsim.runs.directory import RunDirectory, RunFiles
 from fedsim.runs.resume import contradictions
 from fedsim.runs.runner import run_experiment
 from fedsim.tracking.observer import RunObserver
@@ -163,7 +163,7 @@ def test_a_participation_without_its_charge_is_found_where_the_chain_is_whole(ru
         del heads[gone["client"]]
     directory.write_checkpoint(replace(found, heads=heads))
     experiment = directory.read_experiment(base=run)
-    assert list(contradictions(directory, experiment)) == [
+    assert list(contradictions(RunFiles(directory), experiment)) == [
         f"ledger.jsonl lacks the charge of client {gone['client']} in round 3, in which it took "
         "part"
     ]
@@ -198,4 +198,4 @@ def test_an_honest_run_resumes(
     result = run_experiment(EXPERIMENT, overrides=change, out=tmp_path / "r", resume=True)
     assert result.status == "completed"
     directory = RunDirectory(tmp_path / "r")
-    assert not list(contradictions(directory, directory.read_experiment(base=tmp_path)))
+    assert not list(contradictions(RunFiles(directory), directory.read_experiment(base=tmp_path)))

@@ -50,7 +50,7 @@ def own_handlers() -> Iterator[None]:
 
 PLACES = {
     "training": "fedsim.clients.client_round.block_of",
-    "row": "fedsim.runs.round_files.RoundsFile.append",
+    "row": "fedsim.runs.files.LinesFile.append",
     "checkpoint": "fedsim.runs.directory.RunDirectory.write_checkpoint",
     "creation": "fedsim.runs.runner.describe_environment",
     "model": "fedsim.runs.directory.RunDirectory.write_model",
@@ -63,14 +63,14 @@ PLACES = {
 def signals_at(
     monkeypatch: pytest.MonkeyPatch, place: str, number: signal.Signals, *, times: int = 1
 ) -> None:
-    """Send the signal to this process at the second call of a function, or at its first."""
+    """Send the signal to this process in the second round, or at the first call of a function."""
     owner_name, _, name = PLACES[place].rpartition(".")
     owner: Any = resolve_name(owner_name)
     original, calls = getattr(owner, name), []
 
     def signalling(*arguments: Any, **options: Any) -> Any:
         calls.append(name)
-        if len(calls) == (2 if place in ("training", "row", "checkpoint") else 1):
+        if len(calls) == {"training": 2, "row": 4, "checkpoint": 2}.get(place, 1):
             for _ in range(times):
                 os.kill(os.getpid(), number)
         return original(*arguments, **options)
@@ -165,22 +165,22 @@ def test_before_there_is_a_run_directory_nothing_is_left(
 def test_an_interrupt_that_library_code_lost_ends_the_run_after_the_round(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from fedsim.runs.round_files import RoundsFile
+    from fedsim.runs.files import LinesFile
 
     monkeypatch.chdir(tmp_path)
     Path("e.json").write_text(json.dumps(EXPERIMENT))
-    append, calls = RoundsFile.append, []
+    append, calls = LinesFile.append, []
 
-    def loses_it(file: RoundsFile, row: Any) -> None:
-        calls.append(row)
+    def loses_it(file: LinesFile, line: str) -> None:
+        calls.append(line)
         if len(calls) == 1:
             try:
                 os.kill(os.getpid(), signal.SIGINT)
             except KeyboardInterrupt:
                 calls.append("lost")
-        append(file, row)
+        append(file, line)
 
-    monkeypatch.setattr(RoundsFile, "append", loses_it)
+    monkeypatch.setattr(LinesFile, "append", loses_it)
     assert command(monkeypatch, "run", "e.json", "--out", "r", "--quiet") == 130
     assert json.loads(Path("r/summary.json").read_text())["rounds"] == 1
 

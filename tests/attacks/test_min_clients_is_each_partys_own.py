@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsim.runs.secure_summary import SecureAggregationReport
+from fedsim.runs.privacy_summary import SecureAggregationReport
 from fedsim.secagg.additive import AdditiveSharing, seed_info
 from fedsim.secagg.errors import TooFewClientsError, WireError
 from fedsim.secagg.hpke import seal

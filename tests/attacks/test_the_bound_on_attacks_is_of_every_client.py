@@ -132,7 +132,10 @@ def contents(privacy: dict[str, Any]) -> RunContents:
         **{"name": "n", "status": "completed", "reason": None, "rounds": 60, "seconds": 1.0},
         **{"epsilon": {"max": max(epsilons), "median": 8.0, "min": 8.0}, "delta": 1e-3},
     }
-    return RunContents(summary, privacy, [], {}, "name: n\n")
+    found = RunContents(RunDirectory(Path("nowhere")))
+    read = {"summary": summary, "privacy": privacy, "rounds": [], "environment": {}}
+    vars(found).update(read, experiment_text="name: n\n")  # as if they had been read
+    return found
 
 
 def test_the_page_reads_the_bound_from_the_file(file: dict[str, Any]) -> None:

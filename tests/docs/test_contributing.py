@@ -31,6 +31,7 @@ EXAMPLES = {
     "A layer rule": (r"\bEmbeddingUse\b", "EmbeddingUse"),
     "A dataset": (r'"blobs": |\bBlobsArgs\b', "blobs"),
     "An engine": (r'"flower"', "flower"),
+    "A file of figures": (r'"answers\.json"|\banswers_context\b', "answers.json"),
     "A column of clients": (r'"group": |ClientColumn\("group"', "group"),
 }
 

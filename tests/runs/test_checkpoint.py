@@ -7,7 +7,7 @@ import numpy as np
 from fedsim.algorithms.state import ServerState
 from fedsim.protocol.arrays import digest, to_arrays
 from fedsim.runs.directory import RunDirectory
-from fedsim.runs.round_files import RunCheckpoint
+from fedsim.runs.records import RunCheckpoint
 
 
 def test_a_checkpoint_is_the_state_of_the_server(tmp_path: Path) -> None:

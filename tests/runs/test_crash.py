@@ -25,7 +25,7 @@ from fedsim.accountant.ledger.journal import FileJournal
 from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
 from fedsim.runs.directory import RunDirectory
-from fedsim.runs.round_files import RoundsFile
+from fedsim.runs.files import LinesFile
 from fedsim.runs.runner import run_experiment
 from fedsim.server.train_round import TrainRound
 
@@ -259,7 +259,7 @@ def place(function: Any) -> str:
 RENAME = "os:replace"
 CHARGE = place(FileJournal.append_all)
 AGGREGATE = place(TrainRound.finish)
-ROW = place(RoundsFile.append)
+LINE = place(LinesFile.append)  # of releases.jsonl, then of rounds.jsonl
 CHECKPOINT = place(RunDirectory.write_checkpoint)
 MODEL = place(RunDirectory.write_model)
 CLIENTS = place(RunDirectory.write_clients)
@@ -271,8 +271,9 @@ DEATHS: dict[str, tuple[str, str, int]] = {
     "after a charge and before training": (CHARGE, "after", 2),
     "before replies are aggregated": (AGGREGATE, "before", 3),
     "after aggregation": (AGGREGATE, "after", 4),
-    "before the row of a round": (ROW, "before", 2),
-    "between the row and the checkpoint": (ROW, "after", 3),
+    "before the releases of a round": (LINE, "before", 3),
+    "before the row of a round": (LINE, "before", 4),
+    "between the row and the checkpoint": (LINE, "after", 6),
     "after a checkpoint": (CHECKPOINT, "after", 5),
     "before the model": (MODEL, "before", 1),
     "between privacy.json and clients.csv": (CLIENTS, "before", 1),
@@ -306,10 +307,10 @@ def test_killed_again_and_again_it_still_ends_the_same(tmp_path: Path, nursery: 
         (CHARGE, "after", 1),
         (CHARGE, "after", 1),
         (AGGREGATE, "after", 1),
-        (ROW, "after", 1),
-        (ROW, "after", 2),
+        (LINE, "after", 2),
+        (LINE, "after", 4),
         (CHECKPOINT, "after", 2),
-        (ROW, "before", 1),
+        (LINE, "before", 2),
         (CLIENTS, "before", 1),
         (CLIENTS, "after", 1),
         (PAGE, "before", 1),

@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
-from fedsim.runs.directory import RunDirectory
+from fedsim.runs.directory import RunDirectory, RunFiles
 from fedsim.runs.recorded_terms import CLIENT_TERMS, TERMS
 from fedsim.runs.runner import run_experiment
 from fedsim.runs.verification import verify_run
-from fedsim.runs.verification.figures import environment_problems
 from fedsim.runs.verification.plans import plan_problems
-from fedsim.runs.verification.spend import RunFiles
+from fedsim.runs.verification.verify import environment_problems
 
 EXPERIMENT: dict[str, Any] = {
     "name": "verify",
@@ -192,5 +191,5 @@ def test_a_term_of_a_client_that_the_settings_do_not_say_is_found(run: Path, nam
     files = RunFiles(RunDirectory.open(run))
     # The number of examples is recorded alone, and the plan that it gives has another rate.
     another, said = (7, "sampling_rate is ") if name == "examples" else (0.125, f"{name} is 0.125 ")
-    files.rows[1][name] = another
+    files.clients[1][name] = another
     assert f"client 1: {said}" in "".join(plan_problems(files))

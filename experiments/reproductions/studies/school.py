@@ -9,7 +9,7 @@ from experiments.reproductions.rows import Row, Unit, number_row, order_row
 from experiments.reproductions.runs import run_variants
 from experiments.reproductions.study import NeededFile, Setup, Study
 from fedsim.comparison.statistics import t_interval
-from fedsim.runs.round_files import RunCheckpoint
+from fedsim.runs.records import RunCheckpoint
 
 PUBLISHED = {"fedavg": 0.02564, "local": 0.02628, "mr-mtl": 0.02394}
 NAMES = {"fedavg": "FedAvg", "local": "each school alone", "mr-mtl": "MR-MTL, λ = 1"}

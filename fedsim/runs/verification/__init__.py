@@ -2,11 +2,10 @@
 
 | module | holds against each other |
 |---|---|
-| `verify.py` | the files and `manifest.json`; then all of the following |
+| `verify.py` | the files and `manifest.json`; figures and words computed from other files |
 | `spend.py` | `ledger.jsonl` and `privacy.json`: chains, sums, every ε recomputed |
 | `plans.py` | ledger and `privacy.json` with `experiment.yaml`: q, z, δ, steps |
 | `plans.py` | `rounds.jsonl` with the schedule, the ledger and the checkpoint |
-| `figures.py` | figures and words that are computed from other files |
 
 Nothing that the run directory names is imported or read: a plug-in or a table outside of it may be
 anything.

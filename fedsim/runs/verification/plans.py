@@ -10,8 +10,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-from safetensors.numpy import load_file
-
 from fedsim.accountant import EpsilonDelta, Event, Gaussian, JointGaussian, PrivacyLedger
 from fedsim.accountant.groups import group_noise_multiplier
 from fedsim.accountant.ledger.journal import FileJournal
@@ -26,10 +24,10 @@ from fedsim.federation.client_plans import client_plans, client_weights
 from fedsim.federation.schedule import StepSchedule, participation_of
 from fedsim.protocol.arrays import digest, to_numpy
 from fedsim.protocol.noisy_sums import LearntBound
+from fedsim.runs.directory import RunFiles
 from fedsim.runs.recorded_terms import CLIENT_TERMS, recorded_client_terms
 from fedsim.runs.resume import contradictions
 from fedsim.runs.saved_model import read_model_card, same_arrays
-from fedsim.runs.verification.spend import RunFiles
 from fedsim.server.participation.participation import Participation
 from fedsim.server.round_report import RoundRow, withdrawal_rounds
 from fedsim.statement.privacy_file import PrivateClientRow
@@ -49,7 +47,7 @@ def plan_problems(files: RunFiles) -> Iterator[str]:
         return
     if settings is None or files.privacy["accountant"] is None:
         return  # `environment_problems` compares the two
-    rows = files.rows
+    rows = files.clients
     terms = _terms(files, settings)
     adapted = {} if files.state is None else files.state.clip_norms
     schedule = step_schedule(files)
@@ -68,17 +66,17 @@ def _terms(files: RunFiles, settings: PrivacySettings) -> tuple[ClientPrivacy, .
     experiment = files.experiment
     return resolve_client_privacy(
         settings,
-        num_clients=len(files.rows),
+        num_clients=len(files.clients),
         seed=experiment.seed,
-        tables=_tables(settings, files.rows),
-        clients_per_round=participation_of(experiment, len(files.rows)).round_sizes[1],
+        tables=_tables(settings, files.clients),
+        clients_per_round=participation_of(experiment, len(files.clients)).round_sizes[1],
     )
 
 
 def step_schedule(files: RunFiles) -> StepSchedule:
     """Return the planned steps of every client in every round, by its recorded public size."""
     experiment = files.experiment
-    settings, sizes = experiment.privacy, [row["examples"] or 0 for row in files.rows]
+    settings, sizes = experiment.privacy, [row["examples"] or 0 for row in files.clients]
     terms = None if settings is None else _terms(files, settings)
     participation = participation_of(experiment, len(sizes))
     return StepSchedule.of(experiment, participation, terms, sizes)
@@ -98,7 +96,7 @@ def _plans(
 ) -> tuple[PrivacyPlan, ...]:
     """Return the plan of every client, with its part of the noise of a sum where there are sums."""
     experiment, settings = files.experiment, files.experiment.privacy
-    sizes = [row["examples"] or 0 for row in files.rows]
+    sizes = [row["examples"] or 0 for row in files.clients]
     plans = client_plans(experiment, terms, sizes, schedule)
     if settings is None or settings.trust.name == "local":
         return plans
@@ -215,7 +213,7 @@ def _is_unreadable(settings: PrivacySettings, own: ClientPrivacy) -> bool:
 
 def schedule_problems(files: RunFiles) -> Iterator[str]:
     """Yield every contradiction of the records, and every round without all of its clients."""
-    yield from contradictions(files.directory, files.experiment)
+    yield from contradictions(files, files.experiment)
     schedule, withdrawn = _schedule(files), set[int]()
     for number, row in enumerate(files.rounds, start=1):
         asked = set(schedule.on_record(number)) - withdrawn
@@ -229,7 +227,7 @@ def schedule_problems(files: RunFiles) -> Iterator[str]:
             )
         withdrawn |= left
     left_in = withdrawal_rounds(files.rounds)
-    for row in files.rows:
+    for row in files.clients:
         number, recorded = left_in.get(row["client"]), row.get("withdrawn_round")
         if recorded != number:
             yield f"client {row['client']}: left in round {number}, by privacy.json in {recorded}"
@@ -312,8 +310,7 @@ def _early_stopping_problems(state: ServerState, files: RunFiles) -> Iterator[st
 def _is_model_of(state: ServerState, files: RunFiles) -> bool:
     if files.experiment.saves_derived_model:  # made from them; the manifest has its bytes
         return read_model_card(files.directory.path).values == digest(state.model)
-    model = load_file(files.directory.path / "model.safetensors")
-    return same_arrays(model, to_numpy(state.model))
+    return same_arrays(files.directory.read_model(), to_numpy(state.model))
 
 
 def _schedule(files: RunFiles) -> Participation:

@@ -1,4 +1,4 @@
-"""The files of a run as checks read them; the spend of clients against the ledger, and every ε.
+"""The spend of clients against the ledger, and every ε.
 
 The ledger is the root of trust: each client's records form a hash chain with its head in
 `privacy.json`.
@@ -7,9 +7,7 @@ The ledger is the root of trust: each client's records form a hash chain with it
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
-from typing import Any, cast
 
 from safetensors import SafetensorError
 
@@ -17,23 +15,15 @@ from fedsim.accountant import FleetAccountant, PrivacyLedger
 from fedsim.accountant.accountants import AccountantChoice, choose_accountant, renyi_choice
 from fedsim.accountant.events import Adjacency
 from fedsim.accountant.fleet import Client
-from fedsim.accountant.ledger.journal import (
-    FileJournal,
-    JournalError,
-    total_against_server,
-    total_of,
-)
+from fedsim.accountant.ledger.journal import FileJournal, total_against_server, total_of
 from fedsim.accountant.sampler_slack import SHARE, sampler_slack
-from fedsim.algorithms.state import ServerState
 from fedsim.clients.mechanisms.kinds import KINDS
 from fedsim.clients.sampling.schemes import SAMPLING_SCHEMES
 from fedsim.core.durable import GENESIS
 from fedsim.core.errors import FedsimError
-from fedsim.experiment import Experiment, read_settings
-from fedsim.runs.directory import RunDirectory
+from fedsim.runs.directory import RunFiles
 from fedsim.runs.recorded_figures import ANSWERS
-from fedsim.server.round_report import RoundRow
-from fedsim.statement.privacy_file import PrivacyFile, PrivateClientRow
+from fedsim.statement.privacy_file import PrivateClientRow
 
 # What code meets in content that no run wrote: another type, a missing key, an absurd number.
 _MALFORMED = (
@@ -66,64 +56,20 @@ def attempt(files: str, check: Callable[[], Iterable[str]]) -> list[str]:
     return problems
 
 
-class RunFiles:
-    """The files of a run directory, read at most once; a damaged file raises when it is read."""
+def ledger_problems(files: RunFiles) -> Iterator[str]:
+    """Yield that `ledger.jsonl` is missing, or has more than whole, chained records.
 
-    def __init__(self, directory: RunDirectory) -> None:
-        self.directory = directory
-
-    @cached_property
-    def environment(self) -> dict[str, Any]:
-        """`environment.json`."""
-        return self.directory.read_json("environment.json")
-
-    @cached_property
-    def experiment(self) -> Experiment:
-        """`experiment.yaml`; what it names outside of the run directory is not looked at."""
-        return read_settings(self.directory.path / "experiment.yaml")
-
-    @cached_property
-    def privacy(self) -> PrivacyFile:
-        """`privacy.json`."""
-        return cast(PrivacyFile, self.directory.read_json("privacy.json"))
-
-    @property
-    def rows(self) -> list[PrivateClientRow]:
-        """The clients of `privacy.json`."""
-        return cast(list[PrivateClientRow], self.privacy["clients"])
-
-    @cached_property
-    def summary(self) -> dict[str, Any]:
-        """`summary.json`."""
-        return self.directory.read_json("summary.json")
-
-    @cached_property
-    def rounds(self) -> list[RoundRow]:
-        """`rounds.jsonl`."""
-        return self.directory.read_rounds()
-
-    @cached_property
-    def state(self) -> ServerState | None:
-        """The state in `checkpoint/model.safetensors`; None before the first round."""
-        found = self.directory.read_checkpoint()
-        return None if found is None else found.state
-
-    @cached_property
-    def journal(self) -> FileJournal:
-        """`ledger.jsonl`: whole, chained records and nothing else.
-
-        Raises:
-            JournalError: it is missing, or a record is cut short or changed; the message names it.
-        """
-        path = self.directory.ledger
-        if not path.is_file():
-            raise JournalError(f"{path.name} is missing: it holds what every client has spent")
-        journal = FileJournal(path)
-        records = sum(len(journal.history(client)) for client in journal.clients())
-        data = path.read_bytes()
-        if data.count(b"\n") != records or (data and not data.endswith(b"\n")):
-            raise JournalError(f"{path.name}, record {records + 1}: cut short or changed")
-        return journal
+    Raises:
+        JournalError: a record was changed; the message names it.
+    """
+    path = files.directory.ledger
+    if not path.is_file():
+        yield f"{path.name} is missing: it holds what every client has spent"
+        return
+    journal, data = files.journal, path.read_bytes()
+    records = sum(len(journal.history(client)) for client in journal.clients())
+    if data.count(b"\n") != records or (data and not data.endswith(b"\n")):
+        yield f"{path.name}, record {records + 1}: cut short or changed"
 
 
 _SAME = 1e-9  # relative: the same method on the same ledger, on another machine
@@ -177,7 +123,7 @@ def check_spend(files: RunFiles, checked: list[Checked]) -> Iterator[str]:
         files: the files of the run.
         checked: receives every client whose ε was recomputed.
     """
-    privacy, journal, rows = files.privacy, files.journal, files.rows
+    privacy, journal, rows = files.privacy, files.journal, files.clients
     name, adjacency = privacy["accountant"], privacy["adjacency"]
     if name is None or adjacency is None:
         if journal.clients():

@@ -1,6 +1,5 @@
 """Check a directory of searches: its ledger, both figures recomputed, and what may be handed on."""
 
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ import click
 
 from fedsim.cli.options import print_json
 from fedsim.core.errors import ExitCode
+from fedsim.runs.files import alike, find_object
 from fedsim.tools.search.ledger import (
     ACCOUNT,
     MARKER,
@@ -123,14 +123,14 @@ def _public_problems(out: Path, searches: Sequence[Search]) -> Iterator[str]:
     if digests_of(folder) != end.files:
         yield f"{where}: its files are not those of the ledger"
         return
-    content = _read(folder / SELECTION)
+    content = find_object(folder / SELECTION)
     expected = selection_json(searches, score=content.get("score"))
     yield from (f"{where}/{SELECTION}: {key} differs" for key in _differing(content, expected))
 
 
 def _account_problems(out: Path, ledger: SearchLedger) -> Iterator[str]:
     path = out / ACCOUNT / "comparison.json"
-    content = _read(path)
+    content = find_object(path)
     expected = account_json(ledger.searches, name=content.get("name", ""), head=ledger.head)
     found = _differing(content, expected)
     yield from (f"{ACCOUNT}/comparison.json: {key} differs from the ledger" for key in found)
@@ -141,28 +141,12 @@ def _account_problems(out: Path, ledger: SearchLedger) -> Iterator[str]:
         yield f"{ACCOUNT}/comparison.html: it is not the page of the account"
 
 
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
-
-
 def _differing(content: Any, expected: Any) -> list[str]:
     """Return the keys in which a file differs from what the ledger gives."""
     keys = dict.fromkeys([*expected, *content])
-    return [key for key in keys if not _same(content.get(key), expected.get(key))]
-
-
-def _same(one: Any, other: Any) -> bool:
-    if isinstance(one, dict) and isinstance(other, dict):
-        return all(_same(one.get(key), other.get(key)) for key in {*one, *other})
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(_same, one, other))
-    if isinstance(one, float) and isinstance(other, float):
-        return abs(one - other) <= _RELATIVE * max(abs(one), abs(other))
-    return one == other
+    return [
+        key for key in keys if not alike(content.get(key), expected.get(key), relative=_RELATIVE)
+    ]
 
 
 def check_command(directory: str, *, root: str | None, replay: bool, as_json: bool) -> bool:

@@ -31,11 +31,12 @@ from fedsim.accountant.accountants import AccountantChoice
 from fedsim.accountant.events import Adjacency
 from fedsim.accountant.ledger.journal import FileJournal, total_against_server, total_of
 from fedsim.accountant.trust import CLAIMED_AGAINST, Observer
+from fedsim.core.durable import GENESIS
 from fedsim.core.errors import InputError
 from fedsim.core.text_formats import parse_json, parse_plain_yaml
-from fedsim.experiment import Experiment, read_settings
-from fedsim.runs.directory import RunDirectory
-from fedsim.runs.round_files import read_releases
+from fedsim.experiment import Experiment
+from fedsim.runs.directory import RunDirectory, RunFiles
+from fedsim.runs.files import DamagedRunError
 
 
 class EventError(InputError):
@@ -229,7 +230,8 @@ def read_source(name: str) -> Source:
         RunDirectoryError: the directory holds no run.
         SchemaError: the run has another schema.
         ExperimentError: `experiment.yaml` is not what a run writes.
-        JournalError: the ledger of a run is damaged.
+        DamagedRunError: a file of a run is damaged, or its ledger lacks records.
+        JournalError: a record of the ledger is damaged.
     """
     path = Path(name)
     if path.is_dir():
@@ -251,18 +253,22 @@ def read_source(name: str) -> Source:
 
 
 def _read_run(name: str, directory: RunDirectory) -> Source:
-    experiment = read_settings(directory.path / "experiment.yaml")
-    privacy = experiment.privacy
+    files = RunFiles(directory)
+    experiment, privacy = files.experiment, files.experiment.privacy
     if privacy is None:
         raise SourceError(
             f"{name}: the run trained without privacy (privacy: null), so no client that took part "
             "in it has a finite ε; leave it out only if its models and results never left you"
         )
-    journal = FileJournal(directory.ledger)
+    journal = files.journal
     histories = {str(client): journal.history(client) for client in journal.clients()}
     ledgers = {client: total_of(charges) for client, charges in histories.items()}
-    rows = _rows(directory)
+    rows = _rows(files)
     for client, row in rows.items():
+        hashes = [GENESIS, *(charge.hash for charge in histories.get(client, ()))]
+        if row["ledger_head"] not in hashes:  # a run that goes on may have more
+            what = f"it lacks the record of client {client} that privacy.json names as its last"
+            raise DamagedRunError.of(directory.ledger, what)
         ledger = ledgers.setdefault(client, PrivacyLedger())
         if row["epsilon"] is None:  # a condition of the claim failed
             ledger.record(NonPrivate())
@@ -281,7 +287,9 @@ def _read_run(name: str, directory: RunDirectory) -> Source:
         deltas={c: delta if d is None else d for c, d in deltas.items()},
         seed=experiment.seed if is_seeded else None,
         chains={c: tuple(charge.hash for charge in charges) for c, charges in histories.items()},
-        releases=_releases(directory),
+        releases=tuple(
+            json.dumps([one.model, sorted(one.uploads.items())]) for one in files.releases
+        ),
         charged_rounds=max((c.round_number for own in histories.values() for c in own), default=0),
         assignment=_assignment(experiment),
         follows_request=is_seeded and trust == "local",
@@ -298,14 +306,6 @@ def _read_run(name: str, directory: RunDirectory) -> Source:
     )
 
 
-def _releases(directory: RunDirectory) -> tuple[str, ...]:
-    """Return what was released in each finished round: uploads in clear, and the global model."""
-    return tuple(
-        json.dumps([one.model, sorted(one.uploads.items())])
-        for one in read_releases(directory.releases)
-    )
-
-
 def _assignment(experiment: Experiment) -> str:
     """Return what decides which examples a client has: a drawn partition follows from the seed."""
     data = experiment.data
@@ -314,11 +314,10 @@ def _assignment(experiment: Experiment) -> str:
     return json.dumps(content, sort_keys=True)
 
 
-def _rows(directory: RunDirectory) -> dict[str, Any]:
+def _rows(files: RunFiles) -> dict[str, Any]:
     """Return the clients of `privacy.json`, by number; none before the run has ended."""
-    if not (directory.path / "privacy.json").is_file():
-        return {}
-    return {str(row["client"]): row for row in directory.read_json("privacy.json")["clients"]}
+    found = files.optional("privacy.json") or {"clients": []}
+    return {str(row["client"]): row for row in found["clients"]}
 
 
 def _read_journal(name: str, path: Path) -> Source:

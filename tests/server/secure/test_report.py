@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fedsim.runs.secure_summary import SecureAggregationReport
+from fedsim.runs.privacy_summary import SecureAggregationReport
 from fedsim.secagg.encoding import FixedPointEncoder
 from fedsim.secagg.settings import SecureAggregationSettings
 
@@ -18,10 +18,7 @@ def report(**keys: Any) -> SecureAggregationReport:
 
 
 def test_it_is_json_and_counts_every_round() -> None:
-    one = report(aggregators=3)
-    one.record_success(2, 9)
-    one.record_success(1, 10)
-    one.record_abort(3, "helper 2 is silent")
+    one = replace(report(aggregators=3), survivors={2: 9, 1: 10}, aborted={3: "helper 2 is silent"})
     facts = json.loads(json.dumps(one.to_dict()))
     assert facts["parties"]["helpers"] == 2
     assert facts["parties"]["survivors_per_round"] == [10, 9]

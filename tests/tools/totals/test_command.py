@@ -12,6 +12,7 @@ from click.testing import CliRunner
 import fedsim
 from fedsim.cli.main import cli
 from fedsim.experiment import ExperimentError
+from fedsim.runs.files import DamagedRunError
 from fedsim.tools.totals.sources import SourceError
 
 EXPERIMENT: dict[str, Any] = {
@@ -115,8 +116,22 @@ def test_settings_that_no_run_wrote_are_refused(runs: Path, tmp_path: Path) -> N
             account(tmp_path)
     shutil.copy(runs / "run0" / "experiment.yaml", tmp_path / "experiment.yaml")
     (tmp_path / "releases.jsonl").touch()
+    (tmp_path / "ledger.jsonl").touch()
     with pytest.raises(SourceError, match="no client of the run has spent anything"):
         account(tmp_path)
+
+
+def test_a_run_whose_ledger_is_gone_has_not_spent_nothing(runs: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(runs / "run0", tmp_path / "r")
+    ledger = run / "ledger.jsonl"
+    first, *_ = ledger.read_text().splitlines(keepends=True)
+    for left in ("", first):
+        ledger.write_text(left)
+        with pytest.raises(DamagedRunError, match=r"it lacks the record of client \d that privacy"):
+            account(run)
+    ledger.unlink()
+    with pytest.raises(DamagedRunError, match=r"ledger\.jsonl: the file is missing"):
+        account(run)
 
 
 def test_runs_with_secure_noise_are_spends_of_their_own(tmp_path: Path) -> None:

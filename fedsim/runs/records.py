@@ -1,11 +1,15 @@
-"""What is on disk after a round: `releases.jsonl`, `rounds.jsonl`, then the checkpoint.
+"""The records of a run: one type for each file that holds more than a mapping.
 
-A line of `releases.jsonl` has the tags of every value that left a client; `fedsim verify RUN
---replay` computes them again. It is on disk before its round is in `rounds.jsonl`, so no finished
-round is without it, and that is on disk before the checkpoint.
+After a round `releases.jsonl`, `rounds.jsonl` and the checkpoint are written, in this order. A line
+of `releases.jsonl` has the tags of every value that left a client; `fedsim verify RUN --replay`
+computes them again. It is on disk before its round is in `rounds.jsonl`, so no finished round is
+without it, and that is on disk before the checkpoint.
 
 The checkpoint is the server's state, and what the other files held then: one safetensors file, so
 that a crash leaves no mixture of two states. Its metadata hold a digest of everything in it.
+
+The card of a saved model is in the header of `model.safetensors`: how to build it, how to read its
+outputs, and its origin. So a model keeps it when the file leaves its run.
 """
 
 import hashlib
@@ -13,25 +17,24 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Self, cast
+from typing import Annotated, Any, Literal, Self, cast
 
 import numpy as np
 from flwr.app import ArrayRecord
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from safetensors import SafetensorError
-from safetensors.numpy import load, save
+from pydantic import BaseModel, ConfigDict, Field
 
 from fedsim.algorithms.state import ServerState
-from fedsim.core.durable import append
-from fedsim.core.errors import name_file
+from fedsim.core.text_formats import parse_json
 from fedsim.protocol.arrays import to_arrays, to_numpy
 from fedsim.runs.files import (
     SCHEMAS,
     DamagedRunError,
+    SchemaError,
+    arrays_bytes,
     check_schema,
-    checked,
-    read_bytes,
-    write_bytes,
+    first_lines,
+    read_arrays,
+    read_lines,
 )
 from fedsim.server.round_report import RoundReport, RoundRow
 
@@ -39,7 +42,7 @@ _MEMORY = "optimizer/"  # before the names of the algorithm's arrays
 _CLIENT_MEMORY = "clients/"  # before those of its arrays of all clients
 _AVERAGE = "average/"  # before those of the average of the global models
 _VERSION = "version/"  # before the number and the names of an older global model
-FILE = "model.safetensors"
+_FILE = "model.safetensors"
 _CONTENT, _DIGEST, _SCHEMA = "content", "digest", "schema"  # keys of the metadata
 
 
@@ -98,16 +101,13 @@ class RunCheckpoint:
             for number, model in self.state.versions.items()
             for name, value in to_numpy(model).items()
         }
-        tensors = {
-            name: np.asarray(value, order="C")
-            for name, value in {**arrays, **memory, **rows, **average, **versions}.items()
-        }
+        tensors = {**arrays, **memory, **rows, **average, **versions}
         metadata = {
-            _SCHEMA: str(SCHEMAS[FILE]),
+            _SCHEMA: str(SCHEMAS[_FILE]),
             _CONTENT: content,
             _DIGEST: _digest(content, tensors),
         }
-        return save(tensors, metadata)
+        return arrays_bytes(tensors, metadata)
 
     @classmethod
     def read(cls, path: Path) -> "RunCheckpoint":
@@ -120,15 +120,16 @@ class RunCheckpoint:
             SchemaError: the checkpoint has another schema.
             DamagedRunError: the file differs from the digest in it, or is no checkpoint.
         """
-        data = read_bytes(path)
-        metadata = _read_metadata(path, data)
+        tensors, metadata = read_arrays(path, "the checkpoint")
         try:
-            tensors = load(data)
+            check_schema(path, {_SCHEMA: int(metadata[_SCHEMA]) if _SCHEMA in metadata else None})
             if metadata.get(_DIGEST) != _digest(metadata[_CONTENT], tensors):
                 raise ValueError("it differs from the digest in it")
             content = _Content.model_validate_json(metadata[_CONTENT])
             arrays = {name: tensors.pop(name) for name in content.names}
-        except (SafetensorError, KeyError, RecursionError, TypeError, ValueError) as error:
+        except SchemaError:
+            raise
+        except (KeyError, RecursionError, TypeError, ValueError) as error:
             raise DamagedRunError.of(path, f"the checkpoint is damaged: {error}") from error
         state = ServerState(
             arrays=to_arrays(arrays),
@@ -157,23 +158,6 @@ def _versions(names: Sequence[str], tensors: Mapping[str, np.ndarray]) -> dict[i
         number: to_arrays({name: tensors[f"{number}/{name}"] for name in names})
         for number in numbers
     }
-
-
-def _read_metadata(path: Path, data: bytes) -> dict[str, str]:
-    """Return the metadata of a checkpoint: part of the JSON after its length in eight bytes.
-
-    Raises:
-        SchemaError: the checkpoint has another schema.
-        DamagedRunError: the file is no checkpoint.
-    """
-    try:
-        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")].decode())
-        metadata: dict[str, str] = header["__metadata__"]
-        schema = int(metadata[_SCHEMA]) if _SCHEMA in metadata else None
-    except (KeyError, RecursionError, TypeError, ValueError) as error:
-        raise DamagedRunError.of(path, f"the checkpoint is damaged: {error}") from error
-    check_schema(path, {_SCHEMA: schema})
-    return metadata
 
 
 def _digest(content: str, tensors: Mapping[str, np.ndarray]) -> str:
@@ -210,95 +194,18 @@ class _Row(BaseModel):
     secure_aggregation: _SecureRow | None = None
 
 
-class RoundsFile:
-    """The rounds of a run, in memory and on disk.
-
-    Attributes:
-        rows: the finished rounds, oldest first.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._hash = hashlib.sha256()
-        self._size = 0  # bytes of the lines
-        self.rows: list[RoundRow] = []
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 of all lines."""
-        return self._hash.hexdigest()
-
-    def append(self, row: RoundRow) -> None:
-        """Append a finished round; when this returns, it is on disk.
-
-        Raises:
-            OSError: with the name of the file.
-        """
-        line = (json.dumps(row, allow_nan=False) + "\n").encode()
-        with name_file(self._path), self._path.open("ab") as file:
-            append(file, line)
-        self._remember(line, row)
-
-    @classmethod
-    def read(cls, path: Path, round_number: int) -> "RoundsFile":
-        """Return the rounds up to a checkpoint; the file stays as it is.
-
-        Args:
-            path: the file.
-            round_number: the last round to keep.
-
-        Raises:
-            DamagedRunError: the file is missing, or a line is no round.
-        """
-        found = cls(path)
-        for line, row in _read_lines(path):
-            if row["round"] <= round_number:
-                found._remember(line, row)
-        return found
-
-    def rewrite(self) -> None:
-        """Drop from the file what is not in `rows`: a round after the checkpoint, a torn line."""
-        write_bytes(self._path, read_bytes(self._path)[: self._size])
-
-    def _remember(self, line: bytes, row: RoundRow) -> None:
-        self._hash.update(line)
-        self._size += len(line)
-        self.rows.append(row)
-
-
 def read_rounds(path: Path) -> list[RoundRow]:
     """Return the finished rounds, without a line that a crash cut short.
 
     Raises:
         DamagedRunError: the file is missing, or a line is no round.
     """
-    return [row for _, row in _read_lines(path)]
+    return [cast(RoundRow, content) for _, content in read_lines(path, _Row)]
 
 
 def digest_of_lines(path: Path, count: int) -> str:
-    """Return the SHA-256 of the first lines of the file.
-
-    Args:
-        path: the file.
-        count: number of lines.
-    """
-    lines = read_bytes(path).split(b"\n")[:count]
-    return hashlib.sha256(b"".join(line + b"\n" for line in lines)).hexdigest()
-
-
-def _read_lines(path: Path) -> list[tuple[bytes, RoundRow]]:
-    """Return each whole line with its round."""
-    *lines, _unfinished = read_bytes(path).split(b"\n")
-    return [(line + b"\n", _row(path, number, line)) for number, line in enumerate(lines, start=1)]
-
-
-def _row(path: Path, number: int, line: bytes) -> RoundRow:
-    try:
-        found = json.loads(line.decode())
-    except (ValueError, RecursionError) as error:
-        raise DamagedRunError.of(path, f"line {number} is damaged: {error}") from error
-    checked(path, _Row, found)
-    return cast(RoundRow, found)
+    """Return the SHA-256 of the first lines of a file."""
+    return hashlib.sha256(first_lines(path, count)).hexdigest()
 
 
 Blocks = Literal["planned", "alone"]
@@ -320,7 +227,7 @@ class Releases(BaseModel):
     conditions: str
     blocks: Blocks
     model: str
-    uploads: dict[int, str]
+    uploads: dict[Annotated[int, Field(strict=False)], str]  # keys of JSON are texts
 
     @classmethod
     def of(cls, report: RoundReport, *, conditions: str, blocks: Blocks) -> Self:
@@ -340,56 +247,78 @@ class Releases(BaseModel):
         )
 
 
-class ReleasesFile:
-    """The file of a run that is being written; of its content only a digest is kept in memory."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._hash = hashlib.sha256()
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 of all lines."""
-        return self._hash.hexdigest()
-
-    def append(self, releases: Releases) -> None:
-        """Append a round; when this returns, it is on disk.
-
-        Raises:
-            OSError: with the name of the file.
-        """
-        line = releases.model_dump_json().encode() + b"\n"
-        with name_file(self._path), self._path.open("ab") as file:
-            append(file, line)
-        self._hash.update(line)
-
-    def cut(self, round_number: int) -> None:
-        """Drop from the file all rounds after a checkpoint, and a torn line.
-
-        Args:
-            round_number: the last round to keep.
-        """
-        *lines, _unfinished = read_bytes(self._path).split(b"\n")
-        kept = b"".join(line + b"\n" for line in lines[:round_number])
-        write_bytes(self._path, kept)
-        self._hash = hashlib.sha256(kept)
-
-
 def read_releases(path: Path) -> list[Releases]:
     """Return the releases of the finished rounds, without a line that a crash cut short.
 
     Raises:
         DamagedRunError: the file is missing, or a line is not of its round.
     """
-    *lines, _unfinished = read_bytes(path).split(b"\n")
-    found = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            releases = Releases.model_validate_json(line)
-        except ValidationError as error:
-            what = f"line {number} is damaged: {error.errors()[0]['msg']}"
-            raise DamagedRunError.of(path, what) from error
+    found = [releases for releases, _ in read_lines(path, Releases)]
+    for number, releases in enumerate(found, start=1):
         if releases.round != number:
             raise DamagedRunError.of(path, f"line {number} is of round {releases.round}")
-        found.append(releases)
     return found
+
+
+_CARD = "fedsim"  # one entry of the metadata: safetensors writes several in any order
+
+
+@dataclass(frozen=True)
+class ModelCard:
+    """The card of a saved model.
+
+    Attributes:
+        input_shape: shape of one example as the model gets it, after `model.features`.
+        num_outputs: outputs per example.
+        raw_input_shape: shape of one example in the dataset.
+        task: `classification`, `labels` or `regression`.
+        class_names: name of each class; None where the data do not name them.
+        columns: the columns of a table that are features, in the order of the inputs; None where
+            the data are no table.
+        experiment: name of the experiment.
+        rounds: number of rounds that the model is from.
+        metrics: its metrics on the public test set, by name.
+        statement: the guarantee in words, as in `privacy.json`.
+        fedsim: version that trained it.
+        values: digest of the values that travelled, where the file holds the model made from them
+            and from the parts that do not travel; None where the file holds those values.
+    """
+
+    input_shape: tuple[int, ...]
+    num_outputs: int
+    raw_input_shape: tuple[int, ...]
+    task: str
+    class_names: tuple[str, ...] | None
+    columns: tuple[str, ...] | None
+    experiment: str
+    rounds: int
+    metrics: Mapping[str, Any]
+    statement: str
+    fedsim: str
+    values: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the card as JSON."""
+        found = {k: list(v) if isinstance(v, tuple) else v for k, v in vars(self).items()}
+        if self.values is None:
+            del found["values"]
+        return found
+
+    def to_metadata(self) -> dict[str, str]:
+        """Return the metadata of the file."""
+        return {_CARD: json.dumps(self.to_json())}
+
+    @classmethod
+    def from_metadata(cls, metadata: Mapping[str, str]) -> Self:
+        """Return the card in the metadata of a file.
+
+        Raises:
+            ValueError: the metadata have none.
+        """
+        try:
+            found = parse_json(metadata[_CARD])
+            shapes = {k: tuple(map(int, found[k])) for k in ("input_shape", "raw_input_shape")}
+            lists = {k: tuple(v) for k, v in found.items() if isinstance(v, list)}
+            return cls(**{**found, **lists, **shapes})
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ValueError("it does not say what inputs the model takes") from error
