@@ -13,7 +13,7 @@ from flwr.clientapp import ClientApp
 
 from fedsim.clients.app import AnswerGroup, BatchClientApp, Request, partition_of
 from fedsim.clients.client_round import Answer
-from fedsim.experiment import Experiment
+from fedsim.experiment import Experiment, ExperimentWithClients
 from fedsim.protocol.messages import TrainRequest
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ RecordRelease: TypeAlias = "Callable[[int, Release], None]"
 
 def make_node_app(
     clients: ClientApp,
-    experiment: Experiment,
+    experiment: ExperimentWithClients,
     base: Path,
     record: RecordRelease = lambda helper, release: None,
 ) -> ClientApp:

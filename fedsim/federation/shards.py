@@ -14,7 +14,7 @@ from fedsim.clients.app import BatchClientApp, one_thread
 from fedsim.clients.client_round import BlockOf
 from fedsim.clients.task import ClientTask
 from fedsim.data import Examples, FederatedData
-from fedsim.experiment import Experiment, LoadedExperiment
+from fedsim.experiment import ExperimentWithClients, LoadedExperiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.blocks import BlockPlan
 from fedsim.federation.conditions import choose_device, refuse_edited_plugins
@@ -74,9 +74,9 @@ class TaskSource:
     ledger: Path | None
 
     @property
-    def settings(self) -> Experiment:
+    def settings(self) -> ExperimentWithClients:
         """The experiment."""
-        return Experiment.model_validate_json(self.experiment)
+        return ExperimentWithClients.model_validate_json(self.experiment)
 
     def __call__(self, client: int) -> ClientTask:
         """Return the task of `client`; the first call in a process assembles and probes it."""

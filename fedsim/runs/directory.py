@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, RootModel
 from safetensors.numpy import save
 
 from fedsim.core.durable import sync_directory
-from fedsim.experiment import Experiment, ExperimentError, load_experiment
+from fedsim.experiment import ExperimentError, ExperimentWithClients, load_experiment
 from fedsim.runs.client_columns import clients_table
 from fedsim.runs.files import (
     SCHEMAS,
@@ -271,7 +271,7 @@ class RunDirectory:
         """
         return read_rounds(self.rounds)
 
-    def read_experiment(self, *, base: Path) -> Experiment:
+    def read_experiment(self, *, base: Path) -> ExperimentWithClients:
         """Return the experiment of the run.
 
         Args:
@@ -282,10 +282,13 @@ class RunDirectory:
         """
         path = self.path / "experiment.yaml"
         try:
-            return load_experiment(path, WITHOUT_TRACKERS, base=base).experiment
+            experiment = load_experiment(path, WITHOUT_TRACKERS, base=base).experiment
         except ExperimentError as error:
             first = str(error).splitlines()[0]
             raise DamagedRunError.of(path, f"the file is damaged: {first}") from error
+        if not isinstance(experiment, ExperimentWithClients):
+            raise DamagedRunError.of(path, "the file is damaged: it has no number of clients")
+        return experiment
 
     def read_inputs(self) -> dict[str, str]:
         """Return the digests of the run's inputs.

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.accountant.ledger.journal import Charge, FileJournal
-from fedsim.experiment import Experiment
+from fedsim.experiment import Experiment, ExperimentWithClients
 from fedsim.experiment.errors import shorten
 from fedsim.federation.schedule import participation_of
 from fedsim.runs.directory import RunDirectory, RunDirectoryError
@@ -155,7 +155,7 @@ class RunRecords:
 
 
 def contradictions(
-    directory: RunDirectory, experiment: Experiment, *, ledger_lags: bool = False
+    directory: RunDirectory, experiment: ExperimentWithClients, *, ledger_lags: bool = False
 ) -> Iterator[str]:
     """Yield one line for each contradiction between the records of a run of this schema.
 
@@ -182,7 +182,7 @@ def contradictions(
 
 
 def refuse_contradictions(
-    directory: RunDirectory, experiment: Experiment, *, ledger_lags: bool
+    directory: RunDirectory, experiment: ExperimentWithClients, *, ledger_lags: bool
 ) -> None:
     """Check that a run may resume: its records are whole and agree with each other.
 
@@ -211,7 +211,7 @@ def refuse_contradictions(
 
 
 def _in_rounds(
-    records: RunRecords, directory: RunDirectory, experiment: Experiment
+    records: RunRecords, directory: RunDirectory, experiment: ExperimentWithClients
 ) -> Iterator[str]:
     numbers = [row["round"] for row in records.rows]
     finished = 0 if records.checkpoint is None else records.checkpoint.state.round_number
@@ -270,7 +270,7 @@ def _in_opening(records: RunRecords, experiment: Experiment) -> Iterator[str]:
         yield f"checkpoint/opening.json is older than the sum of round {max(summed)}"
 
 
-def _of_all_clients(records: RunRecords, experiment: Experiment) -> Iterator[str]:
+def _of_all_clients(records: RunRecords, experiment: ExperimentWithClients) -> Iterator[str]:
     """Yield the charges that the ledger lacks where every client is charged for every round."""
     participation = participation_of(experiment)
     if not participation.is_secret:

@@ -1,4 +1,4 @@
-"""Rules of the data, of the model, and of the metrics that score it."""
+"""Rules of the data, of the model, of the metrics that score it and of their trackers."""
 
 import os
 from collections.abc import Iterator
@@ -6,6 +6,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from fedsim.clients.local_settings import LocalSettings
+from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.core.metrics import LOSS, METRICS, TASK_OF_LOSS, metric_key, wrong_task
 from fedsim.data.catalog import DATASETS
 from fedsim.data.file_names import TooManyFilesError, matching_files
@@ -19,7 +21,12 @@ from fedsim.data.partitions.settings import (
 from fedsim.data.settings import DataSettings, FileDataset
 from fedsim.data.tables.settings import ColumnSettings
 from fedsim.experiment.errors import KeyPath, value_text
-from fedsim.experiment.messages import PathMessage, validation_messages
+from fedsim.experiment.messages import (
+    PathMessage,
+    finite_messages,
+    messages_at,
+    validation_messages,
+)
 from fedsim.experiment.references import (
     check_data_file,
     check_folder,
@@ -27,11 +34,13 @@ from fedsim.experiment.references import (
     check_table_file,
     check_weights,
 )
-from fedsim.experiment.rules.sections import Sections, finite_messages, messages_at
 from fedsim.models.catalog import LOSSES, MODELS
 from fedsim.models.features.shapes import FeatureShapeError, shape_after
 from fedsim.models.settings import ModelSettings
-from fedsim.personalization.settings import LabelPriorSettings
+from fedsim.personalization.settings import LabelPriorSettings, PersonalizationSettings
+from fedsim.secagg.settings import SecureAggregationSettings
+from fedsim.server.settings import EvaluationSettings, FederationSettings
+from fedsim.simulation.settings import TRACKERS, RuntimeSettings
 
 _DATASET: KeyPath = ("data", "dataset")
 _ARGS: KeyPath = ("data", "args")
@@ -39,12 +48,7 @@ _PARTITION: KeyPath = ("data", "partition")
 
 
 def check_data(data: DataSettings, base: Path) -> Iterator[PathMessage]:
-    """Yield (path, message) for every broken rule of `data:`.
-
-    Args:
-        data: the section.
-        base: the directory in which relative paths start.
-    """
+    """Yield (path, message) for every broken rule of `data:`."""
     yield from finite_messages(data.args, _ARGS)
     yield from _check_images(data)
     yield from _check_partition(data, base)
@@ -178,12 +182,7 @@ def _check_file_dataset(
 
 
 def check_model(model: ModelSettings, base: Path) -> Iterator[PathMessage]:
-    """Yield the mistakes in the names of model and loss, and in the model's arguments.
-
-    Args:
-        model: the `model` section.
-        base: the directory in which relative paths start.
-    """
+    """Yield the mistakes in the names of model and loss, and in the model's arguments."""
     args: KeyPath = ("model", "args")
     yield from messages_at(("model", "loss"), check_name(model.loss, "loss", LOSSES, base))
     yield from messages_at(("model", "name"), check_name(model.name, "model", MODELS, base))
@@ -215,19 +214,21 @@ def _check_trained_part(model: ModelSettings) -> Iterator[PathMessage]:
         )
 
 
-def check_features(sections: Sections) -> Iterator[PathMessage]:
+def check_features(
+    model: ModelSettings | None = None, data: DataSettings | None = None
+) -> Iterator[PathMessage]:
     """Yield the mistakes in `data.features` and in the shapes of `model.features`."""
-    if sections.model is not None:
-        yield from _check_transforms(sections.model, sections.data)
-    if sections.data is None or sections.data.features != "tokens":
+    if model is not None:
+        yield from _check_transforms(model, data)
+    if data is None or data.features != "tokens":
         return
     path: KeyPath = ("data", "features")
-    if isinstance(sections.data.dataset, str) and sections.data.dataset in DATASETS:
-        yield path, f"{sections.data.dataset} has numbers, no tokens; remove features"
-    if sections.model is not None and sections.model.name in MODELS:
+    if isinstance(data.dataset, str) and data.dataset in DATASETS:
+        yield path, f"{data.dataset} has numbers, no tokens; remove features"
+    if model is not None and model.name in MODELS:
         yield (
             path,
-            f"the built-in model {sections.model.name!r} takes numbers; use a model of your "
+            f"the built-in model {model.name!r} takes numbers; use a model of your "
             "own that begins with an embedding, or features: numbers",
         )
 
@@ -252,18 +253,20 @@ def _check_transforms(model: ModelSettings, data: DataSettings | None) -> Iterat
         )
 
 
-def check_views(sections: Sections) -> Iterator[PathMessage]:
+def check_views(
+    local: LocalSettings, data: DataSettings | None = None, model: ModelSettings | None = None
+) -> Iterator[PathMessage]:
     """Yield the reasons why examples have no views (`local.augmentations`)."""
-    if sections.local is None or sections.local.views is None:
+    if local.views is None:
         return
-    key = "augmentations" if sections.local.augment is None else "augment"
-    if sections.data is not None and sections.data.features == "tokens":
+    key = "augmentations" if local.augment is None else "augment"
+    if data is not None and data.features == "tokens":
         yield (
             ("local", key),
             "views shift, mirror or blur numbers, and data.features is tokens; remove "
             "augmentations and augment",
         )
-    if sections.model is not None and sections.model.features:
+    if model is not None and model.features:
         yield (
             ("local", key),
             "views are drawn anew in each step, and model.features transforms each example once, "
@@ -271,13 +274,13 @@ def check_views(sections: Sections) -> Iterator[PathMessage]:
         )
 
 
-def check_test_metrics(sections: Sections, base: Path) -> Iterator[PathMessage]:
+def check_test_metrics(
+    evaluation: EvaluationSettings, base: Path, model: ModelSettings | None = None
+) -> Iterator[PathMessage]:
     """Yield the mistakes in `evaluation.metrics` that show without data and plug-ins."""
-    if sections.evaluation is None:
-        return
     keys = {LOSS: "loss, which is always computed"}
-    task = None if sections.model is None else TASK_OF_LOSS.get(sections.model.loss)
-    for index, name in enumerate(sections.evaluation.metrics or ()):
+    task = None if model is None else TASK_OF_LOSS.get(model.loss)
+    for index, name in enumerate(evaluation.metrics or ()):
         path: KeyPath = ("evaluation", "metrics", index)
         key = metric_key(name)
         if name == LOSS:
@@ -294,17 +297,20 @@ def check_test_metrics(sections: Sections, base: Path) -> Iterator[PathMessage]:
         keys.setdefault(key, name)
 
 
-def check_early_stopping(sections: Sections) -> Iterator[PathMessage]:
+def check_early_stopping(
+    federation: FederationSettings,
+    model: ModelSettings,
+    evaluation: EvaluationSettings | None = None,
+) -> Iterator[PathMessage]:
     """Yield the mistakes in the metric of `federation.early_stopping`."""
-    federation, evaluation = sections.federation, sections.evaluation
-    if federation is None or federation.early_stopping is None or sections.model is None:
+    if federation.early_stopping is None:
         return
     place: KeyPath = ("federation", "early_stopping", "metric")
     metric, chosen = federation.early_stopping.metric, None
     if evaluation is not None and evaluation.metrics is not None:
         chosen = [metric_key(name) for name in evaluation.metrics]
     if chosen is None:  # those of the task; of a loss of one's own it is known later
-        task = TASK_OF_LOSS.get(sections.model.loss)
+        task = TASK_OF_LOSS.get(model.loss)
         chosen = ["mse", "r2"] if task == "regression" else ["accuracy"]
         if task is None:
             chosen += ["mse", "r2"]
@@ -317,56 +323,75 @@ def check_early_stopping(sections: Sections) -> Iterator[PathMessage]:
         )
 
 
-def check_evaluation(sections: Sections) -> Iterator[PathMessage]:
+def check_evaluation(
+    evaluation: EvaluationSettings,
+    privacy: PrivacySettings | None = None,
+    secure_aggregation: SecureAggregationSettings | None = None,
+) -> Iterator[PathMessage]:
     """Yield the mistakes in the evaluation on clients' held-out examples."""
-    if sections.evaluation is None or sections.evaluation.holdout is None:
+    if evaluation.holdout is None:
         return
     section: KeyPath = ("evaluation", "holdout")
-    if sections.privacy is not None:
+    if privacy is not None:
         yield (
             section,
             "a client's score on its own examples is a release that no ε of this experiment "
             "covers; remove holdout (evaluation.holdout=null): scores on the server's public test "
             "set cost nothing",
         )
-    if sections.secure_aggregation is not None:
+    if secure_aggregation is not None:
         yield (
             section,
             "clients send their scores in clear, beside updates that secure_aggregation hides; "
             "remove holdout, or the section secure_aggregation",
         )
-    evaluated = sections.evaluation.clients
-    clients = sections.num_clients
-    if evaluated is not None and clients is not None and evaluated > clients:
-        rule = f"must be <= data.partition.num_clients ({value_text(clients)})"
+
+
+def check_evaluated_clients(
+    evaluation: EvaluationSettings, num_clients: int
+) -> Iterator[PathMessage]:
+    """Yield a number of clients that evaluate above that of all clients."""
+    evaluated = evaluation.clients
+    if evaluated is not None and evaluated > num_clients:
+        rule = f"must be <= data.partition.num_clients ({value_text(num_clients)})"
         yield ("evaluation", "clients"), f"{rule}, got {value_text(evaluated)}"
 
 
-def check_personalization(sections: Sections) -> Iterator[PathMessage]:
+def check_personalization(
+    personalization: PersonalizationSettings,
+    model: ModelSettings | None = None,
+    evaluation: EvaluationSettings | None = None,
+    privacy: PrivacySettings | None = None,
+) -> Iterator[PathMessage]:
     """Yield the mistakes in `personalization`."""
-    personal = sections.personalization
-    if personal is None:
-        return
     section: KeyPath = ("personalization",)
-    loss = None if sections.model is None else sections.model.loss
-    if isinstance(personal, LabelPriorSettings) and loss in LOSSES and loss != "cross_entropy":
+    loss = None if model is None else model.loss
+    is_prior = isinstance(personalization, LabelPriorSettings)
+    if is_prior and loss in LOSSES and loss != "cross_entropy":
         yield (
             (*section, "method"),
             f"label_prior shifts the logits of classes, and model.loss {loss} has no classes; use "
             "method: fine_tune or ditto",
         )
-    if personal.holdout is None:
+    holdout = personalization.holdout
+    if holdout is None:
         return
-    evaluation = sections.evaluation
-    if evaluation is not None and evaluation.holdout not in (None, personal.holdout):
+    if evaluation is not None and evaluation.holdout not in (None, holdout):
         yield (
             (*section, "holdout"),
-            f"a client holds out its examples once: got {value_text(personal.holdout)}, and "
+            f"a client holds out its examples once: got {value_text(holdout)}, and "
             f"evaluation.holdout is {value_text(evaluation.holdout)}; set both to one number",
         )
-    if sections.privacy is not None and sections.privacy.adjacency.name == "add_remove":
+    if privacy is not None and privacy.adjacency.name == "add_remove":
         yield (
             (*section, "holdout"),
             "one more example would change which ones a client holds out, and so more than one "
             "example of its training; remove holdout, or use adjacency: zero_out",
         )
+
+
+def check_trackers(runtime: RuntimeSettings, base: Path) -> Iterator[PathMessage]:
+    """Yield the mistakes in `runtime.trackers` that show without importing a plug-in."""
+    for index, name in enumerate(runtime.trackers):
+        mistake = check_name(name, "tracker", TRACKERS, base)
+        yield from messages_at(("runtime", "trackers", index), mistake)

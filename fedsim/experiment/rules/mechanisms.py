@@ -6,12 +6,9 @@ A zeroth-order upload is one number for each step and direction: a setting that 
 anything but these numbers is refused.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from operator import attrgetter
 
-from pydantic import ValidationError
-
-from fedsim.algorithms.catalog import algorithms
 from fedsim.algorithms.settings import AlgorithmSettings
 from fedsim.clients.local_settings import LocalSettings, SgdSettings
 from fedsim.clients.mechanisms.conditions import unmet
@@ -20,11 +17,13 @@ from fedsim.clients.privacy_settings import BoundedExamplesSettings, PrivacySett
 from fedsim.core.settings import Settings
 from fedsim.experiment.errors import KeyPath
 from fedsim.experiment.messages import PathMessage
-from fedsim.experiment.rules.sections import Sections
+from fedsim.experiment.rules.algorithm import built_in_algorithm
 from fedsim.models.catalog import MODELS
 from fedsim.models.settings import ModelSettings
 from fedsim.pate.settings import PateSettings
-from fedsim.server.settings import FederationSettings
+from fedsim.personalization.settings import PersonalizationSettings
+from fedsim.secagg.settings import SecureAggregationSettings
+from fedsim.server.settings import EvaluationSettings, FederationSettings
 
 # Keys of the section that act on gradients: the value that is allowed.
 _GRADIENT_KEYS = {
@@ -38,20 +37,19 @@ _PROTECTED = {"example": "one example", "client": "everything of a client"}
 _GRADIENT = f"or use mechanism: {GRADIENT_PERTURBATION}"
 
 
-def check_perturbation(sections: Sections) -> Iterator[PathMessage]:
-    """Yield (path, message) for every setting that noise off the gradients has no proof for."""
-    privacy = sections.privacy
-    if privacy is None or privacy.mechanism.name == GRADIENT_PERTURBATION:
-        return
-    yield from _check_view(privacy, KINDS[privacy.mechanism.name])
-    if isinstance(privacy.mechanism, BoundedExamplesSettings):
-        yield from _check_bounded(sections, privacy, privacy.mechanism)
-
-
-def _check_bounded(
-    sections: Sections, privacy: PrivacySettings, settings: BoundedExamplesSettings
+def check_perturbation(
+    privacy: PrivacySettings,
+    model: ModelSettings | None = None,
+    local: LocalSettings | None = None,
+    federation: FederationSettings | None = None,
 ) -> Iterator[PathMessage]:
-    """Check what noise on models or examples of bounded norm needs."""
+    """Yield (path, message) for every setting that noise off the gradients has no proof for."""
+    settings = privacy.mechanism
+    if settings.name == GRADIENT_PERTURBATION:
+        return
+    yield from _check_view(privacy, KINDS[settings.name])
+    if not isinstance(settings, BoundedExamplesSettings):
+        return
     if "adjacency_of_mechanism" in unmet(privacy.choices()):
         why = _WHY_NO_ADD_REMOVE[settings.name]
         yield (
@@ -60,22 +58,27 @@ def _check_bounded(
             "use zero_out or replace_one",
         )
     yield from _check_gradient_keys(privacy, settings.name)
-    if sections.model is not None:
-        yield from _check_loss(settings, sections.model)
-    yield from _CHECKS[settings.name](sections, privacy)
+    if model is not None:
+        yield from _check_loss(settings, model)
+    yield from _CHECKS[settings.name](privacy, model, local, federation)
 
 
-def _check_output(sections: Sections, privacy: PrivacySettings) -> Iterator[PathMessage]:
+def _check_output(
+    privacy: PrivacySettings,
+    model: ModelSettings | None,
+    local: LocalSettings | None,
+    federation: FederationSettings | None,
+) -> Iterator[PathMessage]:
     """Check that the training is the one whose sensitivity is proven."""
-    if sections.local is not None:
-        yield from _check_descent(sections.local)
-    if sections.federation is not None:
-        yield from _check_steps(sections.federation)
-    if sections.model is not None and sections.model.name in MODELS:
-        yield from _check_linear(sections.model)
+    if local is not None:
+        yield from _check_descent(local)
+    if federation is not None:
+        yield from _check_steps(federation)
+    if model is not None and model.name in MODELS:
+        yield from _check_linear(model)
 
 
-def _check_input(sections: Sections, privacy: PrivacySettings) -> Iterator[PathMessage]:
+def _check_input(privacy: PrivacySettings, *others: object) -> Iterator[PathMessage]:
     """Check that the noisy examples can be made again."""
     if "noise_of_mechanism" in unmet(privacy.choices()):
         yield (
@@ -180,12 +183,8 @@ def _check_descent(local: LocalSettings) -> Iterator[PathMessage]:
 
 def _check_steps(federation: FederationSettings) -> Iterator[PathMessage]:
     """Check that the algorithm leaves local steps as they are."""
-    kind = algorithms().get(federation.algorithm.name)
-    try:
-        changes = kind is not None and kind(federation.algorithm.options).client() is not None
-    except ValidationError:  # `check_algorithm` reports it
-        return
-    if changes:
+    algorithm = built_in_algorithm(federation)
+    if algorithm is not None and algorithm.client() is not None:
         yield (
             ("federation", "strategy"),
             "mechanism: output_perturbation has a proof for plain gradient descent alone, and "
@@ -206,13 +205,17 @@ def _check_linear(model: ModelSettings) -> Iterator[PathMessage]:
 _WHAT = "with local.gradient: zeroth_order"
 
 
-def check_zeroth_order(sections: Sections) -> Iterator[PathMessage]:
+def check_zeroth_order(
+    local: LocalSettings,
+    task: str = "federated",
+    federation: FederationSettings | None = None,
+    personalization: PersonalizationSettings | None = None,
+    privacy: PrivacySettings | None = None,
+) -> Iterator[PathMessage]:
     """Yield (path, message) for every setting that zeroth-order steps do not go with."""
-    local = sections.local
-    if local is None or local.zeroth_order is None:
+    if local.zeroth_order is None:
         return
     yield from _check_local(local)
-    federation, privacy = sections.federation, sections.privacy
     if federation is not None and federation.algorithm.name != "fedavg":
         yield (
             ("federation", "strategy"),
@@ -230,9 +233,9 @@ def check_zeroth_order(sections: Sections) -> Iterator[PathMessage]:
             f"{_WHAT} an upload has coefficients of its own round's directions, and buffered adds "
             "up uploads of several rounds; use another scheme",
         )
-    if sections.task == "pate":
+    if task == "pate":
         yield ("local", "gradient"), "teachers and student are trained by gradients; use backward"
-    if sections.personalization is not None:
+    if personalization is not None:
         yield (
             ("personalization",),
             f"personal models are trained by gradients, and {_WHAT} a client has forward passes "
@@ -321,30 +324,35 @@ _DEFAULTS = {"strategy": AlgorithmSettings.model_validate({"name": "fedavg", "se
 """Defaults as they are written out."""
 
 
-def check_pate(sections: Sections) -> Iterator[PathMessage]:
+def check_pate(
+    mistaken: Collection[object],
+    task: str = "federated",
+    unit: object = None,
+    pate: PateSettings | None = None,
+    privacy: PrivacySettings | None = None,
+    local: LocalSettings | None = None,
+    federation: FederationSettings | None = None,
+) -> Iterator[PathMessage]:
     """Yield the mistakes in `task` and `pate`, and keys that have no meaning for them."""
-    if sections.task != "pate":
-        if sections.pate is not None:
+    if task != "pate":
+        if pate is not None:
             yield ("pate",), "belongs to task: pate; add the key, or remove the section"
         return
-    if sections.pate is None and "pate" not in sections.mistaken:
+    if pate is None and "pate" not in mistaken:
         yield (
             ("task",),
             "pate needs the section pate: {queries: ..., sigma_threshold: ..., sigma: ...}",
         )
-    privacy = sections.privacy
-    unit = sections.unit if privacy is None else privacy.unit
-    if unit != "client" and (privacy is not None or "privacy" in sections.mistaken):
+    if unit != "client" and (privacy is not None or "privacy" in mistaken):
         yield ("privacy", "unit"), _UNIT
     elif privacy is not None:
         yield from _check_defaults("privacy", privacy)
-    if sections.local is not None:
-        yield from _check_defaults("local", sections.local)
-    if sections.federation is not None:
-        yield from _check_defaults("federation", sections.federation)
-        if sections.pate is not None:
-            yield from _check_batches(sections.pate, sections.federation.rounds)
-    yield from _check_other_sections(sections)
+    if local is not None:
+        yield from _check_defaults("local", local)
+    if federation is not None:
+        yield from _check_defaults("federation", federation)
+        if pate is not None:
+            yield from _check_batches(pate, federation.rounds)
 
 
 def _check_defaults(section: str, settings: Settings) -> Iterator[PathMessage]:
@@ -388,31 +396,40 @@ def _check_batches(pate: PateSettings, rounds: int) -> Iterator[PathMessage]:
             )
 
 
-def _check_other_sections(sections: Sections) -> Iterator[PathMessage]:
-    if sections.model is not None and sections.model.loss in ("mse", "bce"):
+def check_no_place_in_pate(
+    task: str = "federated",
+    model: ModelSettings | None = None,
+    personalization: PersonalizationSettings | None = None,
+    evaluation: EvaluationSettings | None = None,
+    secure_aggregation: SecureAggregationSettings | None = None,
+) -> Iterator[PathMessage]:
+    """Yield the sections that votes cannot use."""
+    if task != "pate":
+        return
+    if model is not None and model.loss in ("mse", "bce"):
         yield (
             ("model", "loss"),
-            f"task: pate needs classes to vote for, and loss {sections.model.loss} has none; use "
+            f"task: pate needs classes to vote for, and loss {model.loss} has none; use "
             "cross_entropy",
         )
-    if sections.model is not None and sections.model.has_local_base:
+    if model is not None and model.has_local_base:
         yield (
             ("model",),
             "task: pate trains whole models, and this one has a part that stays on its clients; "
             "remove lora and the local base",
         )
-    if sections.personalization is not None:
+    if personalization is not None:
         yield (
             ("personalization",),
             "task: pate has no global model in the rounds from which a client could make its own; "
             "remove the section",
         )
-    if sections.evaluation is not None and sections.evaluation.holdout is not None:
+    if evaluation is not None and evaluation.holdout is not None:
         yield (
             ("evaluation", "holdout"),
             "with task: pate clients score no model; remove holdout",
         )
-    if sections.secure_aggregation is not None and sections.secure_aggregation.metrics:
+    if secure_aggregation is not None and secure_aggregation.metrics:
         yield (
             ("secure_aggregation", "metrics"),
             "with task: pate clients send votes alone; remove metrics",

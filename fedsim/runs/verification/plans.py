@@ -71,7 +71,7 @@ def _terms(files: RunFiles, settings: PrivacySettings) -> tuple[ClientPrivacy, .
         num_clients=len(files.rows),
         seed=experiment.seed,
         tables=_tables(settings, files.rows),
-        clients_per_round=participation_of(experiment, len(files.rows)).round_sizes[1],
+        clients_per_round=participation_of(experiment).round_sizes[1],
     )
 
 
@@ -80,7 +80,7 @@ def step_schedule(files: RunFiles) -> StepSchedule:
     experiment = files.experiment
     settings, sizes = experiment.privacy, [row["examples"] or 0 for row in files.rows]
     terms = None if settings is None else _terms(files, settings)
-    participation = participation_of(experiment, len(sizes))
+    participation = participation_of(experiment)
     return StepSchedule.of(experiment, participation, terms, sizes)
 
 

@@ -29,7 +29,7 @@ from fedsim.clients.mechanisms.kinds import KINDS
 from fedsim.clients.sampling.schemes import SAMPLING_SCHEMES
 from fedsim.core.durable import GENESIS
 from fedsim.core.errors import FedsimError
-from fedsim.experiment import Experiment, read_settings
+from fedsim.experiment import ExperimentWithClients, read_settings
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.recorded_figures import ANSWERS
 from fedsim.server.round_report import RoundRow
@@ -78,7 +78,7 @@ class RunFiles:
         return self.directory.read_json("environment.json")
 
     @cached_property
-    def experiment(self) -> Experiment:
+    def experiment(self) -> ExperimentWithClients:
         """`experiment.yaml`; what it names outside of the run directory is not looked at."""
         return read_settings(self.directory.path / "experiment.yaml")
 
