@@ -15,7 +15,8 @@ from fedsim.experiment.errors import ExperimentError, KeyPath, Problem, value_te
 from fedsim.experiment.messages import PathMessage, validation_messages
 from fedsim.experiment.overrides import Overrides, apply_overrides, parse_overrides
 from fedsim.experiment.references import read_public_tables
-from fedsim.experiment.rules.table import broken_rules, facts_of
+from fedsim.experiment.rules.sections import Sections
+from fedsim.experiment.rules.table import broken_rules
 from fedsim.experiment.schema import Experiment, ExperimentWithClients
 from fedsim.experiment.shapes import field_purpose
 from fedsim.experiment.tree import Location, Node, from_python, is_broken, locate, to_python
@@ -123,7 +124,7 @@ def with_clients(loaded: LoadedExperiment, number: int) -> ExperimentWithClients
     if isinstance(experiment, ExperimentWithClients):
         return experiment
     known = ExperimentWithClients.of(experiment, number)
-    before, after = (facts_of(dict(each), loaded.base) for each in (experiment, known))
+    before, after = (Sections.of(dict(each), loaded.base) for each in (experiment, known))
     source = Location("" if loaded.path is None else str(loaded.path))
     found = broken_rules(after, checked=before)
     if problems := [source.problem(path, message) for path, message in found]:
@@ -211,8 +212,8 @@ def _check(tree: Node, base: Path, problems: list[Problem]) -> Experiment:
         read = read_public_tables(federation, base)
         problems += _locate_messages(tree, read.mistakes)
         sections["federation"] = federation = read.federation
-    facts = facts_of(sections, base, unit=_written_unit(tree))
-    problems += _locate_messages(tree, broken_rules(facts))
+    known = Sections.of(sections, base, unit=_written_unit(tree))
+    problems += _locate_messages(tree, broken_rules(known))
     if problems or experiment is None:
         raise ExperimentError(problems)
     experiment = experiment.model_copy(update={"federation": federation})

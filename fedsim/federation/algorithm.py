@@ -10,6 +10,7 @@ from fedsim.algorithms.registry import AlgorithmError, algorithm_for, check_algo
 from fedsim.clients.local_settings import SgdSettings
 from fedsim.experiment import ExperimentWithClients
 from fedsim.experiment.rules.algorithm import check_declaration
+from fedsim.experiment.rules.sections import Sections
 from fedsim.federation.schedule import participation_of
 from fedsim.models.local_base import trained_names
 from fedsim.protocol.arrays import to_arrays
@@ -50,13 +51,8 @@ def checked_algorithm(experiment: ExperimentWithClients, model: nn.Module, base:
     algorithm = algorithm_of(experiment, model, base)
     name = experiment.federation.algorithm.name
     if name not in algorithms():  # of a built-in one the rules of the file know it
-        for path, message in check_declaration(
-            type(algorithm),
-            experiment.federation,
-            experiment.privacy,
-            experiment.secure_aggregation,
-            experiment.local,
-        ):
+        sections = Sections.of(dict(experiment), base)
+        for path, message in check_declaration(type(algorithm), experiment.federation, sections):
             raise AlgorithmError(f"{'.'.join(map(str, path))}: {message}")
         arrays = {key: value.cpu().numpy() for key, value in model.state_dict().items()}
         per_round, _ = participation_of(experiment).round_sizes

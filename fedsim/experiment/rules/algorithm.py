@@ -8,7 +8,6 @@ from pydantic import ValidationError
 from fedsim.algorithms.algorithm import Algorithm
 from fedsim.algorithms.catalog import algorithms
 from fedsim.clients.local_settings import LocalSettings, SgdSettings
-from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.experiment.errors import KeyPath
 from fedsim.experiment.messages import (
     PathMessage,
@@ -17,8 +16,7 @@ from fedsim.experiment.messages import (
     validation_messages,
 )
 from fedsim.experiment.references import check_name
-from fedsim.experiment.rules.clients import RoundSizes
-from fedsim.secagg.settings import SecureAggregationSettings
+from fedsim.experiment.rules.sections import RoundSizes, Sections
 from fedsim.server.settings import FederationSettings
 
 _PATH: KeyPath = ("federation", "strategy")
@@ -67,10 +65,7 @@ def check_least_clients(
 
 
 def check_built_in_declaration(
-    federation: FederationSettings,
-    privacy: PrivacySettings | None = None,
-    secure_aggregation: SecureAggregationSettings | None = None,
-    local: LocalSettings | None = None,
+    federation: FederationSettings, sections: Sections
 ) -> Iterator[PathMessage]:
     """Yield what a built-in algorithm's declaration does not go with.
 
@@ -78,28 +73,22 @@ def check_built_in_declaration(
     """
     kind = algorithms().get(federation.algorithm.name)
     if kind is not None:
-        yield from check_declaration(kind, federation, privacy, secure_aggregation, local)
+        yield from check_declaration(kind, federation, sections)
 
 
 def check_declaration(
-    kind: type[Algorithm],
-    federation: FederationSettings,
-    privacy: PrivacySettings | None,
-    secure_aggregation: SecureAggregationSettings | None,
-    local: LocalSettings | None,
+    kind: type[Algorithm], federation: FederationSettings, sections: Sections
 ) -> Iterator[PathMessage]:
     """Yield what an algorithm's declaration does not go with.
 
     Args:
         kind: the algorithm.
         federation: the section that names it.
-        privacy: the `privacy` section; None: there is none, or it has mistakes, as below.
-        secure_aggregation: the section.
-        local: the section.
+        sections: all valid sections.
     """
     name = federation.algorithm.name
-    needs = _needs(kind)
-    if needs is not None and secure_aggregation is not None:
+    needs, privacy = _needs(kind), sections.privacy
+    if needs is not None and sections.secure_aggregation is not None:
         yield (
             _PATH,
             f"{name} {needs}, and secure_aggregation opens the sum alone; remove "
@@ -130,8 +119,8 @@ def check_declaration(
             f"{name} needs each client's {', '.join(private)}, a function of its examples without "
             "noise, which no ε covers; use privacy: null, or another strategy",
         )
-    if local is not None:
-        yield from _check_local(kind, name, local)
+    if sections.local is not None:
+        yield from _check_local(kind, name, sections.local)
 
 
 def _follows_the_round(kind: type[Algorithm]) -> bool:

@@ -11,7 +11,7 @@ from fedsim.core.limits import MAX_LEDGER_RECORDS
 from fedsim.experiment.errors import KeyPath, value_text
 from fedsim.experiment.messages import PathMessage, messages_at
 from fedsim.experiment.references import check_table
-from fedsim.secagg.settings import SecureAggregationSettings
+from fedsim.experiment.rules.sections import RoundSizes, Sections
 from fedsim.server.participation.settings import (
     BufferedParticipation,
     CyclicParticipation,
@@ -20,37 +20,12 @@ from fedsim.server.participation.settings import (
 )
 from fedsim.server.settings import FederationSettings
 
-RoundSizes = tuple[int, int]
-"""The fewest clients of a round that has any, and the most; with Poisson draws, expected ones."""
-
-
-def sizes_of_rounds(federation: FederationSettings, num_clients: int | None) -> RoundSizes | None:
-    """Return the numbers of clients of the rounds; None where only the data know them.
-
-    Args:
-        federation: the `federation` section.
-        num_clients: clients of the federation; None: only the data know it.
-    """
-    partial = federation.partial_work
-    drops = partial is not None and partial.on_partial == "drop"
-    if federation.participation.scheme in ("uniform", "poisson") and not drops:
-        drawn = federation.clients_per_round or num_clients
-        return None if drawn is None else (drawn, drawn)
-    if num_clients is None:
-        return None
-    # Imported here, as below: numpy is slow to import, and most files do not need it.
-    from fedsim.server.participation.participation import Participation
-
-    return Participation.of(federation, num_clients=num_clients, seed=0).round_sizes
-
 
 def check_participation(
-    federation: FederationSettings,
-    num_clients: int,
-    round_sizes: RoundSizes,
-    privacy: PrivacySettings | None = None,
+    federation: FederationSettings, num_clients: int, round_sizes: RoundSizes, sections: Sections
 ) -> Iterator[PathMessage]:
     """Yield the mistakes in the number of clients of a round, and of charges of all rounds."""
+    privacy = sections.privacy
     per_round = federation.clients_per_round
     if per_round is not None and per_round > num_clients:
         path = ("federation", "clients_per_round")
@@ -110,12 +85,9 @@ def check_sampling_rate(local: LocalSettings, privacy: PrivacySettings) -> Itera
 _LR_SCHEDULE = ("local", "lr_schedule")
 
 
-def check_lr_schedule(
-    local: LocalSettings,
-    privacy: PrivacySettings | None = None,
-    federation: FederationSettings | None = None,
-) -> Iterator[PathMessage]:
+def check_lr_schedule(local: LocalSettings, sections: Sections) -> Iterator[PathMessage]:
     """Yield what a schedule of learning rates contradicts: a theorem has one learning rate."""
+    privacy, federation = sections.privacy, sections.federation
     if local.lr_schedule is None:
         return
     if privacy is not None and privacy.trust.name != "local" and privacy.release_kind.draws_lots:
@@ -204,12 +176,9 @@ def check_clients_of_scheme(
 _PARTIAL_WORK: KeyPath = ("federation", "partial_work")
 
 
-def check_partial_work(
-    federation: FederationSettings,
-    privacy: PrivacySettings | None = None,
-    local: LocalSettings | None = None,
-) -> Iterator[PathMessage]:
+def check_partial_work(federation: FederationSettings, sections: Sections) -> Iterator[PathMessage]:
     """Yield the mistakes of `federation.partial_work`: where no part of the work is defined."""
+    privacy, local = sections.privacy, sections.local
     settings = federation.partial_work
     if settings is None:
         return
@@ -325,11 +294,10 @@ def _check_buffer(settings: BufferedParticipation, clients: int) -> Iterator[Pat
 
 
 def check_stale_updates(
-    federation: FederationSettings,
-    privacy: PrivacySettings | None = None,
-    secure_aggregation: SecureAggregationSettings | None = None,
+    federation: FederationSettings, sections: Sections
 ) -> Iterator[PathMessage]:
     """Yield what needs all clients of a round to start with it."""
+    privacy, secure_aggregation = sections.privacy, sections.secure_aggregation
     scheme = (*_PARTICIPATION, "scheme")
     if federation.participation.scheme != "buffered":
         return
@@ -358,11 +326,10 @@ def check_stale_updates(
 
 
 def check_poisson_draws(
-    federation: FederationSettings,
-    privacy: PrivacySettings | None = None,
-    secure_aggregation: SecureAggregationSettings | None = None,
+    federation: FederationSettings, sections: Sections
 ) -> Iterator[PathMessage]:
     """Yield (path, message) for every condition of Poisson draws that fails."""
+    privacy, secure_aggregation = sections.privacy, sections.secure_aggregation
     if federation.participation.scheme != "poisson":
         return
     scheme = (*_PARTICIPATION, "scheme")

@@ -7,7 +7,6 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from fedsim.clients.local_settings import LocalSettings
-from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.core.metrics import LOSS, METRICS, TASK_OF_LOSS, metric_key, wrong_task
 from fedsim.data.catalog import DATASETS
 from fedsim.data.file_names import TooManyFilesError, matching_files
@@ -34,11 +33,11 @@ from fedsim.experiment.references import (
     check_table_file,
     check_weights,
 )
+from fedsim.experiment.rules.sections import Sections
 from fedsim.models.catalog import LOSSES, MODELS
 from fedsim.models.features.shapes import FeatureShapeError, shape_after
 from fedsim.models.settings import ModelSettings
 from fedsim.personalization.settings import LabelPriorSettings, PersonalizationSettings
-from fedsim.secagg.settings import SecureAggregationSettings
 from fedsim.server.settings import EvaluationSettings, FederationSettings
 from fedsim.simulation.settings import TRACKERS, RuntimeSettings
 
@@ -214,10 +213,9 @@ def _check_trained_part(model: ModelSettings) -> Iterator[PathMessage]:
         )
 
 
-def check_features(
-    model: ModelSettings | None = None, data: DataSettings | None = None
-) -> Iterator[PathMessage]:
+def check_features(sections: Sections) -> Iterator[PathMessage]:
     """Yield the mistakes in `data.features` and in the shapes of `model.features`."""
+    model, data = sections.model, sections.data
     if model is not None:
         yield from _check_transforms(model, data)
     if data is None or data.features != "tokens":
@@ -253,10 +251,9 @@ def _check_transforms(model: ModelSettings, data: DataSettings | None) -> Iterat
         )
 
 
-def check_views(
-    local: LocalSettings, data: DataSettings | None = None, model: ModelSettings | None = None
-) -> Iterator[PathMessage]:
+def check_views(local: LocalSettings, sections: Sections) -> Iterator[PathMessage]:
     """Yield the reasons why examples have no views (`local.augmentations`)."""
+    data, model = sections.data, sections.model
     if local.views is None:
         return
     key = "augmentations" if local.augment is None else "augment"
@@ -275,9 +272,10 @@ def check_views(
 
 
 def check_test_metrics(
-    evaluation: EvaluationSettings, base: Path, model: ModelSettings | None = None
+    evaluation: EvaluationSettings, base: Path, sections: Sections
 ) -> Iterator[PathMessage]:
     """Yield the mistakes in `evaluation.metrics` that show without data and plug-ins."""
+    model = sections.model
     keys = {LOSS: "loss, which is always computed"}
     task = None if model is None else TASK_OF_LOSS.get(model.loss)
     for index, name in enumerate(evaluation.metrics or ()):
@@ -298,11 +296,10 @@ def check_test_metrics(
 
 
 def check_early_stopping(
-    federation: FederationSettings,
-    model: ModelSettings,
-    evaluation: EvaluationSettings | None = None,
+    federation: FederationSettings, model: ModelSettings, sections: Sections
 ) -> Iterator[PathMessage]:
     """Yield the mistakes in the metric of `federation.early_stopping`."""
+    evaluation = sections.evaluation
     if federation.early_stopping is None:
         return
     place: KeyPath = ("federation", "early_stopping", "metric")
@@ -323,12 +320,9 @@ def check_early_stopping(
         )
 
 
-def check_evaluation(
-    evaluation: EvaluationSettings,
-    privacy: PrivacySettings | None = None,
-    secure_aggregation: SecureAggregationSettings | None = None,
-) -> Iterator[PathMessage]:
+def check_evaluation(evaluation: EvaluationSettings, sections: Sections) -> Iterator[PathMessage]:
     """Yield the mistakes in the evaluation on clients' held-out examples."""
+    privacy, secure_aggregation = sections.privacy, sections.secure_aggregation
     if evaluation.holdout is None:
         return
     section: KeyPath = ("evaluation", "holdout")
@@ -358,12 +352,10 @@ def check_evaluated_clients(
 
 
 def check_personalization(
-    personalization: PersonalizationSettings,
-    model: ModelSettings | None = None,
-    evaluation: EvaluationSettings | None = None,
-    privacy: PrivacySettings | None = None,
+    personalization: PersonalizationSettings, sections: Sections
 ) -> Iterator[PathMessage]:
     """Yield the mistakes in `personalization`."""
+    model, evaluation, privacy = sections.model, sections.evaluation, sections.privacy
     section: KeyPath = ("personalization",)
     loss = None if model is None else model.loss
     is_prior = isinstance(personalization, LabelPriorSettings)

@@ -6,7 +6,7 @@ A zeroth-order upload is one number for each step and direction: a setting that 
 anything but these numbers is refused.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from operator import attrgetter
 
 from fedsim.algorithms.settings import AlgorithmSettings
@@ -18,12 +18,11 @@ from fedsim.core.settings import Settings
 from fedsim.experiment.errors import KeyPath
 from fedsim.experiment.messages import PathMessage
 from fedsim.experiment.rules.algorithm import built_in_algorithm
+from fedsim.experiment.rules.sections import Sections
 from fedsim.models.catalog import MODELS
 from fedsim.models.settings import ModelSettings
 from fedsim.pate.settings import PateSettings
-from fedsim.personalization.settings import PersonalizationSettings
-from fedsim.secagg.settings import SecureAggregationSettings
-from fedsim.server.settings import EvaluationSettings, FederationSettings
+from fedsim.server.settings import FederationSettings
 
 # Keys of the section that act on gradients: the value that is allowed.
 _GRADIENT_KEYS = {
@@ -37,12 +36,7 @@ _PROTECTED = {"example": "one example", "client": "everything of a client"}
 _GRADIENT = f"or use mechanism: {GRADIENT_PERTURBATION}"
 
 
-def check_perturbation(
-    privacy: PrivacySettings,
-    model: ModelSettings | None = None,
-    local: LocalSettings | None = None,
-    federation: FederationSettings | None = None,
-) -> Iterator[PathMessage]:
+def check_perturbation(privacy: PrivacySettings, sections: Sections) -> Iterator[PathMessage]:
     """Yield (path, message) for every setting that noise off the gradients has no proof for."""
     settings = privacy.mechanism
     if settings.name == GRADIENT_PERTURBATION:
@@ -58,27 +52,22 @@ def check_perturbation(
             "use zero_out or replace_one",
         )
     yield from _check_gradient_keys(privacy, settings.name)
-    if model is not None:
-        yield from _check_loss(settings, model)
-    yield from _CHECKS[settings.name](privacy, model, local, federation)
+    if sections.model is not None:
+        yield from _check_loss(settings, sections.model)
+    yield from _CHECKS[settings.name](sections, privacy)
 
 
-def _check_output(
-    privacy: PrivacySettings,
-    model: ModelSettings | None,
-    local: LocalSettings | None,
-    federation: FederationSettings | None,
-) -> Iterator[PathMessage]:
+def _check_output(sections: Sections, privacy: PrivacySettings) -> Iterator[PathMessage]:
     """Check that the training is the one whose sensitivity is proven."""
-    if local is not None:
-        yield from _check_descent(local)
-    if federation is not None:
-        yield from _check_steps(federation)
-    if model is not None and model.name in MODELS:
-        yield from _check_linear(model)
+    if sections.local is not None:
+        yield from _check_descent(sections.local)
+    if sections.federation is not None:
+        yield from _check_steps(sections.federation)
+    if sections.model is not None and sections.model.name in MODELS:
+        yield from _check_linear(sections.model)
 
 
-def _check_input(privacy: PrivacySettings, *others: object) -> Iterator[PathMessage]:
+def _check_input(sections: Sections, privacy: PrivacySettings) -> Iterator[PathMessage]:
     """Check that the noisy examples can be made again."""
     if "noise_of_mechanism" in unmet(privacy.choices()):
         yield (
@@ -205,14 +194,9 @@ def _check_linear(model: ModelSettings) -> Iterator[PathMessage]:
 _WHAT = "with local.gradient: zeroth_order"
 
 
-def check_zeroth_order(
-    local: LocalSettings,
-    task: str = "federated",
-    federation: FederationSettings | None = None,
-    personalization: PersonalizationSettings | None = None,
-    privacy: PrivacySettings | None = None,
-) -> Iterator[PathMessage]:
+def check_zeroth_order(local: LocalSettings, sections: Sections) -> Iterator[PathMessage]:
     """Yield (path, message) for every setting that zeroth-order steps do not go with."""
+    federation, privacy = sections.federation, sections.privacy
     if local.zeroth_order is None:
         return
     yield from _check_local(local)
@@ -233,9 +217,9 @@ def check_zeroth_order(
             f"{_WHAT} an upload has coefficients of its own round's directions, and buffered adds "
             "up uploads of several rounds; use another scheme",
         )
-    if task == "pate":
+    if sections.task == "pate":
         yield ("local", "gradient"), "teachers and student are trained by gradients; use backward"
-    if personalization is not None:
+    if sections.personalization is not None:
         yield (
             ("personalization",),
             f"personal models are trained by gradients, and {_WHAT} a client has forward passes "
@@ -324,35 +308,30 @@ _DEFAULTS = {"strategy": AlgorithmSettings.model_validate({"name": "fedavg", "se
 """Defaults as they are written out."""
 
 
-def check_pate(
-    mistaken: Collection[object],
-    task: str = "federated",
-    unit: object = None,
-    pate: PateSettings | None = None,
-    privacy: PrivacySettings | None = None,
-    local: LocalSettings | None = None,
-    federation: FederationSettings | None = None,
-) -> Iterator[PathMessage]:
+def check_pate(sections: Sections) -> Iterator[PathMessage]:
     """Yield the mistakes in `task` and `pate`, and keys that have no meaning for them."""
-    if task != "pate":
+    pate, privacy, federation = sections.pate, sections.privacy, sections.federation
+    if sections.task != "pate":
         if pate is not None:
             yield ("pate",), "belongs to task: pate; add the key, or remove the section"
         return
-    if pate is None and "pate" not in mistaken:
+    if pate is None and "pate" not in sections.mistaken:
         yield (
             ("task",),
             "pate needs the section pate: {queries: ..., sigma_threshold: ..., sigma: ...}",
         )
-    if unit != "client" and (privacy is not None or "privacy" in mistaken):
+    unit = sections.unit if privacy is None else privacy.unit
+    if unit != "client" and (privacy is not None or "privacy" in sections.mistaken):
         yield ("privacy", "unit"), _UNIT
     elif privacy is not None:
         yield from _check_defaults("privacy", privacy)
-    if local is not None:
-        yield from _check_defaults("local", local)
+    if sections.local is not None:
+        yield from _check_defaults("local", sections.local)
     if federation is not None:
         yield from _check_defaults("federation", federation)
         if pate is not None:
             yield from _check_batches(pate, federation.rounds)
+    yield from _check_other_sections(sections)
 
 
 def _check_defaults(section: str, settings: Settings) -> Iterator[PathMessage]:
@@ -396,16 +375,8 @@ def _check_batches(pate: PateSettings, rounds: int) -> Iterator[PathMessage]:
             )
 
 
-def check_no_place_in_pate(
-    task: str = "federated",
-    model: ModelSettings | None = None,
-    personalization: PersonalizationSettings | None = None,
-    evaluation: EvaluationSettings | None = None,
-    secure_aggregation: SecureAggregationSettings | None = None,
-) -> Iterator[PathMessage]:
-    """Yield the sections that votes cannot use."""
-    if task != "pate":
-        return
+def _check_other_sections(sections: Sections) -> Iterator[PathMessage]:
+    model, evaluation = sections.model, sections.evaluation
     if model is not None and model.loss in ("mse", "bce"):
         yield (
             ("model", "loss"),
@@ -418,7 +389,7 @@ def check_no_place_in_pate(
             "task: pate trains whole models, and this one has a part that stays on its clients; "
             "remove lora and the local base",
         )
-    if personalization is not None:
+    if sections.personalization is not None:
         yield (
             ("personalization",),
             "task: pate has no global model in the rounds from which a client could make its own; "
@@ -429,7 +400,7 @@ def check_no_place_in_pate(
             ("evaluation", "holdout"),
             "with task: pate clients score no model; remove holdout",
         )
-    if secure_aggregation is not None and secure_aggregation.metrics:
+    if sections.secure_aggregation is not None and sections.secure_aggregation.metrics:
         yield (
             ("secure_aggregation", "metrics"),
             "with task: pate clients send votes alone; remove metrics",

@@ -1,40 +1,38 @@
-"""All rules, in the order of their messages, and the facts that they read."""
+"""All rules, in the order of their messages."""
 
-from collections.abc import Callable, Iterator, Mapping
-from inspect import Parameter, signature
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from inspect import signature
 
-from fedsim.clients.privacy_settings import PrivacySettings
-from fedsim.data.settings import DataSettings
 from fedsim.experiment.messages import PathMessage
 from fedsim.experiment.rules import algorithm, clients, data, mechanisms, trust
-from fedsim.experiment.schema import Experiment
-from fedsim.server.settings import FederationSettings
-
-Facts = Mapping[str, object]
-"""Valid sections and what follows from them, by name; None or left out: absent, or mistaken."""
+from fedsim.experiment.rules.sections import Sections
 
 
 class Rule:
-    """A rule between settings, which runs where all that it reads is known.
+    """A rule between settings, which runs once everything that it needs is known.
 
     Args:
-        check: yields the mistakes. Its parameters name facts; one with a default may be unknown.
+        check: yields (path, message) for everything that breaks the rule. Its parameters name
+            attributes of `Sections`, none of which may be None; `sections` is all of them.
     """
 
     def __init__(self, check: Callable[..., Iterator[PathMessage]]) -> None:
         self.check = check
-        self._reads = signature(check).parameters
-        self._needs = [name for name, one in self._reads.items() if one.default is Parameter.empty]
+        self._names = list(signature(check).parameters)
 
-    def can_run(self, facts: Facts) -> bool:
-        """Whether all facts that the rule needs are known."""
-        return all(facts.get(name) is not None for name in self._needs)
+    def can_run(self, sections: Sections) -> bool:
+        """Whether everything that the rule needs is known."""
+        return None not in self._needs(sections).values()
 
-    def mistakes(self, facts: Facts) -> Iterator[PathMessage]:
+    def mistakes(self, sections: Sections) -> Iterator[PathMessage]:
         """Yield (path, message) for everything that breaks the rule."""
-        known = {name: facts[name] for name in self._reads if facts.get(name) is not None}
-        yield from self.check(**known)
+        yield from self.check(**self._needs(sections))
+
+    def _needs(self, sections: Sections) -> dict[str, object]:
+        return {
+            name: sections if name == "sections" else getattr(sections, name)
+            for name in self._names
+        }
 
 
 RULES = tuple(
@@ -72,7 +70,6 @@ RULES = tuple(
         data.check_personalization,
         data.check_views,
         mechanisms.check_pate,
-        mechanisms.check_no_place_in_pate,
         mechanisms.check_zeroth_order,
         trust.check_trust,
         clients.check_budget_files,
@@ -81,42 +78,13 @@ RULES = tuple(
 )
 
 
-def facts_of(sections: Mapping[str, object], base: Path, *, unit: object = None) -> Facts:
-    """Return what rules may know of an experiment.
-
-    `num_clients` and `round_sizes` are unknown where only the data know them.
-
-    Args:
-        sections: the valid sections by name.
-        base: the directory in which relative paths start.
-        unit: `privacy.unit` as it is written, for a `privacy` with mistakes.
-    """
-    partitioned, federation = sections.get("data"), sections.get("federation")
-    privacy = sections.get("privacy")
-    known = isinstance(partitioned, DataSettings)
-    number = partitioned.partition.num_clients if known else None
-    sizes = None
-    if isinstance(federation, FederationSettings):
-        sizes = clients.sizes_of_rounds(federation, number)
-    if isinstance(privacy, PrivacySettings):
-        unit = privacy.unit
-    return {
-        **sections,
-        "base": base,
-        "mistaken": Experiment.model_fields.keys() - sections.keys(),
-        "unit": unit,
-        "num_clients": number,
-        "round_sizes": sizes,
-    }
-
-
-def broken_rules(facts: Facts, *, checked: Facts | None = None) -> Iterator[PathMessage]:
+def broken_rules(sections: Sections, *, checked: Sections | None = None) -> Iterator[PathMessage]:
     """Yield (path, message) for every broken rule.
 
     Args:
-        facts: what is known.
+        sections: what is known.
         checked: what was known when the rules ran before; those that ran do not run again.
     """
     for rule in RULES:
-        if rule.can_run(facts) and (checked is None or not rule.can_run(checked)):
-            yield from rule.mistakes(facts)
+        if rule.can_run(sections) and (checked is None or not rule.can_run(checked)):
+            yield from rule.mistakes(sections)

@@ -12,7 +12,7 @@ from fedsim.clients.mechanisms.conditions import LINEAR_CLIPPINGS, Choices, unme
 from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.experiment.errors import KeyPath
 from fedsim.experiment.messages import PathMessage
-from fedsim.experiment.rules.clients import RoundSizes
+from fedsim.experiment.rules.sections import RoundSizes, Sections
 from fedsim.models.catalog import TRAIN_METRICS
 from fedsim.secagg.settings import EncodingSettings, SecAggSettings, SecureAggregationSettings
 from fedsim.server.settings import FederationSettings
@@ -35,21 +35,17 @@ _EXAMPLE_KEYS: dict[str, tuple[tuple[object, ...], str]] = {
 _EXAMPLE_KEYS_OF_CLIENTS = ("max_grad_norm", "sampling_rate")
 
 
-def check_client_unit(
-    privacy: PrivacySettings,
-    federation: FederationSettings | None,
-    local: LocalSettings | None,
-    *,
-    votes: bool = False,
+def _check_client_unit(
+    privacy: PrivacySettings, sections: Sections, *, votes: bool
 ) -> Iterator[PathMessage]:
-    """Yield (path, message) for every setting that whole updates have no theorem for.
+    """Check that whole updates have a theorem for every setting.
 
     Args:
         privacy: the `privacy` section, with unit client.
-        federation: the `federation` section; None if it has mistakes.
-        local: the `local` section; None if it has mistakes.
+        sections: the others.
         votes: whether clients send votes, whose size is fixed, in place of updates.
     """
+    local, federation = sections.local, sections.federation
     if privacy.max_update_norm is None and not votes:
         yield (
             ("privacy",),
@@ -105,24 +101,17 @@ def _check_weights(
 _GRID_KEYS = EncodingSettings.model_fields.keys() - {"max_clients"}
 
 
-def check_trust(
-    privacy: PrivacySettings,
-    mistaken: Collection[object],
-    task: str = "federated",
-    local: LocalSettings | None = None,
-    federation: FederationSettings | None = None,
-    secure_aggregation: SecureAggregationSettings | None = None,
-) -> Iterator[PathMessage]:
+def check_trust(privacy: PrivacySettings, sections: Sections) -> Iterator[PathMessage]:
     """Yield (path, message) for every condition of the trust model and the unit that fails."""
-    if "secure_aggregation" in mistaken:
+    if "secure_aggregation" in sections.mistaken:
         return
-    secure, votes = secure_aggregation, task == "pate"
+    local, secure, votes = sections.local, sections.secure_aggregation, sections.task == "pate"
     failed = unmet(_choices(privacy, local, secure, votes=votes))
     if "adjacency" in failed:
         path = ("privacy", "adjacency")
         yield path, f"{failed['adjacency']}; use zero_out or replace_one"
     if privacy.release_kind.protects_client:
-        yield from check_client_unit(privacy, federation, local, votes=votes)
+        yield from _check_client_unit(privacy, sections, votes=votes)
     if privacy.trust.name == "local":
         return
     if privacy.trust.name == "distributed":
@@ -256,9 +245,10 @@ def _check_noise(privacy: PrivacySettings, failed: Collection[str]) -> Iterator[
 
 
 def check_secure_aggregation(
-    secure_aggregation: SecureAggregationSettings, privacy: PrivacySettings | None = None
+    secure_aggregation: SecureAggregationSettings, sections: Sections
 ) -> Iterator[PathMessage]:
     """Yield what the parties of `secure_aggregation` would see in clear."""
+    privacy = sections.privacy
     if privacy is not None and privacy.clipping.name == "adaptive" and not privacy.counts_in_sums:
         yield (
             ("privacy", "clipping"),

@@ -1,0 +1,83 @@
+"""What rules may know of an experiment: its valid sections, and what follows from them."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from fedsim.clients.client_settings import FaultSettings
+from fedsim.clients.local_settings import LocalSettings
+from fedsim.clients.privacy_settings import PrivacySettings
+from fedsim.data.settings import DataSettings
+from fedsim.experiment.schema import Experiment
+from fedsim.models.settings import ModelSettings
+from fedsim.pate.settings import PateSettings
+from fedsim.personalization.settings import PersonalizationSettings
+from fedsim.secagg.settings import SecureAggregationSettings
+from fedsim.server.settings import EvaluationSettings, FederationSettings
+from fedsim.simulation.settings import RuntimeSettings
+
+RoundSizes = tuple[int, int]
+"""The fewest clients of a round that has any, and the most; with Poisson draws, expected ones."""
+
+
+@dataclass(frozen=True)
+class Sections:
+    """The valid sections of a file; None for a section that is absent, null, or has mistakes.
+
+    Attributes:
+        base: the directory in which relative paths start.
+        mistaken: names of the sections with mistakes.
+        unit: `privacy.unit`, as it is written in a `privacy` with mistakes.
+    """
+
+    base: Path
+    data: DataSettings | None = None
+    model: ModelSettings | None = None
+    federation: FederationSettings | None = None
+    local: LocalSettings | None = None
+    privacy: PrivacySettings | None = None
+    secure_aggregation: SecureAggregationSettings | None = None
+    evaluation: EvaluationSettings | None = None
+    personalization: PersonalizationSettings | None = None
+    task: str = "federated"
+    pate: PateSettings | None = None
+    faults: Sequence[FaultSettings] = ()
+    runtime: RuntimeSettings | None = None
+    mistaken: Collection[str] = ()
+    unit: object = None
+
+    @classmethod
+    def of(cls, valid: Mapping[str, Any], base: Path, *, unit: object = None) -> "Sections":
+        """Return the sections of an experiment.
+
+        Args:
+            valid: the valid sections by name.
+            base: the directory in which relative paths start.
+            unit: `privacy.unit` as it is written.
+        """
+        known = {one.name: valid[one.name] for one in fields(cls) if one.name in valid}
+        return cls(base, **known, mistaken=Experiment.model_fields.keys() - valid.keys(), unit=unit)
+
+    @property
+    def num_clients(self) -> int | None:
+        """Number of clients; None where only the data know it."""
+        return None if self.data is None else self.data.partition.num_clients
+
+    @cached_property
+    def round_sizes(self) -> RoundSizes | None:
+        """The numbers of clients of the rounds; None where only the data know them."""
+        if self.federation is None:
+            return None
+        partial = self.federation.partial_work
+        drops = partial is not None and partial.on_partial == "drop"
+        if self.federation.participation.scheme in ("uniform", "poisson") and not drops:
+            drawn = self.federation.clients_per_round or self.num_clients
+            return None if drawn is None else (drawn, drawn)
+        if self.num_clients is None:
+            return None
+        # Imported here: numpy is slow to import, and most files do not need it.
+        from fedsim.server.participation.participation import Participation
+
+        return Participation.of(self.federation, num_clients=self.num_clients, seed=0).round_sizes
