@@ -7,11 +7,12 @@ import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from pydantic import ValidationError
 
 from fedsim.core.limits import MAX_FILE_BYTES
-from fedsim.experiment.errors import ExperimentError, KeyPath, Problem, value_text
+from fedsim.experiment.errors import ExperimentError, Problem, value_text
 from fedsim.experiment.messages import PathMessage, validation_messages
 from fedsim.experiment.overrides import Overrides, apply_overrides, parse_overrides
 from fedsim.experiment.references import read_public_tables
@@ -25,6 +26,7 @@ from fedsim.server.settings import FederationSettings
 
 _COMPARISON_KEYS = {"base", "variants"}
 _EXPERIMENT_KEYS = {"data", "model", "federation", "local"}
+_Experiment = TypeVar("_Experiment", bound=Experiment)
 
 
 @dataclass(frozen=True)
@@ -173,18 +175,15 @@ def read_settings(path: Path) -> ExperimentWithClients:
         ExperimentError: the file is not what a run writes.
     """
     problems: list[Problem] = []
-    tree = read_yaml(path, problems)
-    experiment, _ = _validate(tree, problems)
+    experiment, _ = _validate(read_yaml(path, problems), problems, ExperimentWithClients)
     if problems or experiment is None:
         raise ExperimentError(problems)
-    number = experiment.data.partition.num_clients
-    if number is None:
-        place: KeyPath = ("data", "partition", "num_clients")
-        raise ExperimentError([locate(tree, place).problem(place, "missing; a run writes it")])
-    return ExperimentWithClients.of(experiment, number)
+    return experiment
 
 
-def _validate(tree: Node, problems: list[Problem]) -> tuple[Experiment | None, dict[str, object]]:
+def _validate(
+    tree: Node, problems: list[Problem], kind: type[_Experiment]
+) -> tuple[_Experiment | None, dict[str, object]]:
     """Return the experiment, None if a section has mistakes, and the valid sections by name."""
     raw = to_python(tree)
     experiment = None
@@ -194,7 +193,7 @@ def _validate(tree: Node, problems: list[Problem]) -> tuple[Experiment | None, d
         if name not in tree.entries and not field.is_required()
     }
     try:
-        experiment = Experiment.model_validate(raw, context=sections)
+        experiment = kind.model_validate(raw, context=sections)
     except ValidationError as error:
         problems += _locate_messages(tree, validation_messages(error, raw))
     privacy = tree.entries.get("privacy")
@@ -206,7 +205,7 @@ def _validate(tree: Node, problems: list[Problem]) -> tuple[Experiment | None, d
 
 def _check(tree: Node, base: Path, problems: list[Problem]) -> Experiment:
     """Return the experiment; raise if there are problems, the given ones included."""
-    experiment, sections = _validate(tree, problems)
+    experiment, sections = _validate(tree, problems, Experiment)
     federation = sections.get("federation")
     if isinstance(federation, FederationSettings):
         read = read_public_tables(federation, base)

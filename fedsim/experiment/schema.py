@@ -2,10 +2,10 @@
 
 import sys
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 import yaml
-from pydantic import Field, PrivateAttr, ValidationError, ValidationInfo, field_validator
+from pydantic import BaseModel, Field, PrivateAttr, ValidationError, ValidationInfo, field_validator
 from pydantic.json_schema import GenerateJsonSchema
 
 from fedsim.clients.client_settings import FaultSettings
@@ -54,6 +54,18 @@ class FederatedTask:
         else:
             length = f"{local.epochs:g} epoch{'' if local.epochs == 1 else 's'}"
         return f"{count_text(rounds, 'round')} of {length}"
+
+
+_HasArgs = TypeVar("_HasArgs", DataSettings, ModelSettings)
+
+
+def _with_default_args(section: _HasArgs, kind: type[BaseModel]) -> _HasArgs:
+    """Return a section with the defaults of its arguments; as it is where they are wrong."""
+    try:
+        args = kind.model_validate(section.args)
+    except ValidationError:
+        return section
+    return section.model_copy(update={"args": args.model_dump()})
 
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
@@ -197,26 +209,14 @@ class Experiment(Settings):
     def _defaults_of_the_dataset(cls, data: DataSettings) -> DataSettings:
         """Add the default arguments of a built-in dataset; the rules report wrong arguments."""
         entry = DATASETS.get(data.dataset) if isinstance(data.dataset, str) else None
-        if entry is None:
-            return data
-        try:
-            args = entry.args.model_validate(data.args)
-        except ValidationError:
-            return data
-        return data.model_copy(update={"args": args.model_dump()})
+        return data if entry is None else _with_default_args(data, entry.args)
 
     @field_validator("model")
     @classmethod
     def _defaults_of_the_model(cls, model: ModelSettings) -> ModelSettings:
         """Add the default arguments of a built-in model; the rules report wrong arguments."""
         entry = MODELS.get(model.name)
-        if entry is None:
-            return model
-        try:
-            args = entry.args.model_validate(model.args)
-        except ValidationError:
-            return model
-        return model.model_copy(update={"args": args.model_dump()})
+        return model if entry is None else _with_default_args(model, entry.args)
 
     @field_validator("*")
     @classmethod

@@ -9,12 +9,7 @@ from fedsim.algorithms.algorithm import Algorithm
 from fedsim.algorithms.catalog import algorithms
 from fedsim.clients.local_settings import LocalSettings, SgdSettings
 from fedsim.experiment.errors import KeyPath
-from fedsim.experiment.messages import (
-    PathMessage,
-    finite_messages,
-    messages_at,
-    validation_messages,
-)
+from fedsim.experiment.messages import PathMessage, args_messages, finite_messages, messages_at
 from fedsim.experiment.references import check_name
 from fedsim.experiment.rules.sections import RoundSizes, Sections
 from fedsim.server.settings import FederationSettings
@@ -31,10 +26,7 @@ def check_algorithm(federation: FederationSettings, base: Path) -> Iterator[Path
     if kind is None:
         yield from finite_messages(named.options, _PATH)
         return
-    try:
-        kind(named.options)
-    except ValidationError as error:
-        yield from validation_messages(error, named.options, kind.Options, _PATH)
+    yield from args_messages(named.options, kind.Options, _PATH)
 
 
 def built_in_algorithm(federation: FederationSettings) -> Algorithm | None:

@@ -10,7 +10,7 @@ from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.core.limits import MAX_LEDGER_RECORDS
 from fedsim.experiment.errors import KeyPath, value_text
 from fedsim.experiment.messages import PathMessage, messages_at
-from fedsim.experiment.references import check_table
+from fedsim.experiment.references import check_file
 from fedsim.experiment.rules.sections import RoundSizes, Sections
 from fedsim.server.participation.settings import (
     BufferedParticipation,
@@ -124,7 +124,7 @@ def check_budget_files(privacy: PrivacySettings, base: Path) -> Iterator[PathMes
     for name, entry in privacy.clients.items():
         if entry.csv is not None:
             yield from messages_at(
-                ("privacy", "clients", name, "csv"), check_table(entry.csv, base)
+                ("privacy", "clients", name, "csv"), check_file(entry.csv, base, ".csv")
             )
 
 

@@ -4,8 +4,6 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from fedsim.clients.local_settings import LocalSettings
 from fedsim.core.metrics import LOSS, METRICS, TASK_OF_LOSS, metric_key, wrong_task
 from fedsim.data.catalog import DATASETS
@@ -20,18 +18,13 @@ from fedsim.data.partitions.settings import (
 from fedsim.data.settings import DataSettings, FileDataset
 from fedsim.data.tables.settings import ColumnSettings
 from fedsim.experiment.errors import KeyPath, value_text
-from fedsim.experiment.messages import (
-    PathMessage,
-    finite_messages,
-    messages_at,
-    validation_messages,
-)
+from fedsim.experiment.messages import PathMessage, args_messages, finite_messages, messages_at
 from fedsim.experiment.references import (
-    check_data_file,
+    DATA_SUFFIXES,
+    TABLE_SUFFIXES,
+    check_file,
     check_folder,
     check_name,
-    check_table_file,
-    check_weights,
 )
 from fedsim.experiment.rules.sections import Sections
 from fedsim.models.catalog import LOSSES, MODELS
@@ -66,10 +59,7 @@ def _check_built_in(data: DataSettings, name: str, base: Path) -> Iterator[PathM
         if data.args:
             yield _ARGS, f"the built-in dataset {name!r} takes no arguments; remove args"
         return
-    try:
-        entry.args.model_validate(data.args)
-    except ValidationError as error:
-        yield from validation_messages(error, data.args, entry.args, _ARGS)
+    yield from args_messages(data.args, entry.args, _ARGS)
     if data.folder is not None:
         yield from messages_at((*_ARGS, "path"), check_folder(data.folder, base))
 
@@ -121,7 +111,7 @@ def _check_partition(data: DataSettings, base: Path) -> Iterator[PathMessage]:
     if not files:
         yield (*_PARTITION, "pattern"), f"no file matches {os.path.join(base, division.pattern)!r}"
     for path in files.values():
-        problem = check_table_file(str(path), base)
+        problem = check_file(str(path), base, *TABLE_SUFFIXES)
         if problem is not None:
             yield (*_PARTITION, "pattern"), f"matches {path.name!r}, and a table {problem}"
             return
@@ -142,9 +132,9 @@ def _check_file_dataset(
         purpose = FileDataset.model_fields["path"].description
         yield (*_DATASET, "path"), f"missing; {purpose}"
     else:
-        yield from messages_at((*_DATASET, "path"), check_data_file(dataset.path, base))
+        yield from messages_at((*_DATASET, "path"), check_file(dataset.path, base, *DATA_SUFFIXES))
     if dataset.test is not None:
-        yield from messages_at((*_DATASET, "test"), check_table_file(dataset.test, base))
+        yield from messages_at((*_DATASET, "test"), check_file(dataset.test, base, *TABLE_SUFFIXES))
         if data.test_fraction is not None:
             yield (
                 ("data", "test_fraction"),
@@ -186,16 +176,12 @@ def check_model(model: ModelSettings, base: Path) -> Iterator[PathMessage]:
     yield from messages_at(("model", "loss"), check_name(model.loss, "loss", LOSSES, base))
     yield from messages_at(("model", "name"), check_name(model.name, "model", MODELS, base))
     if model.init is not None:
-        yield from messages_at(("model", "init"), check_weights(model.init, base))
+        yield from messages_at(("model", "init"), check_file(model.init, base, ".safetensors"))
     yield from _check_trained_part(model)
     if model.name not in MODELS:
         yield from finite_messages(model.args, args)
         return
-    entry = MODELS[model.name]
-    try:
-        entry.args.model_validate(model.args)
-    except ValidationError as error:
-        yield from validation_messages(error, model.args, entry.args, args)
+    yield from args_messages(model.args, MODELS[model.name].args, args)
 
 
 def _check_trained_part(model: ModelSettings) -> Iterator[PathMessage]:
