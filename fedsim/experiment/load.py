@@ -4,8 +4,9 @@ A rule runs if the sections that it reads are valid; the others may have mistake
 """
 
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from inspect import signature
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,13 +17,80 @@ from fedsim.experiment.errors import ExperimentError, Problem, value_text
 from fedsim.experiment.messages import PathMessage, validation_messages
 from fedsim.experiment.overrides import Overrides, apply_overrides, parse_overrides
 from fedsim.experiment.references import read_public_tables
+from fedsim.experiment.rules import algorithm, clients, data, mechanisms, trust
 from fedsim.experiment.rules.sections import Sections
-from fedsim.experiment.rules.table import broken_rules
 from fedsim.experiment.schema import Experiment, ExperimentWithClients
 from fedsim.experiment.shapes import field_purpose
 from fedsim.experiment.tree import Location, Node, from_python, is_broken, locate, to_python
 from fedsim.experiment.yaml_loader import parse_yaml
 from fedsim.server.settings import FederationSettings
+
+RULES: tuple[Callable[..., Iterator[PathMessage]], ...] = (
+    data.check_data,
+    data.check_model,
+    data.check_features,
+    algorithm.check_algorithm,
+    algorithm.check_least_clients,
+    algorithm.check_built_in_declaration,
+    clients.check_participation,
+    clients.check_buffered_rounds,
+    clients.check_clients_of_scheme,
+    clients.check_stale_updates,
+    clients.check_partial_work,
+    clients.check_dropped_work,
+    clients.check_poisson_draws,
+    clients.check_weighting,
+    clients.check_max_share,
+    clients.check_sampling_rate,
+    mechanisms.check_perturbation,
+    clients.check_lr_schedule,
+    clients.check_budgets,
+    clients.check_faults,
+    clients.check_stragglers,
+    trust.check_secure_aggregation,
+    trust.check_min_clients,
+    trust.check_client_keys,
+    trust.check_ring,
+    data.check_test_metrics,
+    data.check_early_stopping,
+    data.check_evaluation,
+    data.check_evaluated_clients,
+    data.check_personalization,
+    data.check_views,
+    mechanisms.check_pate,
+    mechanisms.check_zeroth_order,
+    trust.check_trust,
+    clients.check_budget_files,
+    data.check_trackers,
+)
+"""The rules, in the order of their messages.
+
+A rule's parameters name the attributes of `Sections` that it needs; it runs once all are known. By
+the parameter `sections` it sees what may be absent.
+"""
+
+
+def broken_rules(sections: Sections, *, checked: Sections | None = None) -> Iterator[PathMessage]:
+    """Yield (path, message) for every broken rule.
+
+    Args:
+        sections: what is known.
+        checked: what was known when the rules ran before; those that ran do not run again.
+    """
+    for rule in RULES:
+        needs = _needs(rule, sections)
+        if needs is not None and (checked is None or _needs(rule, checked) is None):
+            yield from rule(**needs)
+
+
+def _needs(rule: Callable[..., object], sections: Sections) -> dict[str, object] | None:
+    """Return the arguments of a rule; None where one is not known."""
+    known = {
+        name: sections if name == "sections" else getattr(sections, name)
+        for name in signature(rule).parameters
+    }
+    return None if None in known.values() else known
+
 
 _COMPARISON_KEYS = {"base", "variants"}
 _EXPERIMENT_KEYS = {"data", "model", "federation", "local"}
