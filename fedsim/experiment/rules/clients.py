@@ -25,14 +25,13 @@ def check_participation(
     federation: FederationSettings, num_clients: int, round_sizes: RoundSizes, sections: Sections
 ) -> Iterator[PathMessage]:
     """Yield the mistakes in the number of clients of a round, and of charges of all rounds."""
-    privacy = sections.privacy
     per_round = federation.clients_per_round
     if per_round is not None and per_round > num_clients:
         path = ("federation", "clients_per_round")
         rule = f"must be <= data.partition.num_clients ({value_text(num_clients)})"
         yield path, f"{rule}, got {value_text(per_round)}"
     rounds, charged = federation.rounds, round_sizes[1]
-    if federation.participation.scheme == "poisson" and privacy is not None:
+    if federation.participation.scheme == "poisson" and sections.privacy is not None:
         charged = num_clients  # also those that were not drawn
     records = rounds * charged
     if records > MAX_LEDGER_RECORDS:
