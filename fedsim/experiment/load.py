@@ -85,7 +85,7 @@ def broken_rules(sections: Sections, *, checked: Sections | None = None) -> Iter
 
 def _needs(rule: Callable[..., object], sections: Sections) -> dict[str, object] | None:
     """Return the arguments of a rule; None where one is not known."""
-    known = {
+    known: dict[str, object] = {
         name: sections if name == "sections" else getattr(sections, name)
         for name in signature(rule).parameters
     }

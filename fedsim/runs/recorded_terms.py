@@ -133,15 +133,15 @@ def _orders(experiment: Experiment, privacy: PrivacySettings) -> list[float] | N
     return None if orders is None else list(orders)
 
 
-_OfPrivacy = Callable[[Experiment, PrivacySettings], Any]
+_OfPrivacy = Callable[[ExperimentWithClients, PrivacySettings], Any]
 
 
-def _private(term: _OfPrivacy, *, otherwise: Any = None) -> Callable[[Experiment], Any]:
+def _private(term: _OfPrivacy, *, otherwise: Any = None) -> Callable[[ExperimentWithClients], Any]:
     """Return a term of the privacy settings, which is another one in a run without them."""
     return lambda e: otherwise if e.privacy is None else term(e, e.privacy)
 
 
-TERMS: Mapping[str, Callable[[Experiment], Any]] = {
+TERMS: Mapping[str, Callable[[ExperimentWithClients], Any]] = {
     "trust": _private(lambda _, privacy: privacy.trust.name, otherwise="local"),
     "unit": _private(lambda _, privacy: privacy.unit, otherwise="example"),
     "sums": _private(_sums),
