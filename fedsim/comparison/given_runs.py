@@ -21,7 +21,7 @@ from fedsim.comparison.differences import (
 from fedsim.comparison.jobs import FINISHED, MARKER
 from fedsim.comparison.results import ComparisonError
 from fedsim.comparison.text import common_prefix
-from fedsim.experiment import Experiment, read_settings
+from fedsim.experiment import ExperimentWithClients, read_settings
 from fedsim.federation.schedule import participation_of
 from fedsim.runs.directory import RunDirectory, RunDirectoryError
 from fedsim.runs.files import read_yaml_object
@@ -47,7 +47,7 @@ class GivenRun:
 
     path: Path
     directory: RunDirectory
-    experiment: Experiment
+    experiment: ExperimentWithClients
     settings: dict[str, object]
     inputs: dict[str, str]
 
@@ -250,9 +250,7 @@ _TEST_SETTINGS = ("data.dataset", "data.test_fraction")
 
 def shared_digests(run: GivenRun) -> dict[str, str]:
     """Return digests of the parts that paired runs share, as recorded when the run began."""
-    schedule = participation_of(
-        run.experiment, num_clients=len(run.directory.read_json("privacy.json")["clients"])
-    )
+    schedule = participation_of(run.experiment)
     state = hashlib.sha256()
     for number in range(1, run.experiment.federation.rounds + 1):
         state.update(np.array([-1, *schedule.on_record(number)], dtype=np.int64).tobytes())

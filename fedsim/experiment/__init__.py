@@ -6,5 +6,6 @@ from fedsim.experiment.load import LoadedExperiment as LoadedExperiment
 from fedsim.experiment.load import load_experiment as load_experiment
 from fedsim.experiment.load import read_settings as read_settings
 from fedsim.experiment.schema import Experiment as Experiment
+from fedsim.experiment.schema import ExperimentWithClients as ExperimentWithClients
 from fedsim.experiment.schema import dump_experiment as dump_experiment
 from fedsim.experiment.schema import json_schema as json_schema

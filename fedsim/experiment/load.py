@@ -4,154 +4,97 @@ A rule runs if the sections that it reads are valid; the others may have mistake
 """
 
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from inspect import signature
 from pathlib import Path
 from typing import TypeVar
 
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import ValidationError
 
-from fedsim.clients.client_settings import FaultSettings
-from fedsim.clients.local_settings import LocalSettings
-from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.core.limits import MAX_FILE_BYTES
-from fedsim.data.settings import DataSettings
 from fedsim.experiment.errors import ExperimentError, Problem, value_text
 from fedsim.experiment.messages import PathMessage, validation_messages
 from fedsim.experiment.overrides import Overrides, apply_overrides, parse_overrides
-from fedsim.experiment.references import check_name, read_public_tables
-from fedsim.experiment.rules.algorithm import check_algorithm
-from fedsim.experiment.rules.clients import (
-    check_budget_files,
-    check_budgets,
-    check_faults,
-    check_partial_work,
-    check_participation,
-    check_poisson_draws,
-    check_sampling_rate,
-    check_schemes,
-    check_weighting,
-)
-from fedsim.experiment.rules.data import (
-    check_data,
-    check_early_stopping,
-    check_evaluation,
-    check_features,
-    check_model,
-    check_personalization,
-    check_test_metrics,
-    check_views,
-)
-from fedsim.experiment.rules.mechanisms import check_pate, check_perturbation, check_zeroth_order
-from fedsim.experiment.rules.sections import Sections, messages_at
-from fedsim.experiment.rules.trust import check_secure_aggregation, check_trust
-from fedsim.experiment.schema import Experiment
+from fedsim.experiment.references import read_public_tables
+from fedsim.experiment.rules import algorithm, clients, data, mechanisms, trust
+from fedsim.experiment.rules.sections import Sections
+from fedsim.experiment.schema import Experiment, ExperimentWithClients
 from fedsim.experiment.shapes import field_purpose
 from fedsim.experiment.tree import Location, Node, from_python, is_broken, locate, to_python
 from fedsim.experiment.yaml_loader import parse_yaml
-from fedsim.models.settings import ModelSettings
-from fedsim.pate.settings import PateSettings
-from fedsim.personalization.settings import PersonalizationSettings
-from fedsim.secagg.settings import SecureAggregationSettings
-from fedsim.server.settings import EvaluationSettings, FederationSettings
-from fedsim.simulation.settings import TRACKERS, RuntimeSettings
+from fedsim.server.settings import FederationSettings
 
-_LR_SCHEDULE = ("local", "lr_schedule")
+RULES: tuple[Callable[..., Iterator[PathMessage]], ...] = (
+    data.check_data,
+    data.check_model,
+    data.check_features,
+    algorithm.check_algorithm,
+    algorithm.check_least_clients,
+    algorithm.check_built_in_declaration,
+    clients.check_participation,
+    clients.check_buffered_rounds,
+    clients.check_clients_of_scheme,
+    clients.check_stale_updates,
+    clients.check_partial_work,
+    clients.check_dropped_work,
+    clients.check_poisson_draws,
+    clients.check_weighting,
+    clients.check_max_share,
+    clients.check_sampling_rate,
+    mechanisms.check_perturbation,
+    clients.check_lr_schedule,
+    clients.check_budgets,
+    clients.check_faults,
+    clients.check_stragglers,
+    trust.check_secure_aggregation,
+    trust.check_min_clients,
+    trust.check_client_keys,
+    trust.check_ring,
+    data.check_test_metrics,
+    data.check_early_stopping,
+    data.check_evaluation,
+    data.check_evaluated_clients,
+    data.check_personalization,
+    data.check_views,
+    mechanisms.check_pate,
+    mechanisms.check_zeroth_order,
+    trust.check_trust,
+    clients.check_budget_files,
+    data.check_trackers,
+)
+"""The rules, in the order of their messages.
+
+A rule's parameters name the attributes of `Sections` that it needs; it runs once all are known. By
+the parameter `sections` it sees what may be absent.
+"""
 
 
-def check_rules(sections: Sections, base: Path) -> Iterator[PathMessage]:
+def broken_rules(sections: Sections, *, checked: Sections | None = None) -> Iterator[PathMessage]:
     """Yield (path, message) for every broken rule.
 
     Args:
-        sections: the valid sections.
-        base: the directory in which relative paths start.
+        sections: what is known.
+        checked: what was known when the rules ran before; those that ran do not run again.
     """
-    if sections.data is not None:
-        yield from check_data(sections.data, base)
-    if sections.model is not None:
-        yield from check_model(sections.model, base)
-    yield from check_features(sections)
-    yield from check_algorithm(sections, base)
-    yield from check_participation(sections)
-    yield from check_schemes(sections)
-    yield from check_partial_work(sections)
-    if sections.federation is not None:
-        yield from check_poisson_draws(
-            sections.federation, sections.privacy, sections.secure_aggregation
-        )
-    yield from check_weighting(sections)
-    yield from check_sampling_rate(sections)
-    yield from check_perturbation(sections)
-    yield from check_lr_schedule(sections)
-    yield from check_budgets(sections)
-    yield from check_faults(sections)
-    yield from check_secure_aggregation(sections)
-    yield from check_test_metrics(sections, base)
-    yield from check_early_stopping(sections)
-    yield from check_evaluation(sections)
-    yield from check_personalization(sections)
-    yield from check_views(sections)
-    yield from check_pate(sections)
-    yield from check_zeroth_order(sections)
-    if sections.privacy is not None:
-        if "secure_aggregation" not in sections.mistaken:
-            yield from check_trust(
-                sections.privacy,
-                sections.local,
-                sections.federation,
-                sections.secure_aggregation,
-                votes=sections.task == "pate",
-            )
-        yield from check_budget_files(sections.privacy, base)
-    if sections.runtime is not None:
-        yield from check_trackers(sections.runtime, base)
+    for rule in RULES:
+        needs = _needs(rule, sections)
+        if needs is not None and (checked is None or _needs(rule, checked) is None):
+            yield from rule(**needs)
 
 
-def check_trackers(runtime: RuntimeSettings, base: Path) -> Iterator[PathMessage]:
-    """Yield the mistakes in `runtime.trackers` that show without importing a plug-in.
-
-    Args:
-        runtime: the section.
-        base: the directory in which relative paths start.
-    """
-    for index, name in enumerate(runtime.trackers):
-        mistake = check_name(name, "tracker", TRACKERS, base)
-        yield from messages_at(("runtime", "trackers", index), mistake)
-
-
-def check_lr_schedule(sections: Sections) -> Iterator[PathMessage]:
-    """Yield (path, message) for every setting that a schedule of learning rates contradicts.
-
-    A learning rate that is a part of a theorem stays as it is.
-
-    Args:
-        sections: the valid sections.
-    """
-    local, privacy, federation = sections.local, sections.privacy, sections.federation
-    if local is None or local.lr_schedule is None:
-        return
-    if privacy is not None and privacy.trust.name != "local" and privacy.release_kind.draws_lots:
-        yield (
-            _LR_SCHEDULE,
-            f"trust: {privacy.trust.name} plans the grid of all sums for one learning rate; remove "
-            "lr_schedule, or use trust: local",
-        )
-    if federation is None:
-        return
-    for number in (1, federation.rounds):
-        rate = local.learning_rate(number)
-        if rate <= 0.0:
-            yield (
-                _LR_SCHEDULE,
-                f"the learning rate of round {number} is {rate:g}, and that round would teach "
-                "nothing at full cost; end the schedule later, or set a larger eta_min or gamma",
-            )
-            return
+def _needs(rule: Callable[..., object], sections: Sections) -> dict[str, object] | None:
+    """Return the arguments of a rule; None where one is not known."""
+    known: dict[str, object] = {
+        name: sections if name == "sections" else getattr(sections, name)
+        for name in signature(rule).parameters
+    }
+    return None if None in known.values() else known
 
 
 _COMPARISON_KEYS = {"base", "variants"}
 _EXPERIMENT_KEYS = {"data", "model", "federation", "local"}
-_Section = TypeVar("_Section", bound=BaseModel)
+_Experiment = TypeVar("_Experiment", bound=Experiment)
 
 
 @dataclass(frozen=True)
@@ -159,7 +102,8 @@ class LoadedExperiment:
     """A checked experiment and its source.
 
     Attributes:
-        experiment: the settings, overrides applied.
+        experiment: the settings, overrides applied; an `ExperimentWithClients` where the file has
+            the number of clients.
         path: the file; None for a mapping.
         base: the directory in which relative paths start.
     """
@@ -234,8 +178,10 @@ def read_yaml(path: str | Path, problems: list[Problem]) -> Node:
     return tree
 
 
-def with_num_clients(loaded: LoadedExperiment, number: int) -> LoadedExperiment:
-    """Return an experiment whose number of clients is known; the same one if it was written.
+def with_clients(loaded: LoadedExperiment, number: int) -> ExperimentWithClients:
+    """Return the settings with the number of clients, after the rules that had to wait for it.
+
+    Where the file has the number, the settings are returned as they are.
 
     Args:
         loaded: the experiment.
@@ -244,23 +190,16 @@ def with_num_clients(loaded: LoadedExperiment, number: int) -> LoadedExperiment:
     Raises:
         ExperimentError: a key contradicts the number, such as `clients_per_round`.
     """
-    experiment, data = loaded.experiment, loaded.experiment.data
-    if data.partition.num_clients is not None:
-        return loaded
-    partition = data.partition.model_copy(update={"num_clients": number})
-    data = data.model_copy(update={"partition": partition})
-    experiment = experiment.model_copy(update={"data": data})
-    names = {field.name for field in fields(Sections)} & set(Experiment.model_fields)
-    sections = Sections(
-        **{name: getattr(experiment, name) for name in names - {"faults"}},
-        faults=tuple(experiment.faults),
-        unit=None if experiment.privacy is None else experiment.privacy.unit,
-    )
+    experiment = loaded.experiment
+    if isinstance(experiment, ExperimentWithClients):
+        return experiment
+    known = ExperimentWithClients.of(experiment, number)
+    before, after = (Sections.of(dict(each), loaded.base) for each in (experiment, known))
     source = Location("" if loaded.path is None else str(loaded.path))
-    found = check_rules(sections, loaded.base)
+    found = broken_rules(after, checked=before)
     if problems := [source.problem(path, message) for path, message in found]:
         raise ExperimentError(problems)
-    return replace(loaded, experiment=experiment)
+    return known
 
 
 def _read(source: str | Path | Mapping[str, object], problems: list[Problem]) -> Node:
@@ -271,11 +210,11 @@ def _read(source: str | Path | Mapping[str, object], problems: list[Problem]) ->
 
 def _with_privacy_off(tree: Node) -> Node:
     """Return the tree with `privacy: null` where it says `privacy: off`."""
-    entry = tree.value.get("privacy") if isinstance(tree.value, dict) else None
-    if entry is None or not isinstance(tree.value, dict) or not _is_off(entry.node.value):
+    entry = tree.entries.get("privacy")
+    if entry is None or not _is_off(entry.node.value):
         return tree
     off = replace(entry, node=replace(entry.node, value=None))
-    return replace(tree, value={**tree.value, "privacy": off})
+    return replace(tree, value={**tree.entries, "privacy": off})
 
 
 def _is_off(value: object) -> bool:
@@ -288,16 +227,14 @@ def _refuse_comparison(tree: Node, path: Path | None, problems: list[Problem]) -
     Raises:
         ExperimentError: it is a comparison.
     """
-    if path is None or not isinstance(tree.value, dict):
-        return
-    keys = {*tree.value}
-    if keys & _COMPARISON_KEYS and not keys & _EXPERIMENT_KEYS:
-        first = next(iter(tree.value.values())).key
+    keys = tree.entries.keys()
+    if path is not None and keys & _COMPARISON_KEYS and not keys & _EXPERIMENT_KEYS:
+        first = next(iter(tree.entries.values())).key
         message = f"this is a comparison: fedsim compare {shlex.quote(str(path))}"
         raise ExperimentError([*problems, first.problem((), message)])
 
 
-def read_settings(path: Path) -> Experiment:
+def read_settings(path: Path) -> ExperimentWithClients:
     """Return the settings in the `experiment.yaml` of a run.
 
     Files and plug-ins that they name are not looked at: they may be gone, or anything.
@@ -306,40 +243,49 @@ def read_settings(path: Path) -> Experiment:
         ExperimentError: the file is not what a run writes.
     """
     problems: list[Problem] = []
-    experiment, _ = _settings(read_yaml(path, problems), problems)
+    experiment, _ = _validate(read_yaml(path, problems), problems, ExperimentWithClients)
     if problems or experiment is None:
         raise ExperimentError(problems)
     return experiment
 
 
-def _settings(tree: Node, problems: list[Problem]) -> tuple[Experiment | None, set[object]]:
-    """Return the experiment, if its sections are valid, and the sections with mistakes."""
+def _validate(
+    tree: Node, problems: list[Problem], kind: type[_Experiment]
+) -> tuple[_Experiment | None, dict[str, object]]:
+    """Return the experiment, None if a section has mistakes, and the valid sections by name."""
     raw = to_python(tree)
-    failed: set[object] = set()
-    experiment: Experiment | None = None
+    experiment = None
+    sections: dict[str, object] = {
+        name: field.default
+        for name, field in Experiment.model_fields.items()
+        if name not in tree.entries and not field.is_required()
+    }
     try:
-        experiment = Experiment.model_validate(raw)
+        experiment = kind.model_validate(raw, context=sections)
     except ValidationError as error:
-        failed = {details["loc"][0] for details in error.errors() if details["loc"]}
         problems += _locate_messages(tree, validation_messages(error, raw))
-    problems += _locate_messages(tree, _check_privacy_is_written(tree))
-    return experiment, failed
+    privacy = tree.entries.get("privacy")
+    if privacy is not None and privacy.node.empty:  # YAML reads a key without a value as null
+        purpose = field_purpose(Experiment.model_fields["privacy"])
+        problems += _locate_messages(tree, [(("privacy",), f"no value; {purpose}")])
+    return experiment, sections
 
 
 def _check(tree: Node, base: Path, problems: list[Problem]) -> Experiment:
     """Return the experiment; raise if there are problems, the given ones included."""
-    experiment, failed = _settings(tree, problems)
-    sections = _valid_sections(to_python(tree), failed)
-    federation = sections.federation
-    if federation is not None:
+    experiment, sections = _validate(tree, problems, Experiment)
+    federation = sections.get("federation")
+    if isinstance(federation, FederationSettings):
         read = read_public_tables(federation, base)
         problems += _locate_messages(tree, read.mistakes)
-        federation = read.federation
-        sections = replace(sections, federation=federation)
-    problems += _locate_messages(tree, check_rules(sections, base))
+        sections["federation"] = federation = read.federation
+    known = Sections.of(sections, base, unit=_written_unit(tree))
+    problems += _locate_messages(tree, broken_rules(known))
     if problems or experiment is None:
         raise ExperimentError(problems)
-    return experiment.model_copy(update={"federation": federation})
+    experiment = experiment.model_copy(update={"federation": federation})
+    number = experiment.data.partition.num_clients
+    return experiment if number is None else ExperimentWithClients.of(experiment, number)
 
 
 def _locate_messages(tree: Node, messages: Iterable[PathMessage]) -> list[Problem]:
@@ -350,50 +296,8 @@ def _locate_messages(tree: Node, messages: Iterable[PathMessage]) -> list[Proble
     ]
 
 
-def _check_privacy_is_written(tree: Node) -> Iterator[PathMessage]:
-    """Yield a message if the file ends after the key `privacy`, which YAML reads as null."""
-    entry = tree.value.get("privacy") if isinstance(tree.value, dict) else None
-    if entry is not None and entry.node.empty:
-        yield ("privacy",), f"no value; {field_purpose(Experiment.model_fields['privacy'])}"
-
-
-def _faults(raw: object, failed: set[object]) -> tuple[FaultSettings, ...]:
-    given = raw.get("faults") if isinstance(raw, dict) else None
-    if given is None or "faults" in failed:
-        return ()
-    return tuple(FaultSettings.model_validate(one) for one in given)
-
-
-def _personalization(raw: object, failed: set[object]) -> PersonalizationSettings | None:
-    given = raw.get("personalization") if isinstance(raw, dict) else None
-    if given is None or "personalization" in failed:
-        return None
-    return TypeAdapter(PersonalizationSettings).validate_python(given)
-
-
-def _written_unit(raw: object) -> object:
-    privacy = raw.get("privacy") if isinstance(raw, dict) else None
-    return privacy.get("unit") if isinstance(privacy, dict) else None
-
-
-def _valid_sections(raw: object, failed: set[object]) -> Sections:
-    def section(name: str, kind: type[_Section]) -> _Section | None:
-        given = raw.get(name) if isinstance(raw, dict) else None
-        return None if given is None or name in failed else kind.model_validate(given)
-
-    return Sections(
-        data=section("data", DataSettings),
-        model=section("model", ModelSettings),
-        federation=section("federation", FederationSettings),
-        privacy=section("privacy", PrivacySettings),
-        local=section("local", LocalSettings),
-        secure_aggregation=section("secure_aggregation", SecureAggregationSettings),
-        evaluation=section("evaluation", EvaluationSettings),
-        personalization=_personalization(raw, failed),
-        runtime=section("runtime", RuntimeSettings),
-        faults=_faults(raw, failed),
-        task="pate" if isinstance(raw, dict) and raw.get("task") == "pate" else "federated",
-        pate=section("pate", PateSettings),
-        unit=_written_unit(raw),
-        mistaken=frozenset(failed),
-    )
+def _written_unit(tree: Node) -> object:
+    """Return `privacy.unit` as it is written, also in a section with mistakes."""
+    privacy = tree.entries.get("privacy")
+    unit = None if privacy is None else privacy.node.entries.get("unit")
+    return None if unit is None else unit.node.value

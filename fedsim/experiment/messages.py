@@ -1,8 +1,10 @@
 """Pydantic's errors as one clear line for each mistake, with the new place of a key that moved."""
 
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -32,21 +34,17 @@ from fedsim.experiment.shapes import (
     locate_error,
     sections_with_key,
 )
+from fedsim.secagg.settings import EncodingSettings
 
 MOVED_KEYS = {
+    **{
+        f"secure_aggregation.{key}": f"secure_aggregation.encoding.{key}"
+        for key in EncodingSettings.model_fields
+    },
     "federation.strategy.lr": "federation.strategy.server_lr",
     "privacy.perturbation": "privacy.mechanism",
     "privacy.max_feature_norm": "privacy.mechanism.max_feature_norm",
     "privacy.max_target_norm": "privacy.mechanism.max_target_norm",
-    "secure_aggregation.ring_bits": "secure_aggregation.encoding.ring_bits",
-    "secure_aggregation.frac_bits": "secure_aggregation.encoding.frac_bits",
-    "secure_aggregation.value_bound": "secure_aggregation.encoding.value_bound",
-    "secure_aggregation.range_policy": "secure_aggregation.encoding.range_policy",
-    "secure_aggregation.payload": "secure_aggregation.encoding.payload",
-    "secure_aggregation.max_weight": "secure_aggregation.encoding.max_weight",
-    "secure_aggregation.max_clients": "secure_aggregation.encoding.max_clients",
-    "secure_aggregation.rounding": "secure_aggregation.encoding.rounding",
-    "secure_aggregation.guard_bits": "secure_aggregation.encoding.guard_bits",
     "secure_aggregation.combine_timeout_s": "secure_aggregation.protocol.combine_timeout_s",
     "secure_aggregation.combine_retries": "secure_aggregation.protocol.combine_retries",
     "secure_aggregation.threshold": "secure_aggregation.protocol.threshold",
@@ -73,6 +71,31 @@ MOVED_KEYS = {
 
 
 PathMessage = tuple[KeyPath, str]
+
+
+def messages_at(path: KeyPath, message: str | None) -> Iterator[PathMessage]:
+    """Yield a message with its place, if there is one.
+
+    Args:
+        path: the keys that lead to the place.
+        message: the message; None: there is no mistake.
+    """
+    if message is not None:
+        yield path, message
+
+
+def finite_messages(value: object, path: KeyPath) -> Iterator[PathMessage]:
+    """Yield a message for every infinite number and NaN in free-form arguments."""
+    if isinstance(value, float) and not math.isfinite(value):
+        yield path, f"must be a finite number, got {value_text(value)}"
+    children: Iterable[tuple[str | int, object]] = ()
+    if isinstance(value, dict):
+        children = value.items()
+    elif isinstance(value, list):
+        children = enumerate(value)
+    for key, item in children:
+        yield from finite_messages(item, (*path, key))
+
 
 _TYPES = {
     "int_type": "a whole number",
@@ -125,6 +148,20 @@ def validation_messages(
     """
     builder = _MessageBuilder(error, raw, model, prefix)
     return list(dict.fromkeys(builder.messages()))
+
+
+def args_messages(given: dict[str, Any], kind: Model, path: KeyPath) -> Iterator[PathMessage]:
+    """Yield (path, message) for every mistake in the arguments of something built in.
+
+    Args:
+        given: the arguments.
+        kind: the class of their settings.
+        path: the keys that lead to them.
+    """
+    try:
+        kind.model_validate(given)
+    except ValidationError as error:
+        yield from validation_messages(error, given, kind, path)
 
 
 class _MessageBuilder:

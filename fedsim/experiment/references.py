@@ -27,7 +27,8 @@ from fedsim.server.participation.settings import (
 )
 from fedsim.server.settings import FederationSettings
 
-DATA_SUFFIXES = (".npz", ".csv", ".parquet")
+TABLE_SUFFIXES = (".csv", ".parquet")
+DATA_SUFFIXES = (".npz", *TABLE_SUFFIXES)
 
 
 def check_name(name: str, kind: str, builtin: Collection[str], base: Path) -> str | None:
@@ -53,17 +54,16 @@ def check_name(name: str, kind: str, builtin: Collection[str], base: Path) -> st
     return f"unknown {kind} {shown}{fix}"
 
 
-def check_data_file(path: str, base: Path) -> str | None:
-    """Return the mistake in the path of a data file, or None."""
-    if not path.lower().endswith(DATA_SUFFIXES):
-        return f"must end in {any_of(DATA_SUFFIXES)}, got {shorten(repr(path))}"
-    return _check_exists(path, base)
+def check_file(path: str, base: Path, *suffixes: str) -> str | None:
+    """Return the mistake in the path of a file, or None.
 
-
-def check_table_file(path: str, base: Path) -> str | None:
-    """Return the mistake in the path of a table of examples, or None."""
-    if not path.lower().endswith(DATA_SUFFIXES[1:]):
-        return f"must end in {any_of(DATA_SUFFIXES[1:])}, got {shorten(repr(path))}"
+    Args:
+        path: as it is written.
+        base: the directory in which relative paths start.
+        suffixes: the ends that its name may have.
+    """
+    if not path.lower().endswith(suffixes):
+        return f"must end in {any_of(suffixes)}, got {shorten(repr(path))}"
     return _check_exists(path, base)
 
 
@@ -73,20 +73,6 @@ def check_folder(path: str, base: Path) -> str | None:
     if os.path.isfile(full):
         return f"must be the folder with the files, got the file {full!r}"
     return None if os.path.isdir(full) else f"no such folder: {full!r}"
-
-
-def check_table(path: str, base: Path) -> str | None:
-    """Return the mistake in the path of a csv file, or None."""
-    if not path.lower().endswith(".csv"):
-        return f"must end in '.csv', got {shorten(repr(path))}"
-    return _check_exists(path, base)
-
-
-def check_weights(path: str, base: Path) -> str | None:
-    """Return the mistake in the path of a file of weights, or None."""
-    if not path.lower().endswith(".safetensors"):
-        return f"must end in '.safetensors', got {shorten(repr(path))}"
-    return _check_exists(path, base)
 
 
 def _check_plugin(name: str, base: Path) -> str | None:
@@ -152,7 +138,7 @@ def read_public_tables(federation: FederationSettings, base: Path) -> ReadTables
     if named is None:
         return ReadTables(federation)
     place, path = named
-    mistake = check_table(path, base)
+    mistake = check_file(path, base, ".csv")
     try:
         if mistake is None:
             read = _with_content(settings, base / Path(path).expanduser())

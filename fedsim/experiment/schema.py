@@ -2,10 +2,10 @@
 
 import sys
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, Self, TypeVar
 
 import yaml
-from pydantic import Field, ValidationError, field_validator
+from pydantic import BaseModel, Field, PrivateAttr, ValidationError, ValidationInfo, field_validator
 from pydantic.json_schema import GenerateJsonSchema
 
 from fedsim.clients.client_settings import FaultSettings
@@ -54,6 +54,18 @@ class FederatedTask:
         else:
             length = f"{local.epochs:g} epoch{'' if local.epochs == 1 else 's'}"
         return f"{count_text(rounds, 'round')} of {length}"
+
+
+_HasArgs = TypeVar("_HasArgs", DataSettings, ModelSettings)
+
+
+def _with_default_args(section: _HasArgs, kind: type[BaseModel]) -> _HasArgs:
+    """Return a section with the defaults of its arguments; as it is where they are wrong."""
+    try:
+        args = kind.model_validate(section.args)
+    except ValidationError:
+        return section
+    return section.model_copy(update={"args": args.model_dump()})
 
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
@@ -137,18 +149,6 @@ class Experiment(Settings):
         return None if evaluation is None or evaluation.holdout is None else evaluation
 
     @property
-    def num_clients(self) -> int:
-        """Number of clients, written in the file or known from the data (`with_num_clients`).
-
-        Raises:
-            ValueError: only the data know it, and they were not loaded.
-        """
-        number = self.data.partition.num_clients
-        if number is None:
-            raise ValueError("data.partition.num_clients: missing; only the data know it here")
-        return number
-
-    @property
     def task_facts(self) -> PateSettings | FederatedTask:
         """The public facts of what clients work on."""
         return FederatedTask() if self.pate is None else self.pate
@@ -209,26 +209,61 @@ class Experiment(Settings):
     def _defaults_of_the_dataset(cls, data: DataSettings) -> DataSettings:
         """Add the default arguments of a built-in dataset; the rules report wrong arguments."""
         entry = DATASETS.get(data.dataset) if isinstance(data.dataset, str) else None
-        if entry is None:
-            return data
-        try:
-            args = entry.args.model_validate(data.args)
-        except ValidationError:
-            return data
-        return data.model_copy(update={"args": args.model_dump()})
+        return data if entry is None else _with_default_args(data, entry.args)
 
     @field_validator("model")
     @classmethod
     def _defaults_of_the_model(cls, model: ModelSettings) -> ModelSettings:
         """Add the default arguments of a built-in model; the rules report wrong arguments."""
         entry = MODELS.get(model.name)
-        if entry is None:
-            return model
-        try:
-            args = entry.args.model_validate(model.args)
-        except ValidationError:
-            return model
-        return model.model_copy(update={"args": args.model_dump()})
+        return model if entry is None else _with_default_args(model, entry.args)
+
+    @field_validator("*")
+    @classmethod
+    def _keep_valid(cls, value: object, info: ValidationInfo) -> object:
+        """Keep each valid section in the context: rules check it also if another has mistakes."""
+        if info.context is not None:
+            info.context[info.field_name] = value
+        return value
+
+
+class ExperimentWithClients(Experiment):
+    """An experiment whose clients are counted: the file has their number, or the data were loaded.
+
+    The number is in `data.partition` too, so it is written into the experiment of a run.
+    """
+
+    _num_clients: int = PrivateAttr()
+
+    @classmethod
+    def of(cls, experiment: Experiment, num_clients: int) -> Self:
+        """Return valid settings with the number of clients; nothing is validated again.
+
+        Args:
+            experiment: the settings.
+            num_clients: number of clients.
+        """
+        partition = experiment.data.partition.model_copy(update={"num_clients": num_clients})
+        data = experiment.data.model_copy(update={"partition": partition})
+        return cls.model_construct(
+            experiment.model_fields_set, **{**dict(experiment), "data": data}
+        )
+
+    def model_post_init(self, context: object) -> None:
+        """Note the number.
+
+        Raises:
+            ValueError: the partition has none.
+        """
+        number = self.data.partition.num_clients
+        if number is None:
+            raise ValueError("data.partition.num_clients: missing; only the data know it here")
+        self._num_clients = number
+
+    @property
+    def num_clients(self) -> int:
+        """Number of clients."""
+        return self._num_clients
 
 
 class _UntitledFields(GenerateJsonSchema):

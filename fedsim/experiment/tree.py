@@ -49,6 +49,11 @@ class Node:
     size: int = 1
     empty: bool = False
 
+    @property
+    def entries(self) -> "dict[str, Entry]":
+        """The children of a mapping by key; none for another value."""
+        return self.value if isinstance(self.value, dict) else {}
+
 
 @dataclass(frozen=True)
 class Entry:

@@ -23,7 +23,7 @@ from fedsim.clients.mechanisms.contract import SummedMechanism, SumPart
 from fedsim.clients.mechanisms.plan import PrivacyBudgetError, PrivacyPlan, PrivacyPlanError
 from fedsim.clients.mechanisms.planner import noise_of_release
 from fedsim.core.shared_values import map_shared
-from fedsim.experiment import Experiment
+from fedsim.experiment import ExperimentWithClients
 from fedsim.federation.schedule import participation_of
 from fedsim.noise.grid import DEVIATION, MAX_DRAW
 from fedsim.protocol.noisy_sums import LearntBound, SumPlan, whole_bound
@@ -55,7 +55,7 @@ def summed(plan: PrivacyPlan) -> SummedMechanism:
 
 
 def share_noise(
-    experiment: Experiment,
+    experiment: ExperimentWithClients,
     client_privacy: Sequence[ClientPrivacy],
     plans: Sequence[PrivacyPlan],
     weights: ClientWeights,
@@ -117,9 +117,9 @@ def share_noise(
     return shared, summed(parts[0]).of_sum(sums)
 
 
-def _public_divisor(experiment: Experiment, weights: ClientWeights) -> float | None:
+def _public_divisor(experiment: ExperimentWithClients, weights: ClientWeights) -> float | None:
     """Return the expected sum of weights of a round, where nobody may learn who takes part."""
-    rate = participation_of(experiment, len(weights.values)).secret_rate
+    rate = participation_of(experiment).secret_rate
     return None if rate is None else rate * sum(weights.values)
 
 

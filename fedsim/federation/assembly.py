@@ -16,7 +16,7 @@ from fedsim.core.commands import Phases
 from fedsim.core.plugin_errors import plugin_calls
 from fedsim.data import DataError, FederatedData, load_federated_data
 from fedsim.experiment import Experiment, LoadedExperiment
-from fedsim.experiment.load import with_num_clients
+from fedsim.experiment.load import with_clients
 from fedsim.federation.client_tensors import order_by_client
 from fedsim.federation.conditions import choose_device, plugin_sources, refuse_edited_plugins
 from fedsim.federation.federation import Federation, FederationModel
@@ -71,18 +71,17 @@ def assemble(
 def _assemble(
     loaded: LoadedExperiment, ledger: Path | None, phases: Phases, *, in_process: bool
 ) -> Federation:
-    experiment = loaded.experiment
+    settings, base = loaded.experiment, loaded.base
     phases.begin("loading the data")
-    sources = plugin_sources(experiment, loaded.base)
+    sources = plugin_sources(settings, base)
     data = load_federated_data(
-        experiment.data,
-        seed=experiment.seed,
-        base=loaded.base,
-        holdout=experiment.holdout,
-        transform=FeaturePipeline(experiment.model.features) if experiment.model.features else None,
+        settings.data,
+        seed=settings.seed,
+        base=base,
+        holdout=settings.holdout,
+        transform=FeaturePipeline(settings.model.features) if settings.model.features else None,
     )
-    loaded = with_num_clients(loaded, len(data.clients))
-    experiment = loaded.experiment
+    experiment = with_clients(loaded, len(data.clients))
     task_goal = GOALS[experiment.task]
     data, queries = task_goal.split(experiment, data)
     check_batch_size(experiment, data.clients.sizes)
@@ -96,18 +95,18 @@ def _assemble(
         steps = whole_round_steps(None, experiment.local, largest)
         per_round = steps * experiment.local.lot(largest)
         data = replace(data, clients=order_by_client(data.clients, examples_per_round=per_round))
-    loss = resolve_loss(experiment.model.loss, base=loaded.base)
+    loss = resolve_loss(experiment.model.loss, base=base)
     task = task_for(experiment.model.loss, data.test.targets, num_classes=data.num_classes)
     device = choose_device(experiment.runtime.device)
     check_views(experiment.local.views or (), data.input_shape)
-    client_privacy, steps = schedule_of(loaded, data.clients.sizes)
+    client_privacy, steps = schedule_of(experiment, base, data.clients.sizes)
     phases.begin("checking the model")
-    model, parts = _checked_model(loaded, data, loss, task, device)
+    model, parts = _checked_model(experiment, base, data, loss, task, device)
     still = _still_parameters(experiment, model, loss, data, parts, device)
     classes = data.num_classes or 0
     goal, shared = task_goal.of(experiment, queries, parts, loss, classes=classes, device=device)
     parts = replace(parts, shared_model=shared)
-    algorithm = checked_algorithm(experiment, model, len(data.clients), loaded.base)
+    algorithm = checked_algorithm(experiment, model, base)
     if client_privacy is not None:
         phases.begin("calibrating noise")
     plan = plan_of(experiment, client_privacy, data, steps, parts, algorithm)
@@ -122,14 +121,14 @@ def _assemble(
             upload,
             plan.weights,
             plan.sums,
-            base=loaded.base,
+            base=base,
             plan=plan.digest,
         )
         public = public_examples(data, NUM_CHECK_EXAMPLES)
         check_train_metrics(settings.metrics, model, loss, task, public)
     federation = Federation(
         experiment,
-        loaded.base,
+        base,
         sources,
         data,
         FederationModel(model, parts.shared_model, loss, parts.gradients, task, device, still),
@@ -139,12 +138,13 @@ def _assemble(
         goal=goal,
     )
     federation.public_scores.check()
-    refuse_edited_plugins(sources, experiment, loaded.base)
+    refuse_edited_plugins(sources, experiment, base)
     return federation
 
 
 def _checked_model(
-    loaded: LoadedExperiment,
+    experiment: Experiment,
+    base: Path,
     data: FederatedData,
     loss: PerExampleLoss,
     task: Task,
@@ -155,9 +155,8 @@ def _checked_model(
     The checks run on one thread, as training does: their lots are so small that threads would cost
     more than they gain, up to 30 times as much where processors are busy.
     """
-    experiment = loaded.experiment
     with one_thread():
-        model = initial_model(experiment, data, task, base=loaded.base)
+        model = initial_model(experiment, data, task, base=base)
         preflight(model, loss, task, data.test)
         model = model.to(device)
         features, targets = to_tensors(public_examples(data, NUM_CHECK_EXAMPLES), device)
@@ -200,13 +199,12 @@ def with_plans(federation: Federation, loaded: LoadedExperiment) -> Federation:
         ValueError: no noise meets the settings; the message names the setting and the fix.
     """
     data = federation.data
-    loaded = with_num_clients(loaded, len(data.clients))
-    experiment = loaded.experiment
-    client_privacy, steps = schedule_of(loaded, data.clients.sizes)
+    experiment = with_clients(loaded, len(data.clients))
+    client_privacy, steps = schedule_of(experiment, loaded.base, data.clients.sizes)
     if client_privacy is None:
         raise ValueError("there is nothing to plan without privacy")
     model = federation.model
-    algorithm = checked_algorithm(experiment, model.module, len(data.clients), loaded.base)
+    algorithm = checked_algorithm(experiment, model.module, loaded.base)
     parts = TrainedParts(model.gradients, model.shared)
     plan = plan_of(experiment, client_privacy, data, steps, parts, algorithm)
     return replace(federation, experiment=experiment, plan=plan)

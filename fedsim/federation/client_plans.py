@@ -23,7 +23,7 @@ from fedsim.clients.mechanisms.planner import plan_privacy
 from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.core.shared_values import map_shared
 from fedsim.data import DataError
-from fedsim.experiment import Experiment
+from fedsim.experiment import Experiment, ExperimentWithClients
 from fedsim.federation.schedule import StepSchedule, participation_of
 from fedsim.protocol.noisy_sums import SumPlan
 from fedsim.server.aggregation.weights import (
@@ -80,7 +80,7 @@ def client_plans(
 
 
 def client_weights(
-    experiment: Experiment,
+    experiment: ExperimentWithClients,
     sizes: Sequence[int],
     plans: Sequence[PrivacyPlan] | None,
     *,
@@ -111,7 +111,7 @@ def client_weights(
     return plan_weights(
         experiment.federation.weights,
         values,
-        clients_per_round=participation_of(experiment, len(sizes)).round_sizes[0],
+        clients_per_round=participation_of(experiment).round_sizes[0],
         units=units,
     )
 

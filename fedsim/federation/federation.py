@@ -28,7 +28,7 @@ from fedsim.clients.task import (
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.core.plugin_sources import PluginSources
 from fedsim.data import FederatedData
-from fedsim.experiment import Experiment
+from fedsim.experiment import ExperimentWithClients
 from fedsim.federation.blocks import Blocks
 from fedsim.federation.charges import RecordedSpend
 from fedsim.federation.client_tensors import ClientTensors, TrainMetrics
@@ -89,7 +89,7 @@ class Federation:
         goal: what the clients work on; with `task: pate` a `Voting`.
     """
 
-    experiment: Experiment
+    experiment: ExperimentWithClients
     base: Path
     sources: PluginSources
     data: FederatedData
@@ -294,7 +294,7 @@ class Federation:
             AlgorithmError: there is no such algorithm, or it does not take its settings.
         """
         made = self.goal.algorithm()
-        return made or algorithm_of(self.experiment, self.model.module, self.num_clients, self.base)
+        return made or algorithm_of(self.experiment, self.model.module, self.base)
 
     @property
     def release_parameters(self) -> FlatParameters:

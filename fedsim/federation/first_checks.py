@@ -18,7 +18,7 @@ from fedsim.algorithms.registry import AlgorithmError, algorithm_for, check_algo
 from fedsim.clients.gradients.per_example import PerExampleLoss
 from fedsim.clients.local_settings import SgdSettings
 from fedsim.clients.model_checks.safety import preserve_state
-from fedsim.experiment import Experiment
+from fedsim.experiment import ExperimentWithClients
 from fedsim.experiment.rules.algorithm import check_declaration
 from fedsim.experiment.rules.sections import Sections
 from fedsim.federation.schedule import participation_of
@@ -28,15 +28,12 @@ from fedsim.models.local_base import trained_names
 from fedsim.protocol.arrays import to_arrays
 
 
-def algorithm_of(
-    experiment: Experiment, model: nn.Module, num_clients: int, base: Path
-) -> Algorithm:
+def algorithm_of(experiment: ExperimentWithClients, model: nn.Module, base: Path) -> Algorithm:
     """Return a new object of the experiment's algorithm.
 
     Args:
         experiment: the settings.
         model: the global model; the algorithm changes its trained parameters.
-        num_clients: N.
         base: the directory in which relative paths start.
 
     Raises:
@@ -45,44 +42,32 @@ def algorithm_of(
     optimizer = experiment.local.optimizer
     training = Training(
         parameters=frozenset(trained_names(model)),
-        num_clients=num_clients,
+        num_clients=experiment.num_clients,
         learning_rate=experiment.local.learning_rate,
         momentum=optimizer.momentum if isinstance(optimizer, SgdSettings) else 0.0,
     )
     return algorithm_for(experiment.federation.algorithm, base=base, training=training)
 
 
-def checked_algorithm(
-    experiment: Experiment, model: nn.Module, num_clients: int, base: Path
-) -> Algorithm:
+def checked_algorithm(experiment: ExperimentWithClients, model: nn.Module, base: Path) -> Algorithm:
     """Return the experiment's algorithm; one of the user's own is tried on the initial model.
 
     Args:
         experiment: the settings.
         model: the initial model.
-        num_clients: N.
         base: the directory in which relative paths start.
 
     Raises:
         AlgorithmError: as `algorithm_of`, a call fails, or it cannot go with the settings.
     """
-    algorithm, name = (
-        algorithm_of(experiment, model, num_clients, base),
-        experiment.federation.algorithm.name,
-    )
+    algorithm = algorithm_of(experiment, model, base)
+    name = experiment.federation.algorithm.name
     if name not in algorithms():  # of a built-in one the rules of the file know it
-        sections = Sections(
-            data=experiment.data,
-            model=experiment.model,
-            federation=experiment.federation,
-            privacy=experiment.privacy,
-            local=experiment.local,
-            secure_aggregation=experiment.secure_aggregation,
-        )
+        sections = Sections.of(dict(experiment), base)
         for path, message in check_declaration(type(algorithm), experiment.federation, sections):
             raise AlgorithmError(f"{'.'.join(map(str, path))}: {message}")
         arrays = {key: value.cpu().numpy() for key, value in model.state_dict().items()}
-        per_round, _ = participation_of(experiment, num_clients).round_sizes
+        per_round, _ = participation_of(experiment).round_sizes
         check_algorithm(algorithm, name, to_arrays(arrays), clients=per_round)
     return algorithm
 

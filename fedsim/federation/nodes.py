@@ -18,7 +18,7 @@ from fedsim.clients.app import AnswerGroup, BatchClientApp, Request, one_thread,
 from fedsim.clients.client_round import Answer, BlockOf
 from fedsim.clients.task import ClientTask
 from fedsim.data import Examples, FederatedData
-from fedsim.experiment import Experiment, LoadedExperiment
+from fedsim.experiment import Experiment, ExperimentWithClients, LoadedExperiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.blocks import BlockPlan
 from fedsim.federation.conditions import choose_device, refuse_edited_plugins
@@ -55,7 +55,7 @@ RecordRelease: TypeAlias = "Callable[[int, Release], None]"
 
 def make_node_app(
     clients: ClientApp,
-    experiment: Experiment,
+    experiment: ExperimentWithClients,
     base: Path,
     record: RecordRelease = lambda helper, release: None,
 ) -> ClientApp:
@@ -163,9 +163,9 @@ class TaskSource:
     ledger: Path | None
 
     @property
-    def settings(self) -> Experiment:
+    def settings(self) -> ExperimentWithClients:
         """The experiment."""
-        return Experiment.model_validate_json(self.experiment)
+        return ExperimentWithClients.model_validate_json(self.experiment)
 
     def __call__(self, client: int) -> ClientTask:
         """Return the task of `client`; the first call in a process assembles and probes it."""

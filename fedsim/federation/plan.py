@@ -5,12 +5,13 @@ Everything here follows from settings, public client sizes and the seed, before 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from fedsim.algorithms.algorithm import Algorithm
 from fedsim.clients.mechanisms.client_privacy import ClientPrivacy, resolve_client_privacy
 from fedsim.clients.mechanisms.plan import PrivacyPlan
 from fedsim.data import FederatedData
-from fedsim.experiment import Experiment, LoadedExperiment
+from fedsim.experiment import ExperimentWithClients
 from fedsim.federation.aggregate_noise import share_noise
 from fedsim.federation.client_plans import (
     client_plans,
@@ -53,32 +54,32 @@ class FederationPlan:
 
 
 def schedule_of(
-    loaded: LoadedExperiment, sizes: Sequence[int]
+    experiment: ExperimentWithClients, base: Path, sizes: Sequence[int]
 ) -> tuple[tuple[ClientPrivacy, ...] | None, StepSchedule]:
     """Return the privacy settings of each client, None without privacy, and the planned steps.
 
     Args:
-        loaded: the experiment, with its number of clients.
+        experiment: the settings.
+        base: the directory in which relative paths start.
         sizes: number of examples of each client.
 
     Raises:
         ValueError: a table of clients does not fit, or steps exceed their limit.
     """
-    experiment, terms = loaded.experiment, None
-    participation = participation_of(experiment, len(sizes))
+    terms, participation = None, participation_of(experiment)
     if experiment.privacy is not None:
         terms = resolve_client_privacy(
             experiment.privacy,
             num_clients=len(sizes),
             seed=experiment.seed,
-            tables=read_client_tables(experiment.privacy, loaded.base),
+            tables=read_client_tables(experiment.privacy, base),
             clients_per_round=participation.round_sizes[1],
         )
     return terms, StepSchedule.of(experiment, participation, terms, sizes)
 
 
 def plan_of(
-    experiment: Experiment,
+    experiment: ExperimentWithClients,
     client_privacy: tuple[ClientPrivacy, ...] | None,
     data: FederatedData,
     steps: StepSchedule,

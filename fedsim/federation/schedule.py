@@ -12,21 +12,16 @@ from itertools import accumulate
 from fedsim.clients.mechanisms.client_privacy import ClientPrivacy
 from fedsim.clients.mechanisms.dp_sgd.draft import whole_round_steps
 from fedsim.core.shared_values import map_shared
-from fedsim.experiment import Experiment
+from fedsim.experiment import Experiment, ExperimentWithClients
 from fedsim.server.participation.participation import Participation
 
 
-def participation_of(experiment: Experiment, num_clients: int | None = None) -> Participation:
-    """Return the participation of an experiment.
-
-    Args:
-        experiment: the settings.
-        num_clients: number of clients; None: as `data.partition` has them.
-    """
+def participation_of(experiment: ExperimentWithClients) -> Participation:
+    """Return the participation of an experiment."""
     privacy = experiment.privacy
     return Participation.of(
         experiment.federation,
-        num_clients=experiment.num_clients if num_clients is None else num_clients,
+        num_clients=experiment.num_clients,
         seed=experiment.seed,
         private=privacy is not None,
         secure_noise=privacy is not None and privacy.noise == "secure",

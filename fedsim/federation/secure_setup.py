@@ -20,7 +20,7 @@ from torch import nn
 from fedsim.clients.secure.channel import SecureChannel
 from fedsim.core.errors import InputError
 from fedsim.data import Examples
-from fedsim.experiment import Experiment
+from fedsim.experiment import ExperimentWithClients
 from fedsim.federation.client_tensors import PREFIX
 from fedsim.federation.schedule import participation_of
 from fedsim.models.catalog import TRAIN_METRICS
@@ -153,7 +153,7 @@ class SecureSetupError(InputError):
 
 
 def secure_channel(
-    experiment: Experiment,
+    experiment: ExperimentWithClients,
     settings: SecureAggregationSettings,
     upload: ArrayRecord,
     weights: ClientWeights,
@@ -183,7 +183,7 @@ def secure_channel(
         except HpkeMissingError as error:
             raise SecureSetupError(str(error)) from error
     identity_of = partial(_identity_of, settings, base)
-    _, per_round = participation_of(experiment, len(weights.values)).round_sizes
+    _, per_round = participation_of(experiment).round_sizes
     if sums is not None:
         codec, planned = _integer_codec(sums, per_round), (1,) * len(weights.values)
         return SecureChannel(settings, codec, planned, experiment.seed, plan, identity_of)

@@ -59,15 +59,8 @@ def find_footprint(loaded: LoadedExperiment) -> Footprint:
     """Return the code that an experiment would execute and the files that it would read."""
     experiment = loaded.experiment
     dataset = experiment.data.dataset
-    code = [name for name in (experiment.model.name, experiment.model.loss) if ":" in name]
-    strategy = experiment.federation.algorithm.name
-    code += [strategy] if ":" in strategy else []
-    code += [name for name in experiment.runtime.trackers if ":" in name]
-    scheme = experiment.data.partition.scheme
-    code += [scheme] if ":" in scheme else []
+    code = (*experiment.plugins, *(name for name in experiment.runtime.trackers if ":" in name))
     named = [str(path) for path in data_files(experiment.data, loaded.base)]
-    if isinstance(dataset, str) and ":" in dataset:
-        code.append(dataset)
     if experiment.data.folder is not None:
         named.append(experiment.data.folder)
     table = named_table(experiment.federation.participation)
@@ -85,7 +78,7 @@ def find_footprint(loaded: LoadedExperiment) -> Footprint:
     home = loaded.base.resolve()
     outside = tuple(path for path in files if not path.is_relative_to(home))
     fetched = experiment.data.args.get("name") if dataset == "huggingface" else None
-    return Footprint(tuple(code), files, outside, () if fetched is None else (fetched,))
+    return Footprint(code, files, outside, () if fetched is None else (fetched,))
 
 
 def plugin_digest(loaded: LoadedExperiment) -> str | None:

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, RootModel
 from fedsim.accountant.ledger.journal import FileJournal
 from fedsim.algorithms.state import ServerState
 from fedsim.core.durable import sync_directory
-from fedsim.experiment import Experiment, ExperimentError, load_experiment, read_settings
+from fedsim.experiment import ExperimentError, ExperimentWithClients, load_experiment, read_settings
 from fedsim.runs.client_columns import clients_table
 from fedsim.runs.files import (
     SCHEMAS,
@@ -276,7 +276,7 @@ class RunDirectory:
         """
         return read_rounds(self.rounds)
 
-    def read_experiment(self, *, base: Path) -> Experiment:
+    def read_experiment(self, *, base: Path) -> ExperimentWithClients:
         """Return the experiment of the run.
 
         Args:
@@ -287,10 +287,13 @@ class RunDirectory:
         """
         path = self.path / "experiment.yaml"
         try:
-            return load_experiment(path, WITHOUT_TRACKERS, base=base).experiment
+            experiment = load_experiment(path, WITHOUT_TRACKERS, base=base).experiment
         except ExperimentError as error:
             first = str(error).splitlines()[0]
             raise DamagedRunError.of(path, f"the file is damaged: {first}") from error
+        if not isinstance(experiment, ExperimentWithClients):
+            raise DamagedRunError.of(path, "the file is damaged: it has no number of clients")
+        return experiment
 
     def read_inputs(self) -> dict[str, str]:
         """Return the digests of the run's inputs.
@@ -379,7 +382,7 @@ class RunFiles:
         return self.directory.read_json(_ENVIRONMENT)
 
     @cached_property
-    def experiment(self) -> Experiment:
+    def experiment(self) -> ExperimentWithClients:
         """`experiment.yaml`; what it names outside of the run directory is not looked at."""
         return read_settings(self.directory.path / "experiment.yaml")
 

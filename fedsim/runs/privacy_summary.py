@@ -19,7 +19,7 @@ from fedsim.accountant.trust import Trust
 from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.core.formatting import count_text
 from fedsim.core.text_formats import finite_or_none
-from fedsim.experiment import Experiment
+from fedsim.experiment import ExperimentWithClients
 from fedsim.federation.charges import RecordedSpend
 from fedsim.federation.federation import Federation
 from fedsim.protocol.client_spend import ClientSpend
@@ -124,7 +124,7 @@ class PrivacySummary:
 
 
 def not_private(
-    experiment: Experiment,
+    experiment: ExperimentWithClients,
     sizes: Sequence[int],
     secure_aggregation: Mapping[str, Any] | None = None,
     names: Sequence[str] | None = None,

@@ -12,13 +12,13 @@ from fedsim.clients.mechanisms.client_privacy import ClientPrivacy
 from fedsim.clients.mechanisms.kinds import GRADIENT_PERTURBATION
 from fedsim.clients.mechanisms.plan import PrivacyPlan
 from fedsim.clients.privacy_settings import PrivacySettings
-from fedsim.experiment import Experiment
+from fedsim.experiment import Experiment, ExperimentWithClients
 from fedsim.federation.schedule import participation_of
 from fedsim.protocol.client_spend import ClientSpend
 from fedsim.protocol.noisy_sums import LearntBound, whole_bound
 
 
-def recorded_terms(experiment: Experiment) -> dict[str, Any]:
+def recorded_terms(experiment: ExperimentWithClients) -> dict[str, Any]:
     """Return the terms of a run, in the order of `privacy.json`.
 
     Args:
@@ -97,7 +97,9 @@ def _sums(experiment: Experiment, privacy: PrivacySettings) -> dict[str, Any] | 
     return sums
 
 
-def _participation(experiment: Experiment, privacy: PrivacySettings) -> dict[str, Any] | None:
+def _participation(
+    experiment: ExperimentWithClients, privacy: PrivacySettings
+) -> dict[str, Any] | None:
     """Return who is drawn, where that is secret."""
     participation = participation_of(experiment)
     if not participation.is_secret or participation.rate >= 1.0:
@@ -131,15 +133,15 @@ def _orders(experiment: Experiment, privacy: PrivacySettings) -> list[float] | N
     return None if orders is None else list(orders)
 
 
-_OfPrivacy = Callable[[Experiment, PrivacySettings], Any]
+_OfPrivacy = Callable[[ExperimentWithClients, PrivacySettings], Any]
 
 
-def _private(term: _OfPrivacy, *, otherwise: Any = None) -> Callable[[Experiment], Any]:
+def _private(term: _OfPrivacy, *, otherwise: Any = None) -> Callable[[ExperimentWithClients], Any]:
     """Return a term of the privacy settings, which is another one in a run without them."""
     return lambda e: otherwise if e.privacy is None else term(e, e.privacy)
 
 
-TERMS: Mapping[str, Callable[[Experiment], Any]] = {
+TERMS: Mapping[str, Callable[[ExperimentWithClients], Any]] = {
     "trust": _private(lambda _, privacy: privacy.trust.name, otherwise="local"),
     "unit": _private(lambda _, privacy: privacy.unit, otherwise="example"),
     "sums": _private(_sums),

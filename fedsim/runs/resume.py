@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.accountant.ledger.journal import Charge
-from fedsim.experiment import Experiment
+from fedsim.experiment import Experiment, ExperimentWithClients
 from fedsim.experiment.errors import shorten
 from fedsim.federation.schedule import participation_of
 from fedsim.runs.directory import RunDirectory, RunDirectoryError, RunFiles
@@ -117,7 +117,7 @@ def _charges(files: RunFiles) -> Iterator[Charge]:
 
 
 def contradictions(
-    files: RunFiles, experiment: Experiment, *, ledger_lags: bool = False
+    files: RunFiles, experiment: ExperimentWithClients, *, ledger_lags: bool = False
 ) -> Iterator[str]:
     """Yield one line for each contradiction between the records of a run of this schema.
 
@@ -144,7 +144,7 @@ def contradictions(
 
 
 def refuse_contradictions(
-    directory: RunDirectory, experiment: Experiment, *, ledger_lags: bool
+    directory: RunDirectory, experiment: ExperimentWithClients, *, ledger_lags: bool
 ) -> None:
     """Check that a run may resume: its records are whole and agree with each other.
 
@@ -172,7 +172,7 @@ def refuse_contradictions(
         raise DamagedRunError.of(directory.path, what)
 
 
-def _in_rounds(files: RunFiles, experiment: Experiment) -> Iterator[str]:
+def _in_rounds(files: RunFiles, experiment: ExperimentWithClients) -> Iterator[str]:
     numbers = [row["round"] for row in files.rounds]
     finished = 0 if files.state is None else files.state.round_number
     if numbers != list(range(1, len(numbers) + 1)):
@@ -230,7 +230,7 @@ def _in_opening(files: RunFiles, experiment: Experiment) -> Iterator[str]:
         yield f"checkpoint/opening.json is older than the sum of round {max(summed)}"
 
 
-def _of_all_clients(files: RunFiles, experiment: Experiment) -> Iterator[str]:
+def _of_all_clients(files: RunFiles, experiment: ExperimentWithClients) -> Iterator[str]:
     """Yield the charges that the ledger lacks where every client is charged for every round."""
     participation = participation_of(experiment)
     if not participation.is_secret:

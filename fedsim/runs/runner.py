@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
@@ -16,7 +16,7 @@ from fedsim.algorithms.state import ServerState
 from fedsim.core.commands import Phases
 from fedsim.core.errors import StorageError, describe_os_error
 from fedsim.experiment import LoadedExperiment, dump_experiment, load_experiment
-from fedsim.experiment.load import with_num_clients
+from fedsim.experiment.load import with_clients
 from fedsim.federation.assembly import assemble
 from fedsim.federation.federation import Federation
 from fedsim.federation.mechanism_probe import probe_mechanisms
@@ -172,12 +172,12 @@ def _resume(
     try:
         parts.phases.begin("checking the finished rounds")
         before = directory.read_experiment(base=loaded.base)
-        loaded = with_num_clients(loaded, before.data.partition.num_clients or 0)
-        refuse_changes(before, loaded.experiment)
+        experiment = with_clients(loaded, before.num_clients)
+        refuse_changes(before, experiment)
         inputs = directory.read_inputs()
         refuse_contradictions(directory, before, ledger_lags=not parts.engine.writes_ledger)
         refuse_changed_records(directory)
-        federation = _federation_of(loaded, directory, parts)
+        federation = _federation_of(replace(loaded, experiment=experiment), directory, parts)
         refuse_other_inputs(inputs, federation)
         refuse_overspending(federation)
         parts.phases.begin(_CHECKING)
@@ -185,7 +185,7 @@ def _resume(
         parts.phases.end()
         recorder = _Recorder(federation, directory, parts)
         recorder.restore()
-        return recorder, lambda: recorder.begin_again(dump_experiment(loaded.experiment))
+        return recorder, lambda: recorder.begin_again(dump_experiment(experiment))
     except BaseException:
         directory.unlock()
         raise

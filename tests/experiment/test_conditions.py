@@ -9,6 +9,7 @@ import pytest
 
 from fedsim.clients.mechanisms.conditions import CONDITIONS, Choices, unmet
 from fedsim.experiment import ExperimentError, load_experiment
+from fedsim.experiment.load import with_clients
 from fedsim.runs.recorded_terms import recorded_terms
 from fedsim.statement import read_facts
 
@@ -79,7 +80,7 @@ def experiment(choices: Choices) -> dict[str, Any]:
 def read_record(choices: Choices) -> Choices | None:
     """Return the choices that a run of the file records; None where the file is refused."""
     try:
-        loaded = load_experiment(experiment(choices)).experiment
+        loaded = with_clients(load_experiment(experiment(choices)), 6)
     except ExperimentError:
         return None
     secure = None if choices.protocol is None else {"protocol": choices.protocol}

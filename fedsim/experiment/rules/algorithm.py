@@ -8,28 +8,17 @@ from pydantic import ValidationError
 from fedsim.algorithms.algorithm import Algorithm
 from fedsim.algorithms.catalog import algorithms
 from fedsim.clients.local_settings import LocalSettings, SgdSettings
-from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.experiment.errors import KeyPath
-from fedsim.experiment.messages import PathMessage, validation_messages
+from fedsim.experiment.messages import PathMessage, args_messages, finite_messages, messages_at
 from fedsim.experiment.references import check_name
-from fedsim.experiment.rules.sections import Sections, finite_messages, messages_at
+from fedsim.experiment.rules.sections import RoundSizes, Sections
 from fedsim.server.settings import FederationSettings
 
 _PATH: KeyPath = ("federation", "strategy")
 
 
-def check_algorithm(sections: Sections, base: Path) -> Iterator[PathMessage]:
-    """Yield the mistakes in the algorithm: its name, its settings, and other keys beside it.
-
-    What a class of the user declares is known when the federation is assembled.
-
-    Args:
-        sections: the valid sections.
-        base: the directory in which relative paths start.
-    """
-    federation = sections.federation
-    if federation is None:
-        return
+def check_algorithm(federation: FederationSettings, base: Path) -> Iterator[PathMessage]:
+    """Yield the mistakes in the name of the algorithm and in its settings."""
     named = federation.algorithm
     place = _PATH if isinstance(federation.strategy, str) else (*_PATH, "name")
     yield from messages_at(place, check_name(named.name, "strategy", algorithms(), base))
@@ -37,12 +26,46 @@ def check_algorithm(sections: Sections, base: Path) -> Iterator[PathMessage]:
     if kind is None:
         yield from finite_messages(named.options, _PATH)
         return
-    fewest = None if sections.round_sizes is None else sections.round_sizes[0]
+    yield from args_messages(named.options, kind.Options, _PATH)
+
+
+def built_in_algorithm(federation: FederationSettings) -> Algorithm | None:
+    """Return the built-in algorithm of a federation; None for another, or with wrong settings.
+
+    Args:
+        federation: the section that names it.
+    """
+    kind = algorithms().get(federation.algorithm.name)
     try:
-        yield from _check_clients(kind(named.options), named.name, fewest)
-    except ValidationError as error:
-        yield from validation_messages(error, named.options, kind.Options, _PATH)
-    yield from check_declaration(kind, federation, sections)
+        return None if kind is None else kind(federation.algorithm.options)
+    except ValidationError:  # `check_algorithm` reports it
+        return None
+
+
+def check_least_clients(
+    federation: FederationSettings, round_sizes: RoundSizes
+) -> Iterator[PathMessage]:
+    """Yield rounds with fewer clients than the algorithm's proof allows."""
+    algorithm, clients = built_in_algorithm(federation), round_sizes[0]
+    least = 0 if algorithm is None else algorithm.least_clients
+    if clients < least:
+        yield (
+            _PATH,
+            f"{federation.algorithm.name} needs at least {least} clients in a round with these "
+            f"settings, got {clients}; raise federation.clients_per_round",
+        )
+
+
+def check_built_in_declaration(
+    federation: FederationSettings, sections: Sections
+) -> Iterator[PathMessage]:
+    """Yield what a built-in algorithm's declaration does not go with.
+
+    What a class of the user declares is known when the federation is assembled.
+    """
+    kind = algorithms().get(federation.algorithm.name)
+    if kind is not None:
+        yield from check_declaration(kind, federation, sections)
 
 
 def check_declaration(
@@ -53,11 +76,10 @@ def check_declaration(
     Args:
         kind: the algorithm.
         federation: the section that names it.
-        sections: the valid sections.
+        sections: all valid sections.
     """
     name = federation.algorithm.name
-    needs = _needs(kind)
-    privacy = sections.privacy
+    needs, privacy = _needs(kind), sections.privacy
     if needs is not None and sections.secure_aggregation is not None:
         yield (
             _PATH,
@@ -90,17 +112,7 @@ def check_declaration(
             "noise, which no ε covers; use privacy: null, or another strategy",
         )
     if sections.local is not None:
-        yield from _check_local(kind, name, sections.local, privacy)
-
-
-def _check_clients(algorithm: Algorithm, name: str, clients: int | None) -> Iterator[PathMessage]:
-    least = algorithm.least_clients
-    if clients is not None and clients < least:
-        yield (
-            _PATH,
-            f"{name} needs at least {least} clients in a round with these settings, got {clients}; "
-            "raise federation.clients_per_round",
-        )
+        yield from _check_local(kind, name, sections.local)
 
 
 def _follows_the_round(kind: type[Algorithm]) -> bool:
@@ -116,9 +128,7 @@ def _needs(kind: type[Algorithm]) -> str | None:
     return "weighs clients by the steps that they took" if kind.weighs_steps else None
 
 
-def _check_local(
-    kind: type[Algorithm], name: str, local: LocalSettings, privacy: PrivacySettings | None
-) -> Iterator[PathMessage]:
+def _check_local(kind: type[Algorithm], name: str, local: LocalSettings) -> Iterator[PathMessage]:
     optimizer = local.optimizer
     plain = isinstance(optimizer, SgdSettings) and not optimizer.weight_decay
     if kind.needs_plain_sgd and not (plain and not getattr(optimizer, "momentum", 0.0)):

@@ -1,17 +1,17 @@
-"""Rules of clients: their budgets and faults, and which of them take part in a round."""
+"""Rules of clients: their training, budgets and faults, and which of them take part in a round."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
-from fedsim.clients.client_settings import is_client
+from fedsim.clients.client_settings import FaultSettings, is_client
+from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.mechanisms.conditions import unmet
 from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.core.limits import MAX_LEDGER_RECORDS
 from fedsim.experiment.errors import KeyPath, value_text
-from fedsim.experiment.messages import PathMessage
-from fedsim.experiment.references import check_table
-from fedsim.experiment.rules.sections import Sections, messages_at
-from fedsim.secagg.settings import SecureAggregationSettings
+from fedsim.experiment.messages import PathMessage, messages_at
+from fedsim.experiment.references import check_file
+from fedsim.experiment.rules.sections import RoundSizes, Sections
 from fedsim.server.participation.settings import (
     BufferedParticipation,
     CyclicParticipation,
@@ -21,24 +21,18 @@ from fedsim.server.participation.settings import (
 from fedsim.server.settings import FederationSettings
 
 
-def check_participation(sections: Sections) -> Iterator[PathMessage]:
+def check_participation(
+    federation: FederationSettings, num_clients: int, round_sizes: RoundSizes, sections: Sections
+) -> Iterator[PathMessage]:
     """Yield the mistakes in the number of clients of a round, and of charges of all rounds."""
-    if sections.federation is None or sections.data is None:
-        return
-    per_round = sections.federation.clients_per_round
-    clients = sections.num_clients
-    if clients is None:
-        return
-    if per_round is not None and per_round > clients:
+    per_round = federation.clients_per_round
+    if per_round is not None and per_round > num_clients:
         path = ("federation", "clients_per_round")
-        rule = f"must be <= data.partition.num_clients ({value_text(clients)})"
+        rule = f"must be <= data.partition.num_clients ({value_text(num_clients)})"
         yield path, f"{rule}, got {value_text(per_round)}"
-    rounds = sections.federation.rounds
-    charged = per_round or clients
-    if sections.round_sizes is not None:
-        charged = sections.round_sizes[1]
-    if sections.federation.participation.scheme == "poisson" and sections.privacy is not None:
-        charged = clients  # also those that were not drawn
+    rounds, charged = federation.rounds, round_sizes[1]
+    if federation.participation.scheme == "poisson" and sections.privacy is not None:
+        charged = num_clients  # also those that were not drawn
     records = rounds * charged
     if records > MAX_LEDGER_RECORDS:
         yield (
@@ -49,36 +43,36 @@ def check_participation(sections: Sections) -> Iterator[PathMessage]:
         )
 
 
-def check_weighting(sections: Sections) -> Iterator[PathMessage]:
-    """Yield the mistakes in `federation.weighting`."""
-    if sections.federation is None:
-        return
-    path: KeyPath = ("federation", "weighting")
-    weights, privacy = sections.federation.weights, sections.privacy
-    if weights.uses_sizes and privacy is not None and privacy.adjacency.name == "add_remove":
+def check_weighting(
+    federation: FederationSettings, privacy: PrivacySettings
+) -> Iterator[PathMessage]:
+    """Yield the weights that would reveal what the adjacency keeps private."""
+    weights = federation.weights
+    if weights.uses_sizes and privacy.adjacency.name == "add_remove":
         other = ", size_power: 0" if weights.name == "noise" else ""
         yield (
-            path,
+            ("federation", "weighting"),
             f"'{weights.name}' would reveal client sizes, which adjacency add_remove keeps "
             f"private; use weighting: uniform{other} or adjacency: zero_out",
         )
-    if sections.round_sizes is None or weights.max_share is None:
-        return
-    clients, _ = sections.round_sizes
-    if weights.max_share * clients < 1:
+
+
+def check_max_share(
+    federation: FederationSettings, round_sizes: RoundSizes
+) -> Iterator[PathMessage]:
+    """Yield a bound on shares that not even equal weights meet."""
+    share, (clients, _) = federation.weights.max_share, round_sizes
+    if share is not None and share * clients < 1:
         yield (
-            (*path, "max_share"),
+            ("federation", "weighting", "max_share"),
             f"must be at least 1/{clients}, the share of each of the {clients} clients of a round "
-            f"under equal weights, got {value_text(weights.max_share)}; raise it",
+            f"under equal weights, got {value_text(share)}; raise it",
         )
 
 
-def check_sampling_rate(sections: Sections) -> Iterator[PathMessage]:
+def check_sampling_rate(local: LocalSettings, privacy: PrivacySettings) -> Iterator[PathMessage]:
     """Yield the mistakes in `privacy.sampling.rate`."""
-    local, privacy = sections.local, sections.privacy
-    if local is None or privacy is None or privacy.sampling.rate is None:
-        return
-    if local.batch_size == "full":
+    if privacy.sampling.rate is not None and local.batch_size == "full":
         rate = value_text(privacy.sampling.rate)
         yield (
             ("privacy", "sampling", "rate"),
@@ -87,44 +81,66 @@ def check_sampling_rate(sections: Sections) -> Iterator[PathMessage]:
         )
 
 
-def check_budgets(sections: Sections) -> Iterator[PathMessage]:
-    """Yield the clients with a budget that do not exist."""
-    clients = sections.num_clients
-    if sections.privacy is None or clients is None:
+_LR_SCHEDULE = ("local", "lr_schedule")
+
+
+def check_lr_schedule(local: LocalSettings, sections: Sections) -> Iterator[PathMessage]:
+    """Yield what a schedule of learning rates contradicts: a theorem has one learning rate."""
+    privacy, federation = sections.privacy, sections.federation
+    if local.lr_schedule is None:
         return
-    rule = _unknown_client(clients)
-    for name, entry in sections.privacy.clients.items():
+    if privacy is not None and privacy.trust.name != "local" and privacy.release_kind.draws_lots:
+        yield (
+            _LR_SCHEDULE,
+            f"trust: {privacy.trust.name} plans the grid of all sums for one learning rate; remove "
+            "lr_schedule, or use trust: local",
+        )
+    for number in () if federation is None else (1, federation.rounds):
+        rate = local.learning_rate(number)
+        if rate <= 0.0:
+            yield (
+                _LR_SCHEDULE,
+                f"the learning rate of round {number} is {rate:g}, and that round would teach "
+                "nothing at full cost; end the schedule later, or set a larger eta_min or gamma",
+            )
+            return
+
+
+def check_budgets(privacy: PrivacySettings, num_clients: int) -> Iterator[PathMessage]:
+    """Yield the clients with a budget that do not exist."""
+    rule = _unknown_client(num_clients)
+    for name, entry in privacy.clients.items():
         path: KeyPath = ("privacy", "clients", name)
-        if is_client(name) and int(name) >= clients:
+        if is_client(name) and int(name) >= num_clients:
             yield path, rule
         for position, member in enumerate(entry.members or ()):
-            if member >= clients:
+            if member >= num_clients:
                 yield (*path, "members", position), rule
 
 
 def check_budget_files(privacy: PrivacySettings, base: Path) -> Iterator[PathMessage]:
-    """Yield the mistakes in the tables of budgets.
-
-    Args:
-        privacy: the `privacy` section.
-        base: the directory in which relative paths start.
-    """
+    """Yield the mistakes in the tables of budgets."""
     for name, entry in privacy.clients.items():
         if entry.csv is not None:
             yield from messages_at(
-                ("privacy", "clients", name, "csv"), check_table(entry.csv, base)
+                ("privacy", "clients", name, "csv"), check_file(entry.csv, base, ".csv")
             )
 
 
-def check_faults(sections: Sections) -> Iterator[PathMessage]:
-    """Yield the faults of clients that do not exist, and stragglers without a deadline."""
-    clients = sections.num_clients
-    for position, fault in enumerate(sections.faults):
+def check_faults(faults: list[FaultSettings], num_clients: int) -> Iterator[PathMessage]:
+    """Yield the faults of clients that do not exist."""
+    for position, fault in enumerate(faults):
         for place, client in enumerate(fault.clients or ()):
-            if clients is not None and client >= clients:
-                yield ("faults", position, "clients", place), _unknown_client(clients)
-        no_deadline = sections.federation is not None and sections.federation.deadline is None
-        if fault.kind == "straggler" and no_deadline:
+            if client >= num_clients:
+                yield ("faults", position, "clients", place), _unknown_client(num_clients)
+
+
+def check_stragglers(
+    faults: list[FaultSettings], federation: FederationSettings
+) -> Iterator[PathMessage]:
+    """Yield the stragglers without a deadline."""
+    for position, fault in enumerate(faults):
+        if fault.kind == "straggler" and federation.deadline is None:
             yield (
                 ("faults", position),
                 "a straggler needs a deadline to miss; set federation.deadline, in seconds",
@@ -141,46 +157,41 @@ def _unknown_client(clients: int) -> str:
 _PARTICIPATION: KeyPath = ("federation", "participation")
 
 
-def check_schemes(sections: Sections) -> Iterator[PathMessage]:
-    """Yield the mistakes of a scheme that does not fit the clients, or the trust model."""
-    if sections.federation is None:
-        return
-    match sections.federation.participation:
+def check_clients_of_scheme(
+    federation: FederationSettings, num_clients: int, round_sizes: RoundSizes
+) -> Iterator[PathMessage]:
+    """Yield the mistakes of a scheme that does not fit the clients."""
+    match federation.participation:
         case CyclicParticipation() as cyclic:
-            yield from _check_groups(cyclic, sections)
+            yield from _check_groups(cyclic, num_clients)
         case TraceParticipation() as trace:
-            yield from _check_trace(trace, sections)
+            yield from _check_trace(trace, federation.rounds, num_clients, round_sizes)
         case BufferedParticipation() as buffered:
-            yield from _check_buffer(buffered, sections)
-            yield from _check_stale_updates(sections)
+            yield from _check_buffer(buffered, num_clients)
         case _:
             pass
 
 
-def check_partial_work(sections: Sections) -> Iterator[PathMessage]:
+_PARTIAL_WORK: KeyPath = ("federation", "partial_work")
+
+
+def check_partial_work(federation: FederationSettings, sections: Sections) -> Iterator[PathMessage]:
     """Yield the mistakes of `federation.partial_work`: where no part of the work is defined."""
-    federation, privacy, local = sections.federation, sections.privacy, sections.local
-    if federation is None or federation.partial_work is None:
-        return
-    place: KeyPath = ("federation", "partial_work")
+    privacy, local = sections.privacy, sections.local
     settings = federation.partial_work
+    if settings is None:
+        return
     if federation.participation.scheme == "poisson" and privacy is not None:
         yield (
-            place,
+            _PARTIAL_WORK,
             "names stragglers among the clients of a round, and private Poisson draws are secret; "
             "remove partial_work, or use participation: {scheme: uniform}",
         )
     if settings.on_partial == "drop":
-        if sections.round_sizes is not None and sections.round_sizes[1] < 1:
-            yield (
-                place,
-                f"share {settings.share:g} leaves out every client of a round; lower it, or use "
-                "on_partial: keep",
-            )
         return
     if local is not None and local.steps == 1:
         yield (
-            place,
+            _PARTIAL_WORK,
             "a round of one step has no part; set local.steps to 2 or more, or use on_partial: "
             "drop",
         )
@@ -188,42 +199,65 @@ def check_partial_work(sections: Sections) -> Iterator[PathMessage]:
         return
     if privacy.sampling.scheme.divides_rounds:
         yield (
-            place,
+            _PARTIAL_WORK,
             "secure noise divides the examples anew in rounds of equal length, and stragglers have "
             "shorter ones; use sampling: poisson, or on_partial: drop",
         )
 
 
-def _check_groups(settings: CyclicParticipation, sections: Sections) -> Iterator[PathMessage]:
-    clients, groups = sections.num_clients, settings.groups
-    if clients is None:
-        return
+def check_dropped_work(
+    federation: FederationSettings, round_sizes: RoundSizes
+) -> Iterator[PathMessage]:
+    """Yield a share of stragglers that leaves nobody in a round."""
+    settings = federation.partial_work
+    if settings is not None and settings.on_partial == "drop" and round_sizes[1] < 1:
+        yield (
+            _PARTIAL_WORK,
+            f"share {settings.share:g} leaves out every client of a round; lower it, or use "
+            "on_partial: keep",
+        )
+
+
+def _check_groups(settings: CyclicParticipation, clients: int) -> Iterator[PathMessage]:
+    groups = settings.groups
     if groups is not None and groups > clients:
         rule = f"must be at most {clients}, the number of clients, got {groups}"
         yield (*_PARTICIPATION, "groups"), rule
     if settings.members is None:
         return
-    # Imported here, as below: numpy is slow to import, and most files do not need it.
-    from fedsim.experiment.rules.schedules import first_difference
+    from fedsim.server.participation.participation import groups_of
 
-    if difference := first_difference(settings, clients):
-        yield (*_PARTICIPATION, "members"), difference
+    members = {client for group in groups_of(settings, clients) for client in group}
+    known = set(range(clients))
+    if members - known:
+        yield (
+            (*_PARTICIPATION, "members"),
+            f"name client {min(members - known)}, and clients are 0 to {clients - 1} "
+            "(data.partition.num_clients); remove it",
+        )
+    elif known - members:
+        yield (
+            (*_PARTICIPATION, "members"),
+            f"client {min(known - members)} is in no group; add it to one",
+        )
 
 
-def _check_trace(settings: TraceParticipation, sections: Sections) -> Iterator[PathMessage]:
-    if sections.num_clients is None or settings.availability is None:
+def _check_trace(
+    settings: TraceParticipation, rounds: int, clients: int, round_sizes: RoundSizes
+) -> Iterator[PathMessage]:
+    if settings.availability is None:
         return
-    from fedsim.experiment.rules.schedules import unknown_client
+    from fedsim.server.participation.schedules import TraceSchedule
 
-    unknown = unknown_client(settings, sections.num_clients)
+    named = TraceSchedule(0, clients, clients, settings.availability).clients
+    unknown = min((client for client in named if client >= clients), default=None)
     if unknown is not None:
         yield (
             _PARTICIPATION,
-            f"the trace names client {unknown}, and clients are 0 to {sections.num_clients - 1} "
+            f"the trace names client {unknown}, and clients are 0 to {clients - 1} "
             "(data.partition.num_clients); remove it from the trace",
         )
-    elif sections.round_sizes == (0, 0):
-        rounds = 0 if sections.federation is None else sections.federation.rounds
+    elif round_sizes == (0, 0):
         yield (
             _PARTICIPATION,
             f"none of the {rounds} rounds has {settings.min_available} available clients "
@@ -231,16 +265,18 @@ def _check_trace(settings: TraceParticipation, sections: Sections) -> Iterator[P
         )
 
 
-def _check_buffer(settings: BufferedParticipation, sections: Sections) -> Iterator[PathMessage]:
-    federation, clients = sections.federation, sections.num_clients
-    if federation is not None and federation.clients_per_round is not None:
+def check_buffered_rounds(federation: FederationSettings) -> Iterator[PathMessage]:
+    """Yield a second number of clients of a round with a buffer."""
+    is_buffered = federation.participation.scheme == "buffered"
+    if is_buffered and federation.clients_per_round is not None:
         yield (
             ("federation", "clients_per_round"),
             "a buffered round has buffer_size clients; remove clients_per_round, and set "
             "participation.buffer_size",
         )
-    if clients is None:
-        return
+
+
+def _check_buffer(settings: BufferedParticipation, clients: int) -> Iterator[PathMessage]:
     for key in ("concurrency", "buffer_size"):
         if getattr(settings, key) > clients:
             yield (
@@ -256,10 +292,15 @@ def _check_buffer(settings: BufferedParticipation, sections: Sections) -> Iterat
         )
 
 
-def _check_stale_updates(sections: Sections) -> Iterator[PathMessage]:
+def check_stale_updates(
+    federation: FederationSettings, sections: Sections
+) -> Iterator[PathMessage]:
     """Yield what needs all clients of a round to start with it."""
-    scheme, privacy = (*_PARTICIPATION, "scheme"), sections.privacy
-    if sections.secure_aggregation is not None:
+    privacy, secure_aggregation = sections.privacy, sections.secure_aggregation
+    scheme = (*_PARTICIPATION, "scheme")
+    if federation.participation.scheme != "buffered":
+        return
+    if secure_aggregation is not None:
         yield (
             scheme,
             "the server scales each update of a buffer by its own staleness, and "
@@ -284,21 +325,14 @@ def _check_stale_updates(sections: Sections) -> Iterator[PathMessage]:
 
 
 def check_poisson_draws(
-    federation: FederationSettings,
-    privacy: PrivacySettings | None,
-    secure: SecureAggregationSettings | None,
+    federation: FederationSettings, sections: Sections
 ) -> Iterator[PathMessage]:
-    """Yield (path, message) for every condition of Poisson draws that fails.
-
-    Args:
-        federation: the `federation` section.
-        privacy: the `privacy` section; None if there is none.
-        secure: the `secure_aggregation` section; None if there is none.
-    """
+    """Yield (path, message) for every condition of Poisson draws that fails."""
+    privacy, secure_aggregation = sections.privacy, sections.secure_aggregation
     if federation.participation.scheme != "poisson":
         return
-    scheme = ("federation", "participation", "scheme")
-    if secure is not None:
+    scheme = (*_PARTICIPATION, "scheme")
+    if secure_aggregation is not None:
         yield (
             scheme,
             "the parties of secure_aggregation see who takes part in a sum, and a draw may take "

@@ -1,11 +1,10 @@
-"""Rules of the data, of the model, and of the metrics that score it."""
+"""Rules of the data, of the model, of the metrics that score it and of their trackers."""
 
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from pydantic import ValidationError
-
+from fedsim.clients.local_settings import LocalSettings
 from fedsim.core.metrics import LOSS, METRICS, TASK_OF_LOSS, metric_key, wrong_task
 from fedsim.data.catalog import DATASETS
 from fedsim.data.file_names import TooManyFilesError, matching_files
@@ -20,19 +19,21 @@ from fedsim.data.settings import (
 )
 from fedsim.data.tables.settings import ColumnSettings
 from fedsim.experiment.errors import KeyPath, value_text
-from fedsim.experiment.messages import PathMessage, validation_messages
+from fedsim.experiment.messages import PathMessage, args_messages, finite_messages, messages_at
 from fedsim.experiment.references import (
-    check_data_file,
+    DATA_SUFFIXES,
+    TABLE_SUFFIXES,
+    check_file,
     check_folder,
     check_name,
-    check_table_file,
-    check_weights,
 )
-from fedsim.experiment.rules.sections import Sections, finite_messages, messages_at
+from fedsim.experiment.rules.sections import Sections
 from fedsim.models.catalog import LOSSES, MODELS
 from fedsim.models.features.settings import FeatureShapeError, shape_after
 from fedsim.models.settings import ModelSettings
-from fedsim.personalization.settings import LabelPriorSettings
+from fedsim.personalization.settings import LabelPriorSettings, PersonalizationSettings
+from fedsim.server.settings import EvaluationSettings, FederationSettings
+from fedsim.simulation.settings import TRACKERS, RuntimeSettings
 
 _DATASET: KeyPath = ("data", "dataset")
 _ARGS: KeyPath = ("data", "args")
@@ -40,12 +41,7 @@ _PARTITION: KeyPath = ("data", "partition")
 
 
 def check_data(data: DataSettings, base: Path) -> Iterator[PathMessage]:
-    """Yield (path, message) for every broken rule of `data:`.
-
-    Args:
-        data: the section.
-        base: the directory in which relative paths start.
-    """
+    """Yield (path, message) for every broken rule of `data:`."""
     yield from finite_messages(data.args, _ARGS)
     yield from _check_images(data)
     yield from _check_partition(data, base)
@@ -64,10 +60,7 @@ def _check_built_in(data: DataSettings, name: str, base: Path) -> Iterator[PathM
         if data.args:
             yield _ARGS, f"the built-in dataset {name!r} takes no arguments; remove args"
         return
-    try:
-        entry.args.model_validate(data.args)
-    except ValidationError as error:
-        yield from validation_messages(error, data.args, entry.args, _ARGS)
+    yield from args_messages(data.args, entry.args, _ARGS)
     if data.folder is not None:
         yield from messages_at((*_ARGS, "path"), check_folder(data.folder, base))
 
@@ -119,7 +112,7 @@ def _check_partition(data: DataSettings, base: Path) -> Iterator[PathMessage]:
     if not files:
         yield (*_PARTITION, "pattern"), f"no file matches {os.path.join(base, division.pattern)!r}"
     for path in files.values():
-        problem = check_table_file(str(path), base)
+        problem = check_file(str(path), base, *TABLE_SUFFIXES)
         if problem is not None:
             yield (*_PARTITION, "pattern"), f"matches {path.name!r}, and a table {problem}"
             return
@@ -140,9 +133,9 @@ def _check_file_dataset(
         purpose = FileDataset.model_fields["path"].description
         yield (*_DATASET, "path"), f"missing; {purpose}"
     else:
-        yield from messages_at((*_DATASET, "path"), check_data_file(dataset.path, base))
+        yield from messages_at((*_DATASET, "path"), check_file(dataset.path, base, *DATA_SUFFIXES))
     if dataset.test is not None:
-        yield from messages_at((*_DATASET, "test"), check_table_file(dataset.test, base))
+        yield from messages_at((*_DATASET, "test"), check_file(dataset.test, base, *TABLE_SUFFIXES))
         if data.test_fraction is not None:
             yield (
                 ("data", "test_fraction"),
@@ -179,26 +172,17 @@ def _check_file_dataset(
 
 
 def check_model(model: ModelSettings, base: Path) -> Iterator[PathMessage]:
-    """Yield the mistakes in the names of model and loss, and in the model's arguments.
-
-    Args:
-        model: the `model` section.
-        base: the directory in which relative paths start.
-    """
+    """Yield the mistakes in the names of model and loss, and in the model's arguments."""
     args: KeyPath = ("model", "args")
     yield from messages_at(("model", "loss"), check_name(model.loss, "loss", LOSSES, base))
     yield from messages_at(("model", "name"), check_name(model.name, "model", MODELS, base))
     if model.init is not None:
-        yield from messages_at(("model", "init"), check_weights(model.init, base))
+        yield from messages_at(("model", "init"), check_file(model.init, base, ".safetensors"))
     yield from _check_trained_part(model)
     if model.name not in MODELS:
         yield from finite_messages(model.args, args)
         return
-    entry = MODELS[model.name]
-    try:
-        entry.args.model_validate(model.args)
-    except ValidationError as error:
-        yield from validation_messages(error, model.args, entry.args, args)
+    yield from args_messages(model.args, MODELS[model.name].args, args)
 
 
 def _check_trained_part(model: ModelSettings) -> Iterator[PathMessage]:
@@ -218,17 +202,18 @@ def _check_trained_part(model: ModelSettings) -> Iterator[PathMessage]:
 
 def check_features(sections: Sections) -> Iterator[PathMessage]:
     """Yield the mistakes in `data.features` and in the shapes of `model.features`."""
-    if sections.model is not None:
-        yield from _check_transforms(sections.model, sections.data)
-    if sections.data is None or sections.data.features != "tokens":
+    model, data = sections.model, sections.data
+    if model is not None:
+        yield from _check_transforms(model, data)
+    if data is None or data.features != "tokens":
         return
     path: KeyPath = ("data", "features")
-    if isinstance(sections.data.dataset, str) and sections.data.dataset in DATASETS:
-        yield path, f"{sections.data.dataset} has numbers, no tokens; remove features"
-    if sections.model is not None and sections.model.name in MODELS:
+    if isinstance(data.dataset, str) and data.dataset in DATASETS:
+        yield path, f"{data.dataset} has numbers, no tokens; remove features"
+    if model is not None and model.name in MODELS:
         yield (
             path,
-            f"the built-in model {sections.model.name!r} takes numbers; use a model of your "
+            f"the built-in model {model.name!r} takes numbers; use a model of your "
             "own that begins with an embedding, or features: numbers",
         )
 
@@ -253,18 +238,19 @@ def _check_transforms(model: ModelSettings, data: DataSettings | None) -> Iterat
         )
 
 
-def check_views(sections: Sections) -> Iterator[PathMessage]:
+def check_views(local: LocalSettings, sections: Sections) -> Iterator[PathMessage]:
     """Yield the reasons why examples have no views (`local.augmentations`)."""
-    if sections.local is None or sections.local.views is None:
+    data, model = sections.data, sections.model
+    if local.views is None:
         return
-    key = "augmentations" if sections.local.augment is None else "augment"
-    if sections.data is not None and sections.data.features == "tokens":
+    key = "augmentations" if local.augment is None else "augment"
+    if data is not None and data.features == "tokens":
         yield (
             ("local", key),
             "views shift, mirror or blur numbers, and data.features is tokens; remove "
             "augmentations and augment",
         )
-    if sections.model is not None and sections.model.features:
+    if model is not None and model.features:
         yield (
             ("local", key),
             "views are drawn anew in each step, and model.features transforms each example once, "
@@ -272,13 +258,14 @@ def check_views(sections: Sections) -> Iterator[PathMessage]:
         )
 
 
-def check_test_metrics(sections: Sections, base: Path) -> Iterator[PathMessage]:
+def check_test_metrics(
+    evaluation: EvaluationSettings, base: Path, sections: Sections
+) -> Iterator[PathMessage]:
     """Yield the mistakes in `evaluation.metrics` that show without data and plug-ins."""
-    if sections.evaluation is None:
-        return
+    model = sections.model
     keys = {LOSS: "loss, which is always computed"}
-    task = None if sections.model is None else TASK_OF_LOSS.get(sections.model.loss)
-    for index, name in enumerate(sections.evaluation.metrics or ()):
+    task = None if model is None else TASK_OF_LOSS.get(model.loss)
+    for index, name in enumerate(evaluation.metrics or ()):
         path: KeyPath = ("evaluation", "metrics", index)
         key = metric_key(name)
         if name == LOSS:
@@ -295,17 +282,19 @@ def check_test_metrics(sections: Sections, base: Path) -> Iterator[PathMessage]:
         keys.setdefault(key, name)
 
 
-def check_early_stopping(sections: Sections) -> Iterator[PathMessage]:
+def check_early_stopping(
+    federation: FederationSettings, model: ModelSettings, sections: Sections
+) -> Iterator[PathMessage]:
     """Yield the mistakes in the metric of `federation.early_stopping`."""
-    federation, evaluation = sections.federation, sections.evaluation
-    if federation is None or federation.early_stopping is None or sections.model is None:
+    evaluation = sections.evaluation
+    if federation.early_stopping is None:
         return
     place: KeyPath = ("federation", "early_stopping", "metric")
     metric, chosen = federation.early_stopping.metric, None
     if evaluation is not None and evaluation.metrics is not None:
         chosen = [metric_key(name) for name in evaluation.metrics]
     if chosen is None:  # those of the task; of a loss of one's own it is known later
-        task = TASK_OF_LOSS.get(sections.model.loss)
+        task = TASK_OF_LOSS.get(model.loss)
         chosen = ["mse", "r2"] if task == "regression" else ["accuracy"]
         if task is None:
             chosen += ["mse", "r2"]
@@ -318,56 +307,70 @@ def check_early_stopping(sections: Sections) -> Iterator[PathMessage]:
         )
 
 
-def check_evaluation(sections: Sections) -> Iterator[PathMessage]:
+def check_evaluation(evaluation: EvaluationSettings, sections: Sections) -> Iterator[PathMessage]:
     """Yield the mistakes in the evaluation on clients' held-out examples."""
-    if sections.evaluation is None or sections.evaluation.holdout is None:
+    privacy, secure_aggregation = sections.privacy, sections.secure_aggregation
+    if evaluation.holdout is None:
         return
     section: KeyPath = ("evaluation", "holdout")
-    if sections.privacy is not None:
+    if privacy is not None:
         yield (
             section,
             "a client's score on its own examples is a release that no ε of this experiment "
             "covers; remove holdout (evaluation.holdout=null): scores on the server's public test "
             "set cost nothing",
         )
-    if sections.secure_aggregation is not None:
+    if secure_aggregation is not None:
         yield (
             section,
             "clients send their scores in clear, beside updates that secure_aggregation hides; "
             "remove holdout, or the section secure_aggregation",
         )
-    evaluated = sections.evaluation.clients
-    clients = sections.num_clients
-    if evaluated is not None and clients is not None and evaluated > clients:
-        rule = f"must be <= data.partition.num_clients ({value_text(clients)})"
+
+
+def check_evaluated_clients(
+    evaluation: EvaluationSettings, num_clients: int
+) -> Iterator[PathMessage]:
+    """Yield a number of clients that evaluate above that of all clients."""
+    evaluated = evaluation.clients
+    if evaluated is not None and evaluated > num_clients:
+        rule = f"must be <= data.partition.num_clients ({value_text(num_clients)})"
         yield ("evaluation", "clients"), f"{rule}, got {value_text(evaluated)}"
 
 
-def check_personalization(sections: Sections) -> Iterator[PathMessage]:
+def check_personalization(
+    personalization: PersonalizationSettings, sections: Sections
+) -> Iterator[PathMessage]:
     """Yield the mistakes in `personalization`."""
-    personal = sections.personalization
-    if personal is None:
-        return
+    model, evaluation, privacy = sections.model, sections.evaluation, sections.privacy
     section: KeyPath = ("personalization",)
-    loss = None if sections.model is None else sections.model.loss
-    if isinstance(personal, LabelPriorSettings) and loss in LOSSES and loss != "cross_entropy":
+    loss = None if model is None else model.loss
+    is_prior = isinstance(personalization, LabelPriorSettings)
+    if is_prior and loss in LOSSES and loss != "cross_entropy":
         yield (
             (*section, "method"),
             f"label_prior shifts the logits of classes, and model.loss {loss} has no classes; use "
             "method: fine_tune or ditto",
         )
-    if personal.holdout is None:
+    holdout = personalization.holdout
+    if holdout is None:
         return
-    evaluation = sections.evaluation
-    if evaluation is not None and evaluation.holdout not in (None, personal.holdout):
+    if evaluation is not None and evaluation.holdout not in (None, holdout):
         yield (
             (*section, "holdout"),
-            f"a client holds out its examples once: got {value_text(personal.holdout)}, and "
+            f"a client holds out its examples once: got {value_text(holdout)}, and "
             f"evaluation.holdout is {value_text(evaluation.holdout)}; set both to one number",
         )
-    if sections.privacy is not None and sections.privacy.adjacency.name == "add_remove":
+    if privacy is not None and privacy.adjacency.name == "add_remove":
         yield (
             (*section, "holdout"),
             "one more example would change which ones a client holds out, and so more than one "
             "example of its training; remove holdout, or use adjacency: zero_out",
         )
+
+
+def check_trackers(runtime: RuntimeSettings, base: Path) -> Iterator[PathMessage]:
+    """Yield the mistakes in `runtime.trackers` that show without importing a plug-in."""
+    for index, name in enumerate(runtime.trackers):
+        mistake = check_name(name, "tracker", TRACKERS, base)
+        yield from messages_at(("runtime", "trackers", index), mistake)

@@ -9,9 +9,6 @@ anything but these numbers is refused.
 from collections.abc import Iterator
 from operator import attrgetter
 
-from pydantic import ValidationError
-
-from fedsim.algorithms.catalog import algorithms
 from fedsim.algorithms.settings import AlgorithmSettings
 from fedsim.clients.local_settings import LocalSettings, SgdSettings
 from fedsim.clients.mechanisms.conditions import unmet
@@ -20,6 +17,7 @@ from fedsim.clients.privacy_settings import BoundedExamplesSettings, PrivacySett
 from fedsim.core.settings import Settings
 from fedsim.experiment.errors import KeyPath
 from fedsim.experiment.messages import PathMessage
+from fedsim.experiment.rules.algorithm import built_in_algorithm
 from fedsim.experiment.rules.sections import Sections
 from fedsim.models.catalog import MODELS
 from fedsim.models.settings import ModelSettings
@@ -38,20 +36,14 @@ _PROTECTED = {"example": "one example", "client": "everything of a client"}
 _GRADIENT = f"or use mechanism: {GRADIENT_PERTURBATION}"
 
 
-def check_perturbation(sections: Sections) -> Iterator[PathMessage]:
+def check_perturbation(privacy: PrivacySettings, sections: Sections) -> Iterator[PathMessage]:
     """Yield (path, message) for every setting that noise off the gradients has no proof for."""
-    privacy = sections.privacy
-    if privacy is None or privacy.mechanism.name == GRADIENT_PERTURBATION:
+    settings = privacy.mechanism
+    if settings.name == GRADIENT_PERTURBATION:
         return
-    yield from _check_view(privacy, KINDS[privacy.mechanism.name])
-    if isinstance(privacy.mechanism, BoundedExamplesSettings):
-        yield from _check_bounded(sections, privacy, privacy.mechanism)
-
-
-def _check_bounded(
-    sections: Sections, privacy: PrivacySettings, settings: BoundedExamplesSettings
-) -> Iterator[PathMessage]:
-    """Check what noise on models or examples of bounded norm needs."""
+    yield from _check_view(privacy, KINDS[settings.name])
+    if not isinstance(settings, BoundedExamplesSettings):
+        return
     if "adjacency_of_mechanism" in unmet(privacy.choices()):
         why = _WHY_NO_ADD_REMOVE[settings.name]
         yield (
@@ -180,12 +172,8 @@ def _check_descent(local: LocalSettings) -> Iterator[PathMessage]:
 
 def _check_steps(federation: FederationSettings) -> Iterator[PathMessage]:
     """Check that the algorithm leaves local steps as they are."""
-    kind = algorithms().get(federation.algorithm.name)
-    try:
-        changes = kind is not None and kind(federation.algorithm.options).client() is not None
-    except ValidationError:  # `check_algorithm` reports it
-        return
-    if changes:
+    algorithm = built_in_algorithm(federation)
+    if algorithm is not None and algorithm.client() is not None:
         yield (
             ("federation", "strategy"),
             "mechanism: output_perturbation has a proof for plain gradient descent alone, and "
@@ -206,13 +194,12 @@ def _check_linear(model: ModelSettings) -> Iterator[PathMessage]:
 _WHAT = "with local.gradient: zeroth_order"
 
 
-def check_zeroth_order(sections: Sections) -> Iterator[PathMessage]:
+def check_zeroth_order(local: LocalSettings, sections: Sections) -> Iterator[PathMessage]:
     """Yield (path, message) for every setting that zeroth-order steps do not go with."""
-    local = sections.local
-    if local is None or local.zeroth_order is None:
+    federation, privacy = sections.federation, sections.privacy
+    if local.zeroth_order is None:
         return
     yield from _check_local(local)
-    federation, privacy = sections.federation, sections.privacy
     if federation is not None and federation.algorithm.name != "fedavg":
         yield (
             ("federation", "strategy"),
@@ -323,16 +310,16 @@ _DEFAULTS = {"strategy": AlgorithmSettings.model_validate({"name": "fedavg", "se
 
 def check_pate(sections: Sections) -> Iterator[PathMessage]:
     """Yield the mistakes in `task` and `pate`, and keys that have no meaning for them."""
+    pate, privacy, federation = sections.pate, sections.privacy, sections.federation
     if sections.task != "pate":
-        if sections.pate is not None:
+        if pate is not None:
             yield ("pate",), "belongs to task: pate; add the key, or remove the section"
         return
-    if sections.pate is None and "pate" not in sections.mistaken:
+    if pate is None and "pate" not in sections.mistaken:
         yield (
             ("task",),
             "pate needs the section pate: {queries: ..., sigma_threshold: ..., sigma: ...}",
         )
-    privacy = sections.privacy
     unit = sections.unit if privacy is None else privacy.unit
     if unit != "client" and (privacy is not None or "privacy" in sections.mistaken):
         yield ("privacy", "unit"), _UNIT
@@ -340,10 +327,10 @@ def check_pate(sections: Sections) -> Iterator[PathMessage]:
         yield from _check_defaults("privacy", privacy)
     if sections.local is not None:
         yield from _check_defaults("local", sections.local)
-    if sections.federation is not None:
-        yield from _check_defaults("federation", sections.federation)
-        if sections.pate is not None:
-            yield from _check_batches(sections.pate, sections.federation.rounds)
+    if federation is not None:
+        yield from _check_defaults("federation", federation)
+        if pate is not None:
+            yield from _check_batches(pate, federation.rounds)
     yield from _check_other_sections(sections)
 
 
@@ -389,13 +376,14 @@ def _check_batches(pate: PateSettings, rounds: int) -> Iterator[PathMessage]:
 
 
 def _check_other_sections(sections: Sections) -> Iterator[PathMessage]:
-    if sections.model is not None and sections.model.loss in ("mse", "bce"):
+    model, evaluation = sections.model, sections.evaluation
+    if model is not None and model.loss in ("mse", "bce"):
         yield (
             ("model", "loss"),
-            f"task: pate needs classes to vote for, and loss {sections.model.loss} has none; use "
+            f"task: pate needs classes to vote for, and loss {model.loss} has none; use "
             "cross_entropy",
         )
-    if sections.model is not None and sections.model.has_local_base:
+    if model is not None and model.has_local_base:
         yield (
             ("model",),
             "task: pate trains whole models, and this one has a part that stays on its clients; "
@@ -407,7 +395,7 @@ def _check_other_sections(sections: Sections) -> Iterator[PathMessage]:
             "task: pate has no global model in the rounds from which a client could make its own; "
             "remove the section",
         )
-    if sections.evaluation is not None and sections.evaluation.holdout is not None:
+    if evaluation is not None and evaluation.holdout is not None:
         yield (
             ("evaluation", "holdout"),
             "with task: pate clients score no model; remove holdout",

@@ -12,7 +12,7 @@ from fedsim.clients.mechanisms.conditions import LINEAR_CLIPPINGS, Choices, unme
 from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.experiment.errors import KeyPath
 from fedsim.experiment.messages import PathMessage
-from fedsim.experiment.rules.sections import Sections
+from fedsim.experiment.rules.sections import RoundSizes, Sections
 from fedsim.models.catalog import TRAIN_METRICS
 from fedsim.secagg.settings import EncodingSettings, SecAggSettings, SecureAggregationSettings
 from fedsim.server.settings import FederationSettings
@@ -35,21 +35,17 @@ _EXAMPLE_KEYS: dict[str, tuple[tuple[object, ...], str]] = {
 _EXAMPLE_KEYS_OF_CLIENTS = ("max_grad_norm", "sampling_rate")
 
 
-def check_client_unit(
-    privacy: PrivacySettings,
-    federation: FederationSettings | None,
-    local: LocalSettings | None,
-    *,
-    votes: bool = False,
+def _check_client_unit(
+    privacy: PrivacySettings, sections: Sections, *, votes: bool
 ) -> Iterator[PathMessage]:
-    """Yield (path, message) for every setting that whole updates have no theorem for.
+    """Check that whole updates have a theorem for every setting.
 
     Args:
         privacy: the `privacy` section, with unit client.
-        federation: the `federation` section; None if it has mistakes.
-        local: the `local` section; None if it has mistakes.
+        sections: the others.
         votes: whether clients send votes, whose size is fixed, in place of updates.
     """
+    local, federation = sections.local, sections.federation
     if privacy.max_update_norm is None and not votes:
         yield (
             ("privacy",),
@@ -105,29 +101,17 @@ def _check_weights(
 _GRID_KEYS = EncodingSettings.model_fields.keys() - {"max_clients"}
 
 
-def check_trust(
-    privacy: PrivacySettings,
-    local: LocalSettings | None,
-    federation: FederationSettings | None,
-    secure: SecureAggregationSettings | None,
-    *,
-    votes: bool = False,
-) -> Iterator[PathMessage]:
-    """Yield (path, message) for every condition of the trust model and the unit that fails.
-
-    Args:
-        privacy: the `privacy` section.
-        local: the `local` section; None if it has mistakes.
-        federation: the `federation` section; None if it has mistakes.
-        secure: the `secure_aggregation` section; None if there is none.
-        votes: whether clients send votes in place of updates.
-    """
+def check_trust(privacy: PrivacySettings, sections: Sections) -> Iterator[PathMessage]:
+    """Yield (path, message) for every condition of the trust model and the unit that fails."""
+    if "secure_aggregation" in sections.mistaken:
+        return
+    local, secure, votes = sections.local, sections.secure_aggregation, sections.task == "pate"
     failed = unmet(_choices(privacy, local, secure, votes=votes))
     if "adjacency" in failed:
         path = ("privacy", "adjacency")
         yield path, f"{failed['adjacency']}; use zero_out or replace_one"
     if privacy.release_kind.protects_client:
-        yield from check_client_unit(privacy, federation, local, votes=votes)
+        yield from _check_client_unit(privacy, sections, votes=votes)
     if privacy.trust.name == "local":
         return
     if privacy.trust.name == "distributed":
@@ -260,11 +244,10 @@ def _check_noise(privacy: PrivacySettings, failed: Collection[str]) -> Iterator[
         )
 
 
-def check_secure_aggregation(sections: Sections) -> Iterator[PathMessage]:
-    """Yield the mistakes in `secure_aggregation`."""
-    secure = sections.secure_aggregation
-    if secure is None or sections.federation is None or sections.data is None:
-        return
+def check_secure_aggregation(
+    secure_aggregation: SecureAggregationSettings, sections: Sections
+) -> Iterator[PathMessage]:
+    """Yield what the parties of `secure_aggregation` would see in clear."""
     privacy = sections.privacy
     if privacy is not None and privacy.clipping.name == "adaptive" and not privacy.counts_in_sums:
         yield (
@@ -272,22 +255,23 @@ def check_secure_aggregation(sections: Sections) -> Iterator[PathMessage]:
             "adaptive sends each client's adapted bound to the server in clear, beside updates "
             "that secure_aggregation hides; use clipping: flat, or remove secure_aggregation",
         )
-    yield from _check_metrics(secure.metrics, private=sections.privacy is not None)
-    if sections.round_sizes is not None:
-        yield from _check_sizes(secure, sections, *sections.round_sizes)
+    yield from _check_metrics(secure_aggregation.metrics, private=privacy is not None)
 
 
-def _check_sizes(
-    secure: SecureAggregationSettings, sections: Sections, fewest: int, clients: int
+def check_min_clients(
+    secure_aggregation: SecureAggregationSettings,
+    federation: FederationSettings,
+    round_sizes: RoundSizes,
 ) -> Iterator[PathMessage]:
-    """Yield the mistakes that depend on the numbers of clients of the rounds."""
+    """Yield numbers of clients of a sum that the rounds do not have."""
     section: KeyPath = ("secure_aggregation",)
+    secure, (fewest, clients) = secure_aggregation, round_sizes
     if secure.min_clients > fewest:
         of_round = "a round" if fewest == clients else "the smallest round"
         yield (
             (*section, "min_clients"),
             f"must be at most {fewest}, the clients of {of_round}, got {secure.min_clients}; lower "
-            f"it, or raise {_ways_to_more_clients(sections)}",
+            f"it, or raise {_ways_to_more_clients(federation)}",
         )
     threshold = secure.protocol.threshold if isinstance(secure.protocol, SecAggSettings) else "auto"
     if threshold != "auto" and not clients // 2 < threshold <= fewest:
@@ -296,37 +280,46 @@ def _check_sizes(
             f"must be above half of the {clients} clients of a round and at most all of them, got "
             f"{threshold}; use auto",
         )
-    if sections.num_clients is not None:
-        yield from _check_client_keys(secure, sections.num_clients)
+
+
+def check_ring(
+    secure_aggregation: SecureAggregationSettings,
+    federation: FederationSettings,
+    round_sizes: RoundSizes,
+) -> Iterator[PathMessage]:
+    """Yield a sum that does not fit into the ring of its integers."""
     # Imported here: numpy is slow to import, and most files do not need it.
     from fedsim.secagg.encoding import FixedPointEncoder
     from fedsim.secagg.errors import CapacityError
     from fedsim.secagg.metrics import MetricGrids
 
-    weighted = sections.federation is not None and not sections.federation.weights.is_uniform
     try:
         encoder = FixedPointEncoder.from_settings(
-            secure.encoding, num_clients=clients, weighted=weighted
+            secure_aggregation.encoding,
+            num_clients=round_sizes[1],
+            weighted=not federation.weights.is_uniform,
         )
-        MetricGrids.from_bounds(secure.metrics, encoder)
+        MetricGrids.from_bounds(secure_aggregation.metrics, encoder)
     except CapacityError as error:
-        yield section, f"the sum does not fit into the ring: {error}"
+        yield ("secure_aggregation",), f"the sum does not fit into the ring: {error}"
 
 
-def _ways_to_more_clients(sections: Sections) -> str:
-    federation = sections.federation
-    if federation is not None and federation.participation.scheme == "trace":
+def _ways_to_more_clients(federation: FederationSettings) -> str:
+    if federation.participation.scheme == "trace":
         return "federation.participation.min_available, below which a round goes by"
     return "federation.clients_per_round"
 
 
-def _check_client_keys(secure: SecureAggregationSettings, clients: int) -> Iterator[PathMessage]:
+def check_client_keys(
+    secure_aggregation: SecureAggregationSettings, num_clients: int
+) -> Iterator[PathMessage]:
+    """Yield lists of keys that do not have one for each client."""
     for name in ("client_fingerprints", "client_files"):
-        named = len(getattr(secure.keys, name))
-        if named not in (0, clients):
+        named = len(getattr(secure_aggregation.keys, name))
+        if named not in (0, num_clients):
             yield (
                 ("secure_aggregation", "keys", name),
-                f"names {named} keys for {clients} clients "
+                f"names {named} keys for {num_clients} clients "
                 "(data.partition.num_clients); name one for each client, in their order, or none",
             )
 

@@ -69,7 +69,7 @@ def _terms(files: RunFiles, settings: PrivacySettings) -> tuple[ClientPrivacy, .
         num_clients=len(files.clients),
         seed=experiment.seed,
         tables=_tables(settings, files.clients),
-        clients_per_round=participation_of(experiment, len(files.clients)).round_sizes[1],
+        clients_per_round=participation_of(experiment).round_sizes[1],
     )
 
 
@@ -78,7 +78,7 @@ def step_schedule(files: RunFiles) -> StepSchedule:
     experiment = files.experiment
     settings, sizes = experiment.privacy, [row["examples"] or 0 for row in files.clients]
     terms = None if settings is None else _terms(files, settings)
-    participation = participation_of(experiment, len(sizes))
+    participation = participation_of(experiment)
     return StepSchedule.of(experiment, participation, terms, sizes)
 
 

@@ -33,7 +33,7 @@ from fedsim.clients.mechanisms.planner import calibrate_noise, plan_privacy
 from fedsim.clients.privacy_settings import PrivacySettings, RenyiAccountantSettings
 from fedsim.clients.sampling.catalog import SAMPLINGS
 from fedsim.clients.sampling.schemes import SamplingName
-from fedsim.experiment import Experiment
+from fedsim.experiment import ExperimentWithClients
 from fedsim.federation.client_plans import read_client_tables
 from fedsim.federation.federation import Federation
 from fedsim.federation.schedule import participation_of
@@ -83,7 +83,9 @@ class PlannedClient:
     privacy: PrivacySettings
 
 
-def planned_clients(experiment: Experiment, federation: Federation) -> tuple[PlannedClient, ...]:
+def planned_clients(
+    experiment: ExperimentWithClients, federation: Federation
+) -> tuple[PlannedClient, ...]:
     """Return the privacy plan of each client under other settings, as a run would make it.
 
     Args:
@@ -97,7 +99,7 @@ def planned_clients(experiment: Experiment, federation: Federation) -> tuple[Pla
     if privacy is None:
         raise PrivacyPlanError("there is nothing to plan: the experiment has no privacy section")
     sizes = federation.data.clients.sizes
-    participation = participation_of(experiment, len(sizes))
+    participation = participation_of(experiment)
     rounds = participation.planned_rounds()
     terms = resolve_client_privacy(
         privacy,

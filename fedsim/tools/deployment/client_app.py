@@ -20,7 +20,13 @@ from fedsim.clients.faults import PUBLIC_ERRORS
 from fedsim.clients.task import ClientTask
 from fedsim.core.errors import FedsimError
 from fedsim.core.plugin_errors import contained_exits, describe_error
-from fedsim.experiment import LoadedExperiment, load_experiment, read_settings
+from fedsim.experiment import (
+    ExperimentWithClients,
+    LoadedExperiment,
+    load_experiment,
+    read_settings,
+)
+from fedsim.experiment.load import with_clients
 from fedsim.federation.nodes import TaskSource, make_node_app, num_helpers
 from fedsim.federation.secure_setup import identity_of_client
 from fedsim.protocol.channel import ClientError, exchange
@@ -145,10 +151,14 @@ class NodeClient(ClientApp):
 
     def _answer(self, message: Message, context: Context) -> Message:
         path = self._directory / EXPERIMENT_FILE
-        asked = LoadedExperiment(read_settings(path), path, self._directory.absolute())
-        client = _node_number(asked, context)
-        if client >= asked.experiment.num_clients:
-            return _helper(load_experiment(path), message, context)
+        settings = read_settings(path)
+        asked = LoadedExperiment(settings, path, self._directory.absolute())
+        client = _node_number(settings, context)
+        if client >= settings.num_clients:
+            loaded = load_experiment(path)
+            return _helper(
+                with_clients(loaded, settings.num_clients), loaded.base, message, context
+            )
         state = state_directory(context.node_config)
         policy = policy_of_node(context.node_config, state)
         check_experiment(policy, asked)  # first: a refused experiment reads, keeps and runs nothing
@@ -221,28 +231,29 @@ class _GuardedTasks:
         return replace(task, secure=replace(task.secure, identity_of=identity_of))
 
 
-def _helper(loaded: LoadedExperiment, message: Message, context: Context) -> Message:
+def _helper(
+    experiment: ExperimentWithClients, base: Path, message: Message, context: Context
+) -> Message:
     """Answer as a helper: it has no data, no model and no ledger, but a record of its sums."""
     if message.metadata.message_type == LEDGER_TYPE:
         return empty_ledger_reply(message)
     record = partial(record_release, state_directory(context.node_config))
-    app = make_node_app(ClientApp(), loaded.experiment, loaded.base, record)
+    app = make_node_app(ClientApp(), experiment, base, record)
     return app(message, context)
 
 
-def _node_number(loaded: LoadedExperiment, context: Context) -> int:
+def _node_number(experiment: ExperimentWithClients, context: Context) -> int:
     """Return the number of this node; clients come first, then helpers.
 
     Raises:
         DeploymentError: the node's configuration has no number, or one that the experiment lacks.
     """
     number = context.node_config.get(PARTITION)
-    clients = loaded.experiment.num_clients
-    helpers = num_helpers(loaded.experiment)
+    clients, helpers = experiment.num_clients, num_helpers(experiment)
     if not isinstance(number, int) or not 0 <= number < clients + helpers:
         parties = f"{clients} clients" + (f" and {helpers} helpers" if helpers else "")
         raise DeploymentError(
             f"this SuperNode needs --node-config 'partition-id=K' with K from 0 to "
-            f"{clients + helpers - 1} ({loaded.experiment.name!r} has {parties}), got {number!r}"
+            f"{clients + helpers - 1} ({experiment.name!r} has {parties}), got {number!r}"
         )
     return number

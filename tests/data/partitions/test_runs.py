@@ -130,10 +130,13 @@ def test_combinations_are_refused_when_the_file_is_read(
 def test_footprint_names_every_file_and_function(tmp_path: Path) -> None:
     raw = experiment(tmp_path)
     (tmp_path / "p.py").write_text("def f(x, y, seed): ...\n")
+    (tmp_path / "m.py").write_text("def f2(outputs, targets): ...\n")
     raw["data"]["partition"] = {"scheme": "./p.py:f"}
+    raw["evaluation"] = {"metrics": ["accuracy", "./m.py:f2"]}
     found = find_footprint(load_experiment(raw, base=tmp_path))
-    assert found.code == ("./p.py:f",)
-    assert {path.name for path in found.files} == {"h.csv", "p.py"}
+    assert found.code == ("./p.py:f", "./m.py:f2")
+    assert {path.name for path in found.files} == {"h.csv", "p.py", "m.py"}
+    del raw["evaluation"]
     raw["data"] |= {
         "dataset": {"target": "ill", "test": "h.csv"},
         "partition": {"scheme": "files", "pattern": "*.csv"},

@@ -9,6 +9,7 @@ from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.experiment import ExperimentError, load_experiment
 from fedsim.experiment.references import read_public_tables
 from fedsim.experiment.rules.clients import check_poisson_draws
+from fedsim.experiment.rules.sections import Sections
 from fedsim.secagg.settings import SecureAggregationSettings
 from fedsim.server.settings import FederationSettings
 
@@ -36,7 +37,8 @@ def refused(
     content = {"rounds": 2, "participation": {"scheme": scheme}, **(federation or {})}
     settings = FederationSettings.model_validate(content)
     own = None if privacy is None else PrivacySettings.model_validate(privacy)
-    messages = list(check_poisson_draws(settings, own, secure))
+    sections = Sections(Path(), privacy=own, secure_aggregation=secure)
+    messages = list(check_poisson_draws(settings, sections))
     assert all("use " in text or "remove " in text for _, text in messages)
     return [".".join(map(str, path)) for path, _ in messages]
 
