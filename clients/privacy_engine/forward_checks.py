@@ -115,8 +115,8 @@ def _check_training_mode(call: nn.Module, examples: Tensor, rows: int) -> None:
 
         expected = watched(x)
         for other in _other_rows(x):
-            outputs = watched(torch.cat([other[:half], x[half:]]))
-            if not all(map(torch.equal, outputs, expected)):
+            changed = watched(torch.cat([other[:half], x[half:]]))
+            if not all(map(torch.equal, changed, expected)):
                 raise UnsafeModelError(
                     f"in training, with {rows} rows, the outputs of an example change with the "
                     "other examples; compute for each example alone, along other dimensions than "
