@@ -102,7 +102,8 @@ class _Groups:
             if other != name:
                 raise PrivacyPlanError(
                     f"privacy.clients: client {client} is in the groups {other!r} and {name!r}; "
-                    "a client may be in one group and have an entry of its own"
+                    "list it in one of them; settings for one client go into an entry named by "
+                    "its number"
                 )
 
     def check_exist(self, where: str, clients: "set[int] | list[int] | Table") -> None:

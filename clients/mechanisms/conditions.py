@@ -186,7 +186,7 @@ CONDITIONS: Mapping[str, Condition] = {
     "lots_of_adjacency": Condition(_lots_have_no_event, _no_event),
     "drawn_clients": Condition(
         lambda c: c.draws_clients and (c.trust, c.unit) != ("central", "client"),
-        lambda c: "drawing clients lowers the ε of no other cell than central trust, client unit",
+        lambda c: "drawing clients lowers ε only with trust: central and unit: client",
     ),
     "secret_draws": Condition(
         lambda c: c.draws_clients and c.protocol is not None,
@@ -201,18 +201,17 @@ CONDITIONS: Mapping[str, Condition] = {
             _off_gradients(c)
             and (c.trust != "local" or (c.kind.protects_client and not c.kind.local_trust_only))
         ),
-        lambda c: (
-            "noise off the gradients has no guarantee but in local trust, for the example unit"
-        ),
+        lambda c: "this privacy.mechanism has a guarantee only with trust: local and unit: example",
     ),
     "adjacency_of_mechanism": Condition(
         lambda c: _off_gradients(c) and c.adjacency == "add_remove",
-        lambda c: "noise off the gradients has no guarantee under add_remove adjacency",
+        lambda c: "this privacy.mechanism has no guarantee under add_remove adjacency",
     ),
     "noise_of_mechanism": Condition(
         lambda c: _off_gradients(c) and c.kind.later_rounds_are_free and c.noise == "secure",
         lambda c: (
-            "secure noise cannot be drawn twice, and noisy examples are made anew by a process"
+            "secure noise cannot be drawn again, and a process that restarts must make the same "
+            "noisy examples again"
         ),
     ),
     "correlation": Condition(
@@ -229,7 +228,7 @@ CONDITIONS: Mapping[str, Condition] = {
     ),
     "cell_of_correlation": Condition(
         lambda c: c.correlation != "none" and (c.trust != "local" or protects_client(c.unit)),
-        lambda c: "correlated noise has no guarantee but in local trust, for the example unit",
+        lambda c: "correlated noise has a guarantee only with trust: local and unit: example",
     ),
     "draws_of_correlation": Condition(
         lambda c: (
@@ -237,7 +236,7 @@ CONDITIONS: Mapping[str, Condition] = {
             and (c.adjacency not in CORRELATED["adjacency"] or c.noise not in CORRELATED["noise"])
         ),
         lambda c: (
-            "correlated noise has no guarantee but under zero_out adjacency, with seeded noise"
+            "correlated noise has a guarantee only under zero_out adjacency, with seeded noise"
         ),
     ),
     "clipping_of_correlation": Condition(

@@ -136,7 +136,7 @@ class InputMechanism(Mechanism):
         """
         bounds = self.bounds
         if bounds is None:
-            raise ValueError("noisy examples need the bounds of an example")
+            raise ValueError("noisy examples need their bounds: call for_examples first")
         x, _ = bounded_rows(features, bounds.max_feature_norm)
         y, _ = bounds.target_rows(targets)
         z = math.sqrt(2.0) * self.noise_multiplier

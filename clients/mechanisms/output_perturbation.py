@@ -149,9 +149,9 @@ class Descent:
             )
         if self.learning_rate > self.largest_rate:
             raise ValueError(
-                f"local.optimizer.lr = {self.learning_rate:g} may move two models apart in a step, "
-                f"and no sensitivity is proven: it may be at most 2 / (β + 2 λ) = "
-                f"{_rounded_down(self.largest_rate)} for features of norm "
+                f"local.optimizer.lr = {self.learning_rate:g} is so large that a step may increase "
+                f"the distance of two models, and no sensitivity is proven: set at most "
+                f"2 / (β + 2 λ) = {_rounded_down(self.largest_rate)} for features of norm "
                 f"{self.problem.examples.max_feature_norm:g} (privacy.max_feature_norm)"
             )
 
@@ -244,7 +244,7 @@ class OutputMechanism(ModelRelease):
             ValueError: `descent` is None, so that Δ is unknown.
         """
         if self.descent is None:
-            raise ValueError("the sensitivity of an unknown training is not known")
+            raise ValueError("the sensitivity needs the training: call for_training first")
         return self.noise_multiplier * self.descent.sensitivity
 
     def charges(self, first_step: int, steps: int, *, noise_factor: float = 1.0) -> Charges:
@@ -316,7 +316,7 @@ class OutputMechanism(ModelRelease):
         """
         descent = self.descent
         if descent is None:
-            raise ValueError("a release needs the training whose sensitivity is known")
+            raise ValueError("a release needs the sensitivity: call for_training first")
         begin = _project(start.double(), descent.radius)
         trained = train(begin, features, targets, descent, order=order, steps=steps)
         row = (trained - begin).unsqueeze(0)

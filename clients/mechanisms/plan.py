@@ -111,7 +111,7 @@ class PrivacyPlan:
         """
         if not isinstance(self.release, kind):
             name = type(self.release).__name__
-            raise TypeError(f"a client releases by {name}, and {kind.__name__} was asked for")
+            raise TypeError(f"the client's mechanism is {name}, and {kind.__name__} is needed")
         return self.release
 
     @cached_property

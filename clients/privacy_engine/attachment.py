@@ -406,6 +406,6 @@ def check_own_rows(losses: Tensor, outputs: Sequence[Tensor]) -> None:
         if float(off[finite].norm()) > eps**0.6 * float(size[finite].norm()):
             raise UnsafeModelError(
                 "the loss of an example depends on the outputs of other examples, as in a "
-                "contrastive loss or one that is divided by a sum over the lot; compute each "
+                "contrastive loss or one that is divided by a sum over the batch; compute each "
                 "example's loss from its own outputs"
             )

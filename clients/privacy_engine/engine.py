@@ -239,7 +239,7 @@ class PrivacyEngine(OpacusStyle):
         hint = attribute_hint(name)
         if hint is not None:
             raise AttributeError(
-                f"{name!r} of Opacus's PrivacyEngine has another place here: {hint}"
+                f"{name!r} of Opacus's PrivacyEngine is not supported; use instead: {hint}"
             )
         if "terms" not in self.__dict__ and (name in _OF_A_MODEL or hasattr(type(self), name)):
             raise AttributeError(

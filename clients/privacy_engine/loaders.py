@@ -57,11 +57,11 @@ class LotFeed:
     ) -> None:
         self.schedule = schedule
         self.parts_left = self.part = 0
-        self._parts_given = 0  # over all lots
+        self._parts_given = 0  # over all batches
         self.most, self._drop = max_physical_batch, drop
         self._current: Lot | None = None
-        self._is_looping = False  # whether the loop that asked for the current lot goes on
-        self._drawn = self._used = 0  # examples of the current part
+        self._is_looping = False  # whether the loop that asked for the current batch goes on
+        self._drawn = self._used = 0  # numbers of examples of the current part
 
     def take(self) -> Lot | None:
         """Return the current batch for a step, once; None if the engine did not draw the batch."""
@@ -85,24 +85,24 @@ class LotFeed:
         """
         if part != self.part:
             raise LotReuseError(
-                "a forward pass was made before this lot was given out, so its examples are "
-                "another lot's; run model(x) on the lot of this step"
+                "a forward pass was made before this batch was given out, so its examples are of "
+                "another batch; run model(x) on the batch of this step"
             )
         if not self.part:
             return
         self.check_open()
         if has_views and examples != self._drawn:
             raise LotReuseError(
-                f"the views of {examples} examples came through one backward pass, of a lot (or "
-                f"part) of {self._drawn}: run the model once on all views of all its examples, "
-                "those of an example side by side; max_physical_batch splits large lots"
+                f"the views of {examples} examples came through one backward pass, of a batch of "
+                f"{self._drawn} examples: run the model once on all views of all its examples, "
+                "those of an example side by side; max_physical_batch splits large batches"
             )
         if self._used + examples > self._drawn:
             raise LotReuseError(
-                f"{self._used + examples} examples came through backward passes, of a lot (or "
-                f"part) of {self._drawn}; its charge pays for one clipped gradient of each. For "
-                "K views of each example make the engine with augmentations=K; where an example is "
-                "a sequence, give the model (examples, tokens, ...) and flatten inside it"
+                f"{self._used + examples} examples came through backward passes, of a batch of "
+                f"{self._drawn}, which is charged for one clipped gradient of each. For K views of "
+                "each example make the engine with augmentations=K; where an example is a "
+                "sequence, give the model (examples, tokens, ...) and flatten inside it"
             )
         self._used += examples
 
@@ -114,8 +114,8 @@ class LotFeed:
         """
         if self.part and self._current is None:
             raise LotReuseError(
-                "the lot is released already, and a lot that the engine drew is used once: take "
-                "the next one from the loop, and call optimizer.step() once for each batch"
+                "the batch is released already, and a batch that the engine drew is used once: "
+                "take the next one from the loop, and call optimizer.step() once for each batch"
             )
 
     def check_used(self) -> None:
@@ -126,10 +126,11 @@ class LotFeed:
         """
         if self.part and self._used != self._drawn:
             raise LotReuseError(
-                f"{self._used} examples came through backward passes, of a lot (or part) of "
+                f"{self._used} examples came through backward passes, of a batch of "
                 f"{self._drawn}: run the model and loss.backward() on all of them, one row (or "
                 "augmentations=K rows) each, as a row of several examples or a choice of examples "
-                "has another sensitivity; leave examples out of the dataset before training"
+                "has another sensitivity; to leave examples out, remove them from the dataset "
+                "before training"
             )
 
     def indices(self, lots: Iterable[Lot]) -> Generator[np.ndarray, None, None]:
@@ -157,9 +158,9 @@ class LotFeed:
                 self._end_lot(lot, given)
             if self.schedule.steps != step + 1:
                 raise SkippedLotError(
-                    f"the lot of step {step} was followed by {self.schedule.steps - step} calls of "
-                    "optimizer.step() instead of one. A lot that is skipped, an empty one too, "
-                    "tells who is in it: call optimizer.step() once for each batch"
+                    f"the batch of step {step} was followed by {self.schedule.steps - step} calls "
+                    "of optimizer.step() instead of one. A batch that is skipped, even an empty "
+                    "one, reveals who is in it: call optimizer.step() once for each batch"
                 )
 
     def split(self, lot: Lot) -> list[np.ndarray]:
@@ -176,7 +177,10 @@ class LotFeed:
 
     def _check_next(self, given: int) -> None:
         if self.part != given:
-            raise EpochError("another loop has taken a lot; take the lots of one loop at a time")
+            raise EpochError(
+                "another loop has taken a batch; use one loop over engine.batches or a private "
+                "loader at a time"
+            )
         self.check_used()
 
     def _end_lot(self, lot: Lot, given: int) -> None:
@@ -294,13 +298,13 @@ def loader_sizes(loader: DataLoader[Any]) -> tuple[int, int]:
     dataset: Any = loader.dataset
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
         raise ValueError(
-            "data_loader must have a dataset with a length: lots are drawn from all examples; an "
-            "IterableDataset cannot be sampled"
+            "data_loader must have a dataset with a length: batches are drawn from all examples; "
+            "an IterableDataset cannot be sampled"
         )
     if loader.batch_size is None:
         raise ValueError(
-            "data_loader must have a batch_size; a batch_sampler of its own would be replaced, as "
-            "lots must be drawn as the account claims"
+            "data_loader must have a batch_size and no batch_sampler: the engine draws the "
+            "batches, as ε is computed for this sampling"
         )
     plain = isinstance(loader.sampler, SequentialSampler) or (
         isinstance(loader.sampler, RandomSampler) and not loader.sampler.replacement

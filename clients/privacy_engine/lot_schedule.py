@@ -166,7 +166,7 @@ class LotSchedule:
         """
         if not isinstance(self._terms.sampling, EpochLots):
             raise EpochError(
-                "begin_epoch() is for sampling='shuffle'; Poisson lots are charged step by step"
+                "begin_epoch() is for sampling='shuffle'; Poisson samples are charged step by step"
             )
         self._begin_pass(own=False)
 
@@ -191,7 +191,7 @@ class LotSchedule:
                 yield Lot(sampling.lot(num_examples, self._streams.lot(step)), step)
             return
         if not isinstance(sampling, EpochLots):
-            raise TypeError(f"no lots are known of {type(sampling).__name__}")
+            raise TypeError(f"the engine cannot draw batches by {type(sampling).__name__}")
         number, place = self._next_own(sampling.batches)
         divided = sampling.divide(num_examples, self._streams.lot(number))
         for _ in range(steps):
@@ -230,13 +230,13 @@ class LotSchedule:
             event = self.outside.event(examples, mechanism)
         elif examples > self._terms.sample_size:  # only under add_remove, with a small sample_size
             raise OutsideLotError(
-                f"a lot of {examples} examples, of sample_size={self._terms.sample_size}: rounding "
-                "is accounted for in smaller lots only; declare a larger sample_size"
+                f"a batch of {examples} examples exceeds sample_size={self._terms.sample_size}: "
+                "rounding is accounted for in smaller batches only; declare a larger sample_size"
             )
         elif lot.number != self.steps:
             raise EpochError(
-                f"the lot drawn for step {lot.number} is used in step {self.steps}; take the lots "
-                "of one loop at a time"
+                f"the batch drawn for step {lot.number} is used in step {self.steps}; use one loop "
+                "over batches at a time"
             )
         self.steps += 1
         return [(event, 1)]
@@ -274,8 +274,8 @@ class LotSchedule:
             expected = self._next_own(sampling.batches)
             if (lot.number, lot.place) != expected:
                 raise EpochError(
-                    f"lot {lot.place} of pass {lot.number} is used where lot {expected[1]} of pass "
-                    f"{expected[0]} is due; take the lots of one loop at a time"
+                    f"batch {lot.place} of pass {lot.number} is used where batch {expected[1]} of "
+                    f"pass {expected[0]} is due; use one loop over batches at a time"
                 )
             if lot.place == 0:
                 self._refuse_beyond_plan(sampling)
@@ -284,8 +284,8 @@ class LotSchedule:
         if not self._passes or self._own_pass or self._place == sampling.batches:
             raise EpochError(
                 "this step belongs to no pass over shuffled data: call engine.begin_epoch() "
-                "whenever the loader starts again, so that each pass is charged; or take lots from "
-                "engine.batches(x, y), which does it for you"
+                "whenever the loader starts again, so that each pass is charged; or take batches "
+                "from engine.batches(x, y), which does it for you"
             )
         self.outside.check_size(examples)
         if self._seen + examples > self._terms.sample_size:
@@ -304,5 +304,5 @@ class LotSchedule:
             raise BudgetExhaustedError(
                 f"the noise was calibrated to target_epsilon={self._terms.target_epsilon:g} for "
                 f"{self._paid} passes over the data, and so many have begun; one more would exceed "
-                "it. Take all lots of each pass, or make the engine with more epochs"
+                "it. Use all batches of each pass, or make the engine with more epochs"
             )

@@ -45,7 +45,7 @@ ARGUMENTS: Mapping[str, OpacusArgument] = {
         (None,), "pass seed=..., or secure_mode=True for noise that nobody can repeat"
     ),
     "rand_on_empty": OpacusArgument(
-        (False,), "an empty lot is a step of pure noise; call optimizer.step() for it, too"
+        (False,), "an empty batch is a step of pure noise; call optimizer.step() for it, too"
     ),
     "wrap_model": OpacusArgument(
         (True, False), "leave it out: the model is the same object, attached"
@@ -103,11 +103,11 @@ def without_opacus_arguments(settings: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in settings.items():
         known = ARGUMENTS.get(name)
         if name in RETIRED:
-            raise ValueError(f"{name}={value!r} of Opacus has another place here: {RETIRED[name]}")
+            raise ValueError(f"{name}={value!r} of Opacus is not supported; {RETIRED[name]}")
         if known is None:
             kept[name] = value
         elif not any(value is good or value == good for good in known.accepted):
-            raise ValueError(f"{name}={value!r} of Opacus has another place here: {known.instead}")
+            raise ValueError(f"{name}={value!r} of Opacus is not supported; {known.instead}")
     return kept
 
 
@@ -157,7 +157,7 @@ def lot_and_population(
         return batch_size, max(batch_size, math.floor(batch_size / sample_rate * (1 + 1e-9)))
     given = f"sample_rate={sample_rate:g} alone" if sample_rate is not None else "the model alone"
     raise ValueError(
-        f"{given} does not say how large lots and data are: add sample_size=len(dataset), the "
+        f"{given} does not say how large batches and data are: add sample_size=len(dataset), the "
         "public number of examples, and batch_size (or sample_rate); or call "
         "PrivacyEngine().make_private(module=..., optimizer=..., data_loader=...), which reads "
         "them from the loader"
@@ -191,7 +191,7 @@ class NoGradSample:
         return type(None), ()
 
     _hint = (
-        "'grad_sample' of Opacus has another place here: per-example gradients are clipped and "
-        "summed inside the engine, and p.grad is the noisy sum after optimizer.step(); counts of "
-        "the lot are in engine.private_statistics, which must not leave the client"
+        "'grad_sample' of Opacus is not supported: per-example gradients are clipped and summed "
+        "inside the engine, and p.grad is the noisy sum after optimizer.step(); counts of the "
+        "batch are in engine.private_statistics, which must not leave the client"
     )

@@ -59,9 +59,8 @@ class EngineAccount:
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
-            f"{name!r} of Opacus's accountants has another place here: engine.ledger has all "
-            "charges, engine.state_dict() stores them, and fedsim.accountant has accountants of "
-            "their own"
+            f"{name!r} of Opacus's accountants is not supported; engine.ledger has all charges, "
+            "engine.state_dict() stores them, and fedsim.accountant has separate accountants"
         )
 
 

@@ -23,8 +23,8 @@ FALSE_ALARM_PROBABILITY = 1e-9
 
 _FIX = (
     "The loader cuts or shuffles the data into batches, or has another batch size than declared, "
-    "so the epsilon would be too small. Take lots from engine.batches(x, y) or from the loader of "
-    "PrivacyEngine.make_private(...); or construct the engine with sampling='shuffle', which "
+    "so the epsilon would be too small. Take batches from engine.batches(x, y) or from the loader "
+    "of PrivacyEngine.make_private(...); or construct the engine with sampling='shuffle', which "
     "accounts for shuffled batches without amplification"
 )
 
@@ -83,8 +83,8 @@ class LotSizes:
         chance = chance_of_repeats(self._probabilities, lots, times)
         if chance < limit:
             raise NotPoissonError(
-                f"{times} of {lots} lots had {often} examples each; Poisson sampling, which the "
-                f"account claims, gives lots so alike with probability {chance:.1g}. {_FIX}"
+                f"{times} of {lots} batches had {often} examples each; Poisson sampling, as "
+                f"declared, gives batches so alike with probability {chance:.1g}. {_FIX}"
             )
 
     def _refuse_excess(self, lots: int, limit: float) -> None:
@@ -97,8 +97,8 @@ class LotSizes:
             chance = float(betainc(float(seen), float(possible - seen + 1), self._rate))
         if chance < limit:
             raise NotPoissonError(
-                f"{lots} lots had {seen} examples; the account claims Poisson samples of "
-                f"{possible * self._rate / lots:g} on average, which give so many with probability "
+                f"{lots} batches had {seen} examples; Poisson samples as declared, of "
+                f"{possible * self._rate / lots:g} on average, give so many with probability "
                 f"{chance:.1g}. Declare the batch_size and sample_size that the loader has. {_FIX}"
             )
 
@@ -144,7 +144,7 @@ def chance_of_repeats(probabilities: NDArray[np.float64], lots: int, times: int)
 logger = logging.getLogger(__name__)
 
 _WAYS = (
-    "take lots from engine.batches(x, y), engine.private_loader(loader) or "
+    "take batches from engine.batches(x, y), engine.private_loader(loader) or "
     "PrivacyEngine.make_private(...), or pass lots='poisson' if your loader draws each example "
     "independently with probability batch_size / sample_size"
 )
@@ -195,10 +195,10 @@ class OutsideLots:
         most: int = getattr(self._terms, name)
         if examples > most:
             raise OutsideLotError(
-                f"a lot of {examples} examples came through loss.backward(), of {name}={most}: "
-                "rows are no examples, or an example occurs twice, and its charge pays for one "
+                f"a batch of {examples} examples came through loss.backward(), of {name}={most}: "
+                "rows are not examples, or an example occurs twice, but each is charged for one "
                 "clipped gradient. For K views of each example make the engine with "
-                f"augmentations=K; else declare the {name} that the loader has"
+                f"augmentations=K; otherwise declare the {name} that the loader has"
             )
 
     def event(self, examples: int, mechanism: DpSgdMechanism) -> Event:
@@ -223,8 +223,8 @@ class OutsideLots:
         self._refuse_unaccounted()
         if self.are_amplified:
             logger.warning(
-                "a lot that the engine did not draw is charged without amplification by sampling, "
-                "and so is every further one; for a smaller epsilon %s",
+                "a batch that the engine did not draw is charged without amplification by "
+                "sampling, and so is every further one; for a smaller epsilon %s",
                 _WAYS,
             )
         self.are_amplified = False
@@ -238,7 +238,7 @@ class OutsideLots:
         """Resume from the counters that `state` returned."""
         sizes = state["sizes"]
         if not isinstance(sizes, Mapping):
-            raise TypeError(f"sizes of lots must be a map, got {sizes!r}")
+            raise TypeError(f"sizes of batches must be a map, got {sizes!r}")
         self._sizes.restore(dict(sizes))
         self.are_amplified = bool(state["are_amplified"])
 
@@ -247,10 +247,10 @@ class OutsideLots:
         if terms.target_epsilon is not None:
             raise OutsideLotError(
                 f"the noise was calibrated to target_epsilon={terms.target_epsilon:g} for Poisson "
-                f"lots, and this lot came from outside; {_WAYS}"
+                f"samples, and the engine did not draw this batch; {_WAYS}"
             )
         if terms.adjacency == "add_remove":
             raise OutsideLotError(
-                "adjacency='add_remove' has no guarantee for lots from outside: one more example "
-                f"may move others to another lot; {_WAYS}"
+                "adjacency='add_remove' has no guarantee for batches that the engine did not draw: "
+                f"one more example may move others to another batch; {_WAYS}"
             )

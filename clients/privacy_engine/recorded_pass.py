@@ -83,9 +83,9 @@ class RecordedPass:
         """
         if self._taken:
             raise BackwardError(
-                "backward ran again through a forward pass whose gradients are in the lot already "
-                "(retain_graph); its examples would count twice. Add the losses up and call "
-                "backward once, or make a new forward pass after optimizer.step()"
+                "backward ran again through a forward pass whose gradients are in the batch's sum "
+                "already (retain_graph); its examples would count twice. Add the losses up and "
+                "call backward once, or make a new forward pass after optimizer.step()"
             )
         self._ways.add(self._context.losses)
         if not any(other is self for other in self._context.pending):

@@ -36,8 +36,8 @@ def engine_state(
     """
     if steps.is_open:
         raise RuntimeError(
-            "a lot is open: the sum of virtual_step() has no noise yet and must not be stored; "
-            "call optimizer.step() first"
+            "a batch is unfinished: the sum of virtual_step() has no noise yet and must not be "
+            "stored; call optimizer.step() first"
         )
     return {
         "schema": _SCHEMA,

@@ -157,9 +157,10 @@ class PrivateSteps:
             if recorded.views > 1 and not self.feed.part:
                 recorded.clear()
                 raise OutsideLotError(
-                    "with augmentations, a lot from outside is one forward pass on all views of "
-                    "all its examples, those of an example side by side; take lots from "
-                    "engine.batches(x, y) with max_physical_batch where it exceeds memory"
+                    "with augmentations, a batch that the engine did not draw needs one forward "
+                    "pass on all views of all its examples, those of an example side by side; if "
+                    "that exceeds memory, take batches from engine.batches(x, y) with "
+                    "max_physical_batch"
                 )
             lot = self._new_lot(recorded) if self._lot is None else self._lot
             self._add(recorded, lot)

@@ -99,7 +99,7 @@ def privacy_terms(
         ValueError: an argument is outside its range, or arguments exclude each other.
     """
     sample_size = checked_count("sample_size", sample_size, "the public number of examples")
-    batch_size = checked_count("batch_size", batch_size, "the expected number of examples in a lot")
+    batch_size = checked_count("batch_size", batch_size, "the expected batch size")
     if batch_size > sample_size:
         raise ValueError(
             f"batch_size must be at most sample_size={sample_size}, got {batch_size}: the sampling "

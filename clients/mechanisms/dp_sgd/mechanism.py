@@ -144,7 +144,10 @@ class DpSgdMechanism(SummedMechanism):
         correlation, mechanism = self.correlation, self.mechanism
         if noise_factor != 1.0:
             if correlation is not None or not isinstance(mechanism, Gaussian):
-                raise ValueError("noise of a sum is known for one independent Gaussian a step only")
+                raise ValueError(
+                    "the noise of a sum is known only for steps of one Gaussian release, without "
+                    "correlated noise, parameter groups or adaptive clipping"
+                )
             mechanism = Gaussian(noise_factor * mechanism.noise_multiplier)
         if correlation is None:
             return self.sampling.charges(mechanism, first_step, steps)
@@ -232,7 +235,7 @@ class DpSgdMechanism(SummedMechanism):
         """Raise an error if correlated noise has no guarantee with this sampling and clipping."""
         if self.sampling.separation < correlation.bands:
             raise ValueError(
-                f"an example's lots may be {self.sampling.separation} steps apart, and "
+                f"two uses of an example may be {self.sampling.separation} steps apart, and "
                 f"{correlation.bands} bands of correlated noise need as many steps"
             )
         if self.clipping.count_noises:
@@ -244,7 +247,7 @@ class DpSgdMechanism(SummedMechanism):
         for sigma, bound in zip(self.standard_deviations(groups), groups.bounds, strict=True):
             if sigma < least * bound:
                 raise NoiseRangeError(
-                    f"noise of {sigma / bound:.3g} clipping bounds is too small for lots of "
+                    f"a noise_multiplier of {sigma / bound:.3g} is too small for batches of "
                     f"{self.expected_lot:g}: their sums would be cut off at the end of the grid; "
                     f"set a noise_multiplier of {least:.2g} or more, or 0 for no privacy"
                 )

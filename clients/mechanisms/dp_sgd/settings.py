@@ -156,15 +156,15 @@ def check_groups(groups: Groups, given: Mapping[str, object]) -> None:
         )
     if given["noise_correlation"] != "none":
         raise ValueError(
-            "groups have no proof for correlated noise; remove groups, or use noise_correlation: "
-            "none"
+            "correlated noise has no guarantee with groups; remove groups, or set "
+            "noise_correlation: none"
         )
     if given["noise_multiplier"] == 0.0 and any(
         group.noise_multiplier for group in groups.values()
     ):
         raise ValueError(
-            "noise_multiplier: 0 is no privacy, and a group has noise; remove the noise_multiplier "
-            "of every group, or that of privacy"
+            "noise_multiplier: 0 means no privacy, but a group has a noise_multiplier; remove the "
+            "noise_multiplier of every group, or privacy.noise_multiplier"
         )
     if has_all_noise(groups) and given["noise_multiplier"] is not None:
         raise ValueError(
@@ -174,11 +174,11 @@ def check_groups(groups: Groups, given: Mapping[str, object]) -> None:
 
 
 _REASONS = {
-    "sampling": "an example's lots must be at least `bands` steps apart",
+    "sampling": "two uses of an example must be at least `bands` steps apart",
     "noise": "the noise of earlier steps is computed again from the seed, and secure noise "
     "cannot be",
-    "adjacency": "its guarantee is proven for an example that is zeroed",
-    "clipping": "all steps are charged with one clipping bound",
+    "adjacency": "its guarantee is proven for zero_out only",
+    "clipping": "all steps are charged with one fixed clip norm",
     "on_exhausted": "the whole run is one event, charged before its first step",
 }
 
