@@ -150,7 +150,7 @@ class Descent:
         if self.learning_rate > self.largest_rate:
             raise ValueError(
                 f"local.optimizer.lr = {self.learning_rate:g} is so large that a step may increase "
-                f"the distance of two models, and no sensitivity is proven: set at most "
+                f"the distance of two models, and no sensitivity is proven: it may be at most "
                 f"2 / (β + 2 λ) = {_rounded_down(self.largest_rate)} for features of norm "
                 f"{self.problem.examples.max_feature_norm:g} (privacy.max_feature_norm)"
             )

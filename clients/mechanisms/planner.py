@@ -50,10 +50,10 @@ def affordable_steps(
     Args:
         step: the mechanism of each step.
         most: upper limit of the result, ≥ 0.
-        target_epsilon: > 0.
-        delta: in (0, 1).
+        target_epsilon: ε of the budget, > 0.
+        delta: δ of the budget, in (0, 1).
         accountant: the accountant of the target.
-        adjacency: what the guarantee protects against.
+        adjacency: which data sets are neighbours.
     """
 
     def epsilon(steps: int) -> float:
@@ -79,9 +79,9 @@ def epsilon_of_steps(
     Args:
         step: the mechanism of each step.
         steps: number of steps, ≥ 0.
-        delta: in (0, 1).
+        delta: δ at which ε is computed, in (0, 1).
         accountant: the accountant that computes ε.
-        adjacency: what ε protects against.
+        adjacency: which data sets are neighbours.
     """
     if steps == 0:
         return 0.0
@@ -110,10 +110,10 @@ def calibrate_noise(
     Args:
         sampling: how batches are drawn.
         steps: number of all planned steps, ≥ 1.
-        target_epsilon: > 0.
-        delta: in (0, 1).
+        target_epsilon: ε of the budget, > 0.
+        delta: δ of the budget, in (0, 1).
         accountant: the accountant of the target.
-        adjacency: what the guarantee protects against.
+        adjacency: which data sets are neighbours.
         interpolate: whether to interpolate between noise multipliers when batches are drawn for a
             whole epoch, see `least_noise`.
 
@@ -154,10 +154,10 @@ def noise_of_release(
     Args:
         release: the mechanism, with any noise multiplier.
         steps: number of all planned releases, ≥ 1.
-        target_epsilon: > 0.
-        delta: in (0, 1).
+        target_epsilon: ε of the budget, > 0.
+        delta: δ of the budget, in (0, 1).
         accountant: the accountant of the target.
-        adjacency: what the guarantee protects against.
+        adjacency: which data sets are neighbours.
 
     Raises:
         ValueError: no noise multiplier meets the target.

@@ -210,8 +210,7 @@ class LotSchedule:
             mechanism: the mechanism of the step.
 
         Raises:
-            NotPoissonError: batches that the engine did not draw were declared Poisson samples, and
-                cannot be.
+            NotPoissonError: batches were declared Poisson samples, but cannot be.
             OutsideLotError: the batch has no privacy guarantee.
             EpochError: the batch is outside the passes, or was drawn for another step.
             BudgetExhaustedError: the noise was not calibrated for one more pass.

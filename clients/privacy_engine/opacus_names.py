@@ -89,7 +89,7 @@ _ACCOUNTANTS = {"prv": "pld"}
 
 
 def without_opacus_arguments(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings without the arguments of Opacus that ask for what fedsim does anyway.
+    """Return arguments without those of Opacus that change nothing, as fedsim does it anyway.
 
     All other arguments are kept; the engine then refuses unknown names.
 

@@ -210,7 +210,7 @@ class OutsideLots:
 
         Raises:
             OutsideLotError: the batch has too many examples, or no guarantee.
-            NotPoissonError: batches that are declared Poisson samples cannot be such.
+            NotPoissonError: batches were declared Poisson samples, but cannot be.
         """
         self.check_size(examples)
         if self._terms.lots == "poisson":

@@ -167,7 +167,7 @@ class TileRecording(Recording):
 
 
 class RecordingForward:
-    """Replaces the `forward` of an attached model by one that is recorded.
+    """Replaces the `forward` of an attached model, so that its calls are recorded.
 
     Args:
         model: the model.

@@ -180,7 +180,7 @@ class PrivateSteps:
         Raises:
             BudgetExhaustedError: all calibrated steps are taken.
             LotReuseError: the examples are not those of the batch that the engine drew.
-            NotPoissonError: batches that were declared Poisson samples cannot be such.
+            NotPoissonError: batches were declared Poisson samples, but cannot be.
             OutsideLotError: a batch that the engine did not draw has no privacy guarantee.
             EpochError: the batch is outside the passes over shuffled data.
         """
