@@ -26,7 +26,7 @@ from fedsim.clients.sampling.schemes import (
 
 @dataclass(frozen=True)
 class ShuffledEpochs(EpochLots):
-    """Each epoch shuffles the examples anew and cuts them into `batches` batches of equal size.
+    """Each epoch shuffles the examples anew and cuts them into `batches` batches of even size.
 
     Guarantee: an example is in exactly one batch of an epoch, and which one does not depend on any
     example's value. No more is claimed: the batches of a shuffle depend on each other, so there is
