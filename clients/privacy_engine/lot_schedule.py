@@ -229,7 +229,7 @@ class LotSchedule:
             event = self.outside.event(examples, mechanism)
         elif examples > self._terms.sample_size:  # only under add_remove, with a small sample_size
             raise OutsideLotError(
-                f"a batch of {examples} examples exceeds sample_size={self._terms.sample_size}: "
+                f"a batch of {examples} examples, of sample_size={self._terms.sample_size}: "
                 "rounding is accounted for in smaller batches only; declare a larger sample_size"
             )
         elif lot.number != self.steps:
