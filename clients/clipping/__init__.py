@@ -1,1 +1,1 @@
-"""Clipping: the bounds of an example's contribution, fixed or learnt."""
+"""Clipping of per-example gradients, to a fixed or an adaptive clip norm."""

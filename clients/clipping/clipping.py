@@ -1,9 +1,9 @@
-"""Clipping: bounds on one example's contribution to a step, fixed or a private quantile.
+"""Clipping of per-example gradients: flat, automatic, in groups of parameters, and adaptive.
 
-A bound is for the whole gradient or for a group of parameters. Adaptive clipping follows a private
-quantile of the gradient norms (Andrew et al. 2021).
+A clip norm bounds the whole gradient or a group of parameters. Adaptive clipping moves it to a
+private quantile of the gradient norms (Andrew et al. 2021).
 
-Edge cases of the clip factor, by the L2 norm of an example's gradient:
+Edge cases of the clip factor, by the L2 norm of a per-example gradient:
 
 | norm                           | flat, per layer, adaptive | automatic              |
 |--------------------------------|---------------------------|------------------------|
@@ -13,7 +13,7 @@ Edge cases of the clip factor, by the L2 norm of an example's gradient:
 | NaN or infinite in any group   | 0 in all groups           | 0                      |
 | finite, and C infinite         | 1: nothing is clipped     | refused: C must be finite |
 
-Factors are smaller by 1e-6, so that rounding to float32 lifts no contribution above C.
+Factors are smaller by 1e-6, so that rounding to float32 raises no contribution above C.
 """
 
 import math
@@ -34,7 +34,7 @@ from fedsim.accountant.groups import (
 from fedsim.clients.gradients.parameters import FlatParameters
 from fedsim.protocol.noisy_sums import BoundRule, LearntBound, check_bound
 
-# Rounding in float32 may lift a norm by a few units in the last place.
+# Rounding in float32 may raise a norm by a few units in the last place.
 _ROUNDING_MARGIN = 1.0 - 1e-6
 
 ClipRule = Literal["equal", "by_dimension"]
@@ -42,12 +42,12 @@ ClipRule = Literal["equal", "by_dimension"]
 
 @dataclass(frozen=True)
 class Groups:
-    """Disjoint groups of parameters, each with an L2 bound of its own.
+    """Disjoint groups of a model's parameters, with the clip norm and the size of each group.
 
     Attributes:
-        members: the parameter indices of each group; together all parameters.
-        bounds: C_m, the L2 bound of one example's gradient in each group.
-        dimensions: d_m, the number of values in each group.
+        members: indices of the parameter tensors in each group; together they are all parameters.
+        bounds: C_m, clip norm of a per-example gradient in each group.
+        dimensions: d_m, number of scalar parameters in each group.
     """
 
     members: tuple[tuple[int, ...], ...]
@@ -61,25 +61,25 @@ class Groups:
 
 
 class Clipping(ABC):
-    """Bounds each example's contribution.
+    """A rule that clips per-example gradients, in one or several groups of parameters.
 
     Guarantee: in each group m, an example's contribution `factor * gradient` has an L2 norm of
-    at most C_m, so adding or removing an example changes the sum by at most C_m there and by at
-    most `Groups.sensitivity` in all. An example whose gradient is not finite contributes exactly
-    zero.
+    at most C_m, so adding or removing an example changes the sum of the group by at most C_m and
+    the whole sum by at most `Groups.sensitivity`. An example whose gradient is not finite
+    contributes exactly zero.
     """
 
     @abstractmethod
     def groups(self, parameters: FlatParameters) -> Groups:
-        """Return the groups and their bounds for a model."""
+        """Return the groups of a model's parameters, with their clip norms."""
 
     def clip_factors(self, norms: Tensor, bounds: Tensor) -> Tensor:
         """Return the clip factors (n, m), float64: min(1, C_m / norm).
 
-        They are 0 in all groups where one norm is not finite.
+        If the norm of an example in any group is not finite, all its factors are 0.
 
         Args:
-            norms: L2 norms of each example's gradient in each group (n, m), float64.
+            norms: L2 norms of n per-example gradients in m groups (n, m), float64.
             bounds: C_m of each group (m,), or one row for each example (n, m).
         """
         # A norm of 0 makes the quotient infinite, and the factor 1.
@@ -88,51 +88,55 @@ class Clipping(ABC):
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """Key that is equal for clippings of one rule, whatever their bounds."""
+        """Key that is equal for two clippings if they differ in their clip norms only."""
         return (self,)
 
     @property
     def count_noises(self) -> tuple[float, ...]:
-        """σ_b on each released count of examples within a bound; empty: none is released."""
+        """σ_b, noise on each released count of unclipped gradients; empty for a fixed clip norm."""
         return ()
 
     def gradient_noise(self, noise_multiplier: float) -> float:
-        """Return the z of the gradients with which the whole step has z = `noise_multiplier`.
+        """Return the noise multiplier of the gradients if the whole step has `noise_multiplier`.
 
         Raises:
-            ValueError: the released count alone spends more.
+            ValueError: the released counts alone spend more privacy.
         """
         return noise_multiplier
 
     def adapt(self, *shares: float) -> "Clipping":
-        """Return the clipping of the next lot, given the released fractions within the bounds."""
+        """Return the clipping of the next batch.
+
+        Args:
+            shares: the noisy share of unclipped gradients in each group of the current batch.
+        """
         return self
 
     @property
     def adapted_clip_norm(self) -> LearntBound | None:
-        """The adapted bound, a function of the releases so far; None: the bound is fixed."""
+        """The current clip norm of adaptive clipping, or None if the clip norm is fixed."""
         return None
 
     def resume(self, clip_norm: LearntBound) -> "Clipping":
-        """Return the clipping that continues from the adapted bound `clip_norm`.
+        """Return the clipping that continues from the adaptive clip norm `clip_norm`.
 
         Raises:
-            ValueError: the bound is fixed, or cannot be `clip_norm`.
+            ValueError: the clip norm is fixed, or cannot be `clip_norm`.
         """
         raise ValueError(
-            f"clipping to a fixed bound cannot go on from a learnt one, got {clip_norm}"
+            f"clipping with a fixed clip norm cannot resume from an adapted one, got {clip_norm}"
         )
 
 
 @dataclass(frozen=True)
 class FlatClipping(Clipping):
-    """Scale each example's whole gradient to an L2 norm of at most `max_grad_norm` (C)."""
+    """Scales each per-example gradient down to an L2 norm of at most `max_grad_norm` (C)."""
 
     max_grad_norm: float
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """The rule without its bound."""
+        """Key that is equal for two clippings if they differ in their clip norms only."""
         return (type(self),)
 
     def groups(self, parameters: FlatParameters) -> Groups:
@@ -143,12 +147,12 @@ class FlatClipping(Clipping):
 
 @dataclass(frozen=True)
 class AutomaticClipping(FlatClipping):
-    """Scale each example's whole gradient to C · norm / (norm + γ) (Bu et al. 2023, AUTO-S).
+    """Scales each per-example gradient to norm C · norm / (norm + γ) (Bu et al. 2023, AUTO-S).
 
     Gradients are normalised rather than clipped: C then only scales the learning rate, and there is
     no threshold to tune. γ keeps small gradients small.
 
-    Guarantee: a contribution's norm is below C.
+    Guarantee: the norm of a scaled gradient is below C.
 
     Raises:
         ValueError: C or γ is not positive and finite.
@@ -158,7 +162,7 @@ class AutomaticClipping(FlatClipping):
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """The rule without its bound."""
+        """Key that is equal for two clippings if they differ in their clip norms only."""
         return (AutomaticClipping, self.gamma)
 
     def __post_init__(self) -> None:
@@ -169,19 +173,19 @@ class AutomaticClipping(FlatClipping):
                 )
 
     def clip_factors(self, norms: Tensor, bounds: Tensor) -> Tensor:
-        """Return C / (norm + γ), and 0 where the norm is not finite."""
+        """Return the factors C / (norm + γ), and 0 where the norm is not finite (n, 1)."""
         return _zero_where_not_finite(bounds * _ROUNDING_MARGIN / (norms + self.gamma), norms)
 
 
 @dataclass(frozen=True)
 class GroupClipping(Clipping):
-    """Clip groups of parameters separately, to bounds C_m with Σ C_m² ≤ C².
+    """Clips groups of parameters separately, to clip norms C_m with Σ C_m² ≤ C².
 
     Attributes:
-        max_grad_norm: C, the bound of the whole gradient.
+        max_grad_norm: C, bound on the L2 norm of the whole clipped gradient.
         patterns: patterns of parameter names (`fnmatch`: `encoder.*`, `*.bias`), one for each
-            group; a parameter belongs to the first that fits. None: one group for each layer, that
-            is a module with its own parameters, weight and bias together.
+            group; a parameter belongs to the first that fits. None makes one group of each layer,
+            with weight and bias together.
         bounds: "equal" (C_m = C / √M), "by_dimension" (C_m = C √(d_m / d)), or the C_m themselves.
     """
 
@@ -191,15 +195,15 @@ class GroupClipping(Clipping):
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """The rule without its bounds: the grouping of parameters."""
+        """Key that is equal for two clippings if they differ in their clip norms only."""
         return (GroupClipping, self.patterns)
 
     def groups(self, parameters: FlatParameters) -> Groups:
         """Return the groups of a model in the order of the patterns, or of its layers.
 
         Raises:
-            ValueError: a parameter fits no pattern, a pattern no parameter, or the bounds are not
-                one for each group or exceed C together.
+            ValueError: a parameter fits no pattern, a pattern fits no parameter, or explicit
+                bounds are not one for each group or together exceed C.
         """
         members = (
             _by_layer(parameters.names)
@@ -214,7 +218,7 @@ class GroupClipping(Clipping):
             raise ValueError(
                 f"bounds must be one for each of the {len(sizes)} groups, got {len(self.bounds)}"
             )
-        if math.isinf(self.max_grad_norm):  # nothing to divide, and nothing that bounds exceed
+        if math.isinf(self.max_grad_norm):  # C = ∞ cannot be divided, nor exceeded
             return self.bounds if isinstance(self.bounds, tuple) else (math.inf,) * len(sizes)
         match self.bounds:
             case "equal":
@@ -263,20 +267,20 @@ LOT_OVER_COUNT_NOISE = 20.0
 
 @dataclass(frozen=True)
 class AdaptiveClipping(FlatClipping):
-    """Scale each example's whole gradient to a bound C that follows a quantile of the norms.
+    """Clips each per-example gradient to a norm C that follows a quantile of the gradient norms.
 
-    With each lot, Σ (b_i − ½) is released with noise σ_b, where b_i is 1 if the norm of example i
-    was within C, else 0. With b̄ the noisy count over the public expected lot, plus ½, the next
-    bound is C · exp(−η (b̄ − γ)) (Andrew et al. 2021, arXiv:1905.03871, Algorithm 1).
+    With each batch, Σ (b_i − ½) is released with noise σ_b, where b_i is 1 if gradient i has norm
+    at most C, else 0. With b̄ the noisy count over the public expected batch size, plus ½, the next
+    clip norm is C · exp(−η (b̄ − γ)) (Andrew et al. 2021, arXiv:1905.03871, Algorithm 1).
 
-    Guarantee: an example moves the count by at most ½, so gradients at z_Δ and the count together
-    are one Gaussian release with z = (z_Δ⁻² + (2 σ_b)⁻²)^(−1/2), whatever the lot. C changes
-    between lots only, and is a function of the releases.
+    Guarantee: an example changes the count by at most ½, so gradients at z_Δ and the count together
+    are one Gaussian release with z = (z_Δ⁻² + (2 σ_b)⁻²)^(−1/2), whatever the batch. C changes
+    between batches only, and is a function of the releases.
 
     Attributes:
-        max_grad_norm: C, the bound of the next lot, and the only state: see `resume`.
-        count_noise: σ_b.
-        quantile: γ, the target fraction of examples within the bound.
+        max_grad_norm: C, clip norm of the next batch, and the only state: see `resume`.
+        count_noise: σ_b, standard deviation of the noise on the count.
+        quantile: γ, target share of unclipped gradients.
         learning_rate: η of the geometric update.
 
     Raises:
@@ -303,39 +307,42 @@ class AdaptiveClipping(FlatClipping):
         quantile: float = 0.5,
         learning_rate: float = 0.2,
     ) -> Self:
-        """Return the clipping with σ_b = expected_lot / 20.
+        """Return adaptive clipping with σ_b = expected_lot / 20.
 
         Args:
-            expected_lot: public expected number of examples in a lot.
-            max_grad_norm: C of the first lot.
-            quantile: γ in [0, 1].
-            learning_rate: η > 0.
+            expected_lot: public expected batch size.
+            max_grad_norm: C of the first batch.
+            quantile: γ in [0, 1], target share of unclipped gradients.
+            learning_rate: η > 0 of the geometric update.
         """
         return cls(max_grad_norm, expected_lot / LOT_OVER_COUNT_NOISE, quantile, learning_rate)
 
     @property
     def adapted_clip_norm(self) -> float:
-        """C of the next lot."""
+        """C, the clip norm of the next batch."""
         return self.max_grad_norm
 
     def resume(self, clip_norm: LearntBound) -> Self:
-        """Return the clipping that continues from an adapted bound.
+        """Return the clipping that continues from the adaptive clip norm `clip_norm`.
 
-        Guarantee: a lot costs the same under every bound: gradients are clipped to it, their noise
-        is z_Δ times it, and an example moves the count by at most ½.
+        Guarantee: a batch costs the same under every C: gradients are clipped to C, their noise is
+        z_Δ C, and an example changes the count by at most ½.
 
         Raises:
-            ValueError: `adapt` never returns such a bound.
+            ValueError: `adapt` never returns such a clip norm.
         """
         return replace(self, max_grad_norm=check_bound(clip_norm))
 
     @property
     def count_noises(self) -> tuple[float, ...]:
-        """σ_b of the count of examples within the bound."""
+        """σ_b, noise on the count of unclipped gradients, as a tuple of one."""
         return (self.count_noise,)
 
     def gradient_noise(self, noise_multiplier: float) -> float:
-        """Return z_Δ, the noise multiplier of the gradients with which the whole step has z.
+        """Return z_Δ, the noise multiplier of the gradients if the whole step has z.
+
+        Args:
+            noise_multiplier: z of gradients and count together.
 
         Raises:
             ValueError: the count alone would spend the whole budget.
@@ -346,13 +353,17 @@ class AdaptiveClipping(FlatClipping):
             raise ValueError(
                 f"adaptive clipping needs count noise > noise_multiplier / 2 = "
                 f"{0.5 * noise_multiplier:.6g}, got {self.count_noise:.6g}: the count of clipped "
-                "examples alone would spend the whole budget; use larger lots (the default count "
-                "noise is expected lot / 20), more count noise, or flat clipping"
+                "examples alone would spend the whole budget; use larger batches (the default "
+                "count noise is expected batch size / 20), more count noise, or flat clipping"
             )
         return adaptive_clip_noise_multiplier(noise_multiplier, self.count_noise)
 
     def adapt(self, *shares: float) -> Self:
-        """Return the clipping of the next lot, given b̄, the released fraction within the bound."""
+        """Return the clipping of the next batch.
+
+        Args:
+            shares: b̄, the noisy share of unclipped gradients, as the only argument.
+        """
         (share,) = shares
         bound = self._rule().next_bound(self.max_grad_norm, share)
         return replace(self, max_grad_norm=bound)

@@ -1,4 +1,4 @@
-"""Clipping of groups that are named by patterns, each to a fixed bound or a private quantile."""
+"""Clipping of parameter groups chosen by name patterns, to fixed or adaptive clip norms."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,24 +18,24 @@ ALL_OTHERS = "*"
 
 @dataclass(frozen=True)
 class PatternClipping(Clipping):
-    """Clip each group of parameters to a bound of its own.
+    """Clips each group of parameters to a separate clip norm.
 
     A parameter is in the one group whose pattern (`fnmatch`: `conv.*`, `*.bias`) fits its name; the
-    pattern `*` takes all that no other one fits.
+    pattern `*` takes all parameters that no other pattern fits.
 
-    With `count_noise`, each bound follows a quantile of its group's norms as in `AdaptiveClipping`,
-    by one count for each group that is released with the lot.
+    With `count_noise`, each clip norm follows a quantile of the group's gradient norms as in
+    `AdaptiveClipping`, by one count for each group that is released with the batch.
 
-    Guarantee: an example moves each count by at most ½, so gradients at z_Δ and all M counts are
+    Guarantee: an example changes each count by at most ½, so gradients at z_Δ and all M counts are
     one Gaussian release with z = (z_Δ⁻² + M (2 σ_b)⁻²)^(−1/2) (Andrew et al. 2021, Theorem 1, for
-    each group; McMahan et al. 2018, section 3). Bounds change between lots only, and are a function
-    of the releases.
+    each group; McMahan et al. 2018, section 3). Clip norms change between batches only, and are a
+    function of the releases.
 
     Attributes:
-        patterns: the pattern of each group.
-        bounds: C_m of each group; with `count_noise`, of the next lot.
-        count_noise: σ_b on the count of each group; None: the bounds are fixed.
-        quantile: γ, the target fraction of examples within a bound.
+        patterns: name pattern of each group.
+        bounds: C_m, clip norm of each group; under adaptive clipping that of the next batch.
+        count_noise: σ_b, noise on the count of each group, or None if the clip norms are fixed.
+        quantile: γ, target share of unclipped gradients in each group.
         learning_rate: η of the geometric update.
 
     Raises:
@@ -61,7 +61,7 @@ class PatternClipping(Clipping):
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """The rule without its bounds: the grouping of parameters."""
+        """Key that is equal for two clippings if they differ in their clip norms only."""
         return PatternClipping, self.patterns, self.count_noise is None
 
     def groups(self, parameters: FlatParameters) -> Groups:
@@ -77,11 +77,14 @@ class PatternClipping(Clipping):
 
     @property
     def count_noises(self) -> tuple[float, ...]:
-        """σ_b of the count of each group; nothing where the bounds are fixed."""
+        """σ_b, noise on the count of each group; empty if the clip norms are fixed."""
         return () if self.count_noise is None else (self.count_noise,) * len(self.patterns)
 
     def gradient_noise(self, noise_multiplier: float) -> float:
-        """Return z_Δ, the noise multiplier of the gradients with which the whole step has z.
+        """Return z_Δ, the noise multiplier of the gradients if the whole step has z.
+
+        Args:
+            noise_multiplier: z of gradients and counts together.
 
         Raises:
             ValueError: the counts alone would spend the whole budget.
@@ -94,12 +97,16 @@ class PatternClipping(Clipping):
             )
         except ValueError as error:
             raise ValueError(
-                f"{error}; use larger lots (the default count noise is expected lot / 20), more "
-                "clipping.count_noise, fewer groups, or clipping: flat"
+                f"{error}; use larger batches (the default count noise is expected batch size / "
+                "20), more clipping.count_noise, fewer groups, or clipping: flat"
             ) from error
 
     def whole_noise(self, gradient_noise: float) -> float:
-        """Return z of the gradients at z_Δ and the counts together, the inverse of the above."""
+        """Return z of gradients and counts together, the inverse of `gradient_noise`.
+
+        Args:
+            gradient_noise: z_Δ, noise multiplier of the gradients.
+        """
         if self.count_noise is None:
             return gradient_noise
         return adaptive_clip_total_noise_multiplier(
@@ -108,26 +115,36 @@ class PatternClipping(Clipping):
 
     @property
     def adapted_clip_norm(self) -> tuple[float, ...] | None:
-        """C_m of the next lot; None where the bounds are fixed."""
+        """C_m of the next batch under adaptive clipping, or None if the clip norms are fixed."""
         return None if self.count_noise is None else self.bounds
 
     def resume(self, clip_norm: LearntBound) -> Self:
-        """Return the clipping that continues from adapted bounds, one for each group.
+        """Return the clipping that continues from adaptive clip norms.
+
+        Args:
+            clip_norm: a tuple with the clip norm of each group.
 
         Raises:
-            ValueError: the bounds are fixed, or are not such bounds.
+            ValueError: the clip norms are fixed, or `clip_norm` has not one valid value for each
+                group.
         """
         if self.count_noise is None:
-            raise ValueError(f"groups with fixed bounds cannot go on from learnt ones: {clip_norm}")
+            raise ValueError(
+                f"groups with fixed clip norms cannot resume from adapted ones, got {clip_norm}"
+            )
         if not isinstance(clip_norm, tuple) or len(clip_norm) != len(self.patterns):
             raise ValueError(
-                f"there must be one learnt bound for each of {len(self.patterns)} groups, got "
+                f"there must be one adapted clip norm for each of {len(self.patterns)} groups, got "
                 f"{clip_norm}"
             )
-        return replace(self, bounds=tuple(check_bound(one) for one in clip_norm))
+        return replace(self, bounds=tuple(check_bound(bound) for bound in clip_norm))
 
     def adapt(self, *shares: float) -> Self:
-        """Return the clipping of the next lot, given b̄ of each group."""
+        """Return the clipping of the next batch.
+
+        Args:
+            shares: b̄, the noisy share of unclipped gradients, of each group.
+        """
         rule = self._rule()
         moved = (rule.next_bound(*pair) for pair in zip(self.bounds, shares, strict=True))
         return replace(self, bounds=tuple(moved))
@@ -137,18 +154,23 @@ class PatternClipping(Clipping):
 
 
 def exclusive_groups(names: Sequence[str], patterns: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-    """Return the indices of the names in each group, where every name is in exactly one.
+    """Divide parameter names into groups by patterns, so that each name is in exactly one group.
 
     Args:
-        names: of the trained parameters.
-        patterns: of the groups; `*` takes what no other one fits.
+        names: names of the trained parameters.
+        patterns: pattern of each group; `*` takes the names that no other pattern fits.
+
+    Returns:
+        For each pattern, the indices of its names.
 
     Raises:
         ValueError: a name is in no group or in several, or a group is empty; the message names it.
     """
     groups: dict[str, list[int]] = {pattern: [] for pattern in patterns}
     for index, name in enumerate(names):
-        fitting = [one for one in patterns if one != ALL_OTHERS and fnmatchcase(name, one)]
+        fitting = [
+            pattern for pattern in patterns if pattern != ALL_OTHERS and fnmatchcase(name, pattern)
+        ]
         if not fitting and ALL_OTHERS in groups:
             fitting = [ALL_OTHERS]
         if not fitting:

@@ -1,1 +1,1 @@
-"""Kinds of private release: one contract, one planner, and a folder for each kind."""
+"""Privacy mechanisms of clients: one abstract interface, one planner, a module for each kind."""

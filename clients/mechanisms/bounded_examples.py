@@ -1,4 +1,4 @@
-"""Public bounds of examples, and examples within them."""
+"""Public bounds on the norms of examples, and functions that scale examples to them."""
 
 import math
 from dataclasses import dataclass
@@ -11,18 +11,18 @@ from fedsim.clients.mechanisms.kinds import LossName
 
 @dataclass(frozen=True)
 class BoundedExamples:
-    """Sizes and bounds of an example.
+    """Number of features and targets of an example, and bounds on their L2 norms.
 
     Attributes:
-        loss: name of the loss, which says what a target is: a class, k labels in [0, 1], or k
-            numbers.
-        features: d, values of an example's features.
-        targets: k: classes, labels or numbers.
-        max_feature_norm: R, L2 bound of features.
-        max_target_norm: Y, L2 bound of the numbers of mse; None for the other losses.
+        loss: name of the loss, which determines the targets: a class (cross_entropy), k labels in
+            [0, 1] (bce), or k numbers (mse).
+        features: d, number of features of an example.
+        targets: k, number of classes, labels or numbers.
+        max_feature_norm: R, bound on the L2 norm of the features.
+        max_target_norm: Y, bound on the L2 norm of the targets of mse; None for the other losses.
 
     Raises:
-        ValueError: mse without a bound of the targets.
+        ValueError: mse comes without `max_target_norm`, or another loss comes with it.
     """
 
     loss: LossName
@@ -38,7 +38,7 @@ class BoundedExamples:
 
     @property
     def target_norm(self) -> float:
-        """L2 bound of the row of a target."""
+        """Bound on the L2 norm of a row of `target_rows`."""
         match self.loss:
             case "cross_entropy":
                 return 1.0
@@ -48,14 +48,14 @@ class BoundedExamples:
                 return self.max_target_norm or 0.0
 
     def target_rows(self, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return targets as rows within their bound, float64 (n, k), and which rows have one (n,).
+        """Return targets as rows of bounded norm, float64 (n, k), and which are valid, bool (n,).
 
-        A class becomes a row with a 1 at its place, or of zeros where it is no class.
+        A class becomes its one-hot row. The row of an invalid target is zeros.
 
-        Guarantee: a row depends on the same target alone.
+        Guarantee: a row depends on the target of the same example alone.
 
         Args:
-            targets: (n,) or (n, k).
+            targets: targets of the examples, (n,) or (n, k).
         """
         if self.loss == "cross_entropy":
             classes = torch.arange(self.targets, device=targets.device)
@@ -68,11 +68,11 @@ class BoundedExamples:
         return torch.where(finite.unsqueeze(1), rows, 0.0).clamp(0.0, 1.0), finite
 
     def targets_of(self, rows: Tensor, like: Tensor) -> Tensor:
-        """Return the targets that noisy rows stand for, in the shape and type of `like`.
+        """Return noisy rows turned back into targets: a class by argmax, a label by rounding.
 
         Args:
-            rows: float64 (n, k).
-            like: targets (n,) or (n, k).
+            rows: noisy rows, float64 (n, k).
+            like: targets (n,) or (n, k) whose shape and dtype the result gets.
         """
         if self.loss == "cross_entropy":
             return rows.argmax(dim=1).to(like.dtype)
@@ -82,14 +82,14 @@ class BoundedExamples:
 
 
 def bounded_rows(values: Tensor, bound: float) -> tuple[Tensor, Tensor]:
-    """Return rows of an L2 norm of at most `bound`, float64 (n, d), and which were finite (n,).
+    """Return rows clipped to L2 norm `bound`, float64 (n, d), and which were finite, bool (n,).
 
-    Guarantee: a row depends on the same row of the values alone; one that is not finite is 0. Its
-    norm is at most (1 + (d + 16) 2⁻⁵³) times the bound.
+    Guarantee: a row depends on the same row of the values alone; a row that is not finite becomes
+    0. The norm of a row is at most (1 + (d + 16) 2⁻⁵³) times the bound.
 
     Args:
-        values: (n, ...).
-        bound: of the norm.
+        values: values of n examples (n, ...).
+        bound: largest L2 norm of a row.
     """
     rows = values.double().flatten(1) if values.ndim > 1 else values.double().unsqueeze(1)
     finite = rows.isfinite().all(dim=1)

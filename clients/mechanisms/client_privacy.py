@@ -1,4 +1,4 @@
-"""Privacy settings of every client: the entries of `privacy.clients`, resolved."""
+"""Resolves the entries of `privacy.clients` into the privacy settings of every client."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,12 +8,17 @@ from fedsim.clients.mechanisms.plan import PrivacyPlanError, delta_of
 from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.core.streams import Purpose, stream
 
-Table = Mapping[int, OwnPrivacySettings]  # the lines of a csv file, by client
+Table = Mapping[int, OwnPrivacySettings]  # client → its line of a csv file
 
 
 @dataclass(frozen=True)
 class ClientPrivacy:
-    """The privacy settings of one client, and its group in `privacy.clients`."""
+    """The privacy settings of one client.
+
+    Attributes:
+        privacy: the client's settings.
+        group: name of the client's group in `privacy.clients`, or None if it is in no group.
+    """
 
     privacy: PrivacySettings
     group: str | None = None
@@ -27,22 +32,25 @@ def resolve_client_privacy(
     tables: Mapping[str, Table],
     clients_per_round: int | None = None,
 ) -> tuple[ClientPrivacy, ...]:
-    """Return the settings of clients 0 ... num_clients − 1.
+    """Return the privacy settings of clients 0 ... num_clients − 1.
 
-    A client's own entry precedes its group's, and a group's precedes the settings of all clients.
-    Shares are drawn, in the order of the entries, from the clients that no other entry names. The
-    draw depends on the seed alone.
+    The entry of a single client overrides that of its group, which overrides the settings of all
+    clients. The members of a `share` are drawn, in the order of the entries, from the clients that
+    no other entry names. The draw depends on the seed alone.
 
     Args:
         privacy: the `privacy` section.
         num_clients: number of clients in the federation.
         seed: seed of the experiment.
-        tables: content of the csv files, by the name of the entry.
-        clients_per_round: clients that a round asks; None: all.
+        tables: lines of the csv files, by name of the entry of `privacy.clients`.
+        clients_per_round: number of clients in a round; None stands for all clients.
+
+    Returns:
+        The settings of each client, in ascending order.
 
     Raises:
-        PrivacyPlanError: a client does not exist or is in two groups, or the shares need more
-            clients than are left.
+        PrivacyPlanError: an entry names a client that does not exist, a client is in two groups,
+            or the shares need more clients than are left.
     """
     groups = _Groups(num_clients)
     for name, entry in privacy.clients.items():
@@ -55,7 +63,7 @@ def resolve_client_privacy(
     _draw_shares(groups, privacy.clients, singles, seed)
     if privacy.release_kind.protects_client:
         privacy = _of_clients(privacy, num_clients, clients_per_round or num_clients)
-    # Members of a group without entries of their own share one object.
+    # Members of a group that no entry names singly share one object.
     shared = {
         name: ClientPrivacy(_own(privacy, None, name, {}), name)
         for name in {None, *groups.of.values()}
@@ -71,17 +79,17 @@ def resolve_client_privacy(
 
 
 def _of_clients(privacy: PrivacySettings, num_clients: int, per_round: int) -> PrivacySettings:
-    """Return the settings with the defaults that follow from numbers of clients, written out."""
-    found = {"delta": delta_of(privacy, num_clients)}
+    """Return the settings with the defaults that depend on the number of clients filled in."""
+    defaults = {"delta": delta_of(privacy, num_clients)}
     if privacy.clipping.name == "adaptive" and privacy.clipping.count_noise is None:
         # Andrew et al. 2021, section 3.1: σ_b = clients of a round / 20 hardly costs anything.
         noise = per_round / _CLIENTS_OVER_COUNT_NOISE
         privacy = privacy.with_choice("clipping", count_noise=noise)
-    return privacy.model_copy(update=found)
+    return privacy.model_copy(update=defaults)
 
 
 class _Groups:
-    """Group of each client."""
+    """The group of each client, by name."""
 
     def __init__(self, num_clients: int) -> None:
         self.num_clients = num_clients
@@ -94,7 +102,8 @@ class _Groups:
             if other != name:
                 raise PrivacyPlanError(
                     f"privacy.clients: client {client} is in the groups {other!r} and {name!r}; "
-                    "a client may be in one group and have an entry of its own"
+                    "list it in one of them; settings for one client go into an entry named by "
+                    "its number"
                 )
 
     def check_exist(self, where: str, clients: "set[int] | list[int] | Table") -> None:
@@ -109,8 +118,10 @@ class _Groups:
 def _draw_shares(
     groups: _Groups, entries: Mapping[str, ClientPrivacySettings], singles: set[int], seed: int
 ) -> None:
-    free = [one for one in range(groups.num_clients) if one not in singles | groups.of.keys()]
-    drawn = [int(one) for one in stream(seed, Purpose.SHARES).permutation(free)]
+    free = [
+        client for client in range(groups.num_clients) if client not in singles | groups.of.keys()
+    ]
+    drawn = [int(client) for client in stream(seed, Purpose.SHARES).permutation(free)]
     for name, entry in entries.items():
         if entry.share is None:
             continue
@@ -128,14 +139,14 @@ def _draw_shares(
 def _own(
     privacy: PrivacySettings, client: int | None, group: str | None, tables: Mapping[str, Table]
 ) -> PrivacySettings:
-    """Return the settings of a client; of None, those of its group."""
-    own = privacy
+    """Return the settings of a client, or those of its group if `client` is None."""
+    resolved = privacy
     if group is not None:
-        own = own.with_own(privacy.clients[group].own)
+        resolved = resolved.with_own(privacy.clients[group].own)
         if group in tables and client is not None:
-            own = own.with_own(tables[group][client])
+            resolved = resolved.with_own(tables[group][client])
     single = privacy.clients.get(str(client))
-    return own if single is None else own.with_own(single.own)
+    return resolved if single is None else resolved.with_own(single.own)
 
 
 _CLIENTS_OVER_COUNT_NOISE = 20.0

@@ -1,4 +1,4 @@
-"""The release of a client's whole update: one Gaussian mechanism a round, whatever it trained.
+"""The Gaussian mechanism on a client's whole update, once a round, for any local training.
 
 | case                              | release                          | event                |
 |-----------------------------------|----------------------------------|----------------------|
@@ -33,18 +33,18 @@ COUNT_SENSITIVITY = 0.5
 
 @dataclass(frozen=True)
 class UpdateMechanism(UpdateRelease, SummedMechanism):
-    """A client's update, clipped to S, on the grid, with noise of deviation z S.
+    """Releases a client's update, clipped to L2 norm S, on the grid, with noise of deviation z S.
 
-    The update is the trained model minus the global one, both of the trained values alone. Local
-    training may take any number of steps by any optimizer: it enters only through this release
+    The update is the trained model minus the global one, both of the trained parameters alone.
+    Local training may take any number of steps by any optimizer, as only the update is released
     (McMahan et al. 2018, arXiv:1710.06963, with the noise at the client or in the sum).
 
     With adaptive clipping the centred bit b − ½ is one more coordinate, with noise σ_b (Andrew et
-    al. 2021, arXiv:1905.03871, Theorem 1). The server learns S from it.
+    al. 2021, arXiv:1905.03871, Theorem 1). The server adapts S to these bits.
 
-    Guarantee: everything that the client has moves the integers of a release by at most 2²⁴ / z'
-    in L2 norm under zero_out, and by twice that under replace_one, for every S > 0. So a release is
-    `mechanism`, with the noise multiplier z' that the grid leaves.
+    Guarantee: all data of the client together move the integers of a release by at most 2²⁴ / z'
+    in L2 norm under zero_out, and by twice that under replace_one, for every S > 0. So the release
+    has the privacy of `mechanism`, with the noise multiplier z' that is left after rounding.
 
     Proof. The release adds noise of deviation 2²⁴ to rint(x), x = u · min(1, S / ‖u‖) · 2²⁴ / (z S)
     with d values. In float64, ‖u‖ is computed as a largest value times the root of a sum of d
@@ -56,12 +56,13 @@ class UpdateMechanism(UpdateRelease, SummedMechanism):
     is zeroed out. Two independent Gaussian releases are one, `JointGaussian`. ∎
 
     Attributes:
-        max_update_norm: S.
+        max_update_norm: S, clip norm of the update.
         noise_multiplier: z of the whole release of a round.
-        dimensions: d, trained values of the model; 0: not known, and the grid takes nothing.
-        count_noise: σ_b; None: S is fixed.
-        participation_rate: probability with which the client is in a round, where who is drawn
-            stays secret; 1 where it does not.
+        dimensions: d, number of trained parameters of the model; 0 as long as it is unknown, and
+            then `mechanism` ignores the effect of the grid.
+        count_noise: σ_b, noise on the bit of adaptive clipping, or None if S is fixed.
+        participation_rate: probability that the client is in a round, if the draw of clients is
+            secret; otherwise 1.
 
     Raises:
         ValueError: an attribute is outside its range, or the bit alone costs more than z allows.
@@ -92,7 +93,7 @@ class UpdateMechanism(UpdateRelease, SummedMechanism):
 
     @property
     def update_noise(self) -> float:
-        """z_Δ: noise multiplier of the update with which the whole release has z."""
+        """z_Δ: noise multiplier of the update that gives the update and the bit together z."""
         z = self.noise_multiplier
         if self.count_noise is None or z == 0.0:
             return z
@@ -100,54 +101,55 @@ class UpdateMechanism(UpdateRelease, SummedMechanism):
 
     @property
     def mechanism(self) -> Event:
-        """The release of a round that the client is in: one Gaussian, or two that are one."""
+        """The privacy event of a round that the client is in: of the update, and the bit if any."""
         return self._release(1.0)
 
     @property
     def effective_noise_multiplier(self) -> float:
-        """Effective noise multiplier z' ≤ z of `mechanism`, all of its parts together."""
+        """Effective noise multiplier z' ≤ z of `mechanism`, of update and bit together."""
         return group_noise_multiplier(self._part_multipliers())
 
     @property
     def sampling_rate(self) -> float:
-        """Probability with which what the client has is in a release."""
+        """Probability that the client is in a release."""
         return self.participation_rate
 
     @property
     def adapted_clip_norm(self) -> float | None:
-        """S where the server learns it; None where it is fixed."""
+        """S under adaptive clipping, or None if S is fixed."""
         return None if self.count_noise is None else self.max_update_norm
 
     @property
     def update_step(self) -> float:
-        """Length of a step of the grid, as part of an update: z_Δ S 2⁻²⁴; 1 without noise."""
+        """Length of a grid step in units of the update: z_Δ S 2⁻²⁴; 1 without noise."""
         return self.update_noise * self.max_update_norm / DEVIATION or 1.0
 
     @property
     def count_step(self) -> float:
-        """The same for the bit: σ_b 2⁻²⁴; 1 without noise."""
+        """Length of a grid step in units of the bit: σ_b 2⁻²⁴; 1 without noise."""
         noisy = self.count_noise is not None and self.noise_multiplier
         return (self.count_noise or 0.0) / DEVIATION if noisy else 1.0
 
     def charges(self, first_step: int, steps: int, *, noise_factor: float = 1.0) -> Charges:
-        """Return (event, count) for releases of a client, one for each round.
+        """Return the privacy events of a client's releases, as (event, count) pairs.
 
         Args:
-            first_step: releases before; they change nothing.
-            steps: number of further releases.
-            noise_factor: noise of what is seen over the noise of the release, for a sum.
+            first_step: number of earlier releases; it does not change the result.
+            steps: number of further releases, one a round.
+            noise_factor: standard deviation of the noise that an adversary faces, divided by that
+                of the release alone; above 1 where only a noisy sum is visible.
         """
         event, rate = self._release(noise_factor), self.participation_rate
         return [(event if rate == 1.0 else PoissonSampled(rate, event), steps)] if steps else []
 
     def for_model(self, parameters: FlatParameters) -> Self:
-        """Return the mechanism for a model, with the noise that the grid leaves.
+        """Return the mechanism for a model; its events account for rounding to the grid.
 
         Args:
-            parameters: its trained parameters.
+            parameters: the model's trained parameters.
 
         Raises:
-            NoiseRangeError: the type cannot hold the noise or the clipped update.
+            NoiseRangeError: the parameters' dtype cannot hold the noise or the clipped update.
         """
         z, bound = self.update_noise, self.max_update_norm
         dtype = parameters.tensors[0].dtype
@@ -163,40 +165,41 @@ class UpdateMechanism(UpdateRelease, SummedMechanism):
 
     @property
     def value_noise(self) -> float:
-        """z_Δ, see `update_noise`."""
+        """z_Δ: noise multiplier of the update alone, as `update_noise`."""
         return self.update_noise
 
     def sum_scale(self, weight: int, *, lr: float, clip_norm: float) -> float:
-        """Return a_k S: by how much a client moves a sum at most."""
+        """Return a_k S, the L2 sensitivity of the client's weighted update."""
         return weight * self.max_update_norm
 
     def of_sum(self, sums: SumPlan) -> SumPlan:
-        """Return the plan of a sum of whole updates, and of their bits where a bound is learnt."""
+        """Return the plan of a sum of updates, and of their bits under adaptive clipping."""
         if self.count_noise is None:
             return replace(sums, unit=-sums.unit)
         return replace(
             sums,
-            unit=-sums.unit / self.max_update_norm,  # at S = 1
+            unit=-sums.unit / self.max_update_norm,  # the unit at S = 1
             shapes={**sums.shapes, CLIP_COUNT: (1,)},
             count_unit=self.count_step,
         )
 
     def against_server(self) -> Self:
-        """Return the release as the server sees it, which knows who takes part."""
+        """Return the mechanism against a server that knows which clients take part."""
         return replace(self, participation_rate=1.0)
 
     def release_variance(
         self, parameters: FlatParameters, lr: float | None, round_steps: int
     ) -> float | None:
-        """Return the expected squared length of the noise of a round in a model."""
+        """Return the expected squared L2 norm of a round's noise."""
         return parameters.size * (self.update_noise * self.max_update_norm) ** 2
 
     def with_share(self, own: float, honest: int) -> Self:
-        """Return the mechanism of one client's share of the noise in a sum.
+        """Return the mechanism with one client's share of the noise in a sum.
 
         Args:
-            own: the share over S, its weight included.
-            honest: h, shares in the smallest sum; √h of them are the noise of the bit.
+            own: standard deviation of the share over S, multiplied by the client's weight.
+            honest: h, the number of shares in the smallest sum; a share of the bit's noise is
+                σ_b / √h.
         """
         if self.count_noise is None:
             return replace(self, noise_multiplier=own)
@@ -206,7 +209,7 @@ class UpdateMechanism(UpdateRelease, SummedMechanism):
 
     @property
     def largest_integer(self) -> int:
-        """The largest size of an integer of a release before its noise, rounded up."""
+        """Upper bound of the absolute value of a released integer before noise."""
         parts = [self.update_noise]
         if self.count_noise is not None:
             parts.append(self.count_noise / COUNT_SENSITIVITY)
@@ -220,33 +223,35 @@ class UpdateMechanism(UpdateRelease, SummedMechanism):
         noises: Sequence[NoiseSource],
         has_data: Sequence[bool],
     ) -> ReleasedUpdates:
-        """Return the releases of a round.
+        """Return the releases of K clients in a round.
 
-        Guarantee: with noise, a client's result is a function of whole numbers of its grid: the
-        rounded clipped update and bit, limited to ±2⁵¹, plus the draws of its source. A client
-        without data adds 0 to all of them, as zero-out adjacency says.
+        Guarantee: with noise, a client's result is a function of the integers of its grid: the
+        rounded clipped update and bit, limited to ±2⁵¹, plus the integers that its noise source
+        draws. A client without data adds 0 to all of them, as zero-out adjacency says.
 
         Args:
-            trained: trained values (K, size).
-            starts: values that training began with (K, size).
-            mechanisms: bound and grid of each client.
-            noises: each client's own, or zeros where another party adds it.
+            trained: parameters after local training (K, size).
+            starts: parameters before local training (K, size).
+            mechanisms: the mechanism of each client, with its clip norm and grid.
+            noises: the noise source of each client, zeros where another party adds the noise.
             has_data: whether each client has any example.
         """
         updates = trained.double() - starts.double()
-        bounds = updates.new_tensor([one.max_update_norm for one in mechanisms])
-        lengths = updates.new_tensor([one.update_step for one in mechanisms])
+        bounds = updates.new_tensor([mechanism.max_update_norm for mechanism in mechanisms])
+        lengths = updates.new_tensor([mechanism.update_step for mechanism in mechanisms])
         clipped, within = clipped_updates(updates, bounds, lengths)
         learns = mechanisms[0].count_noise is not None
         if learns:
             bits = [
-                (COUNT_SENSITIVITY if inside else -COUNT_SENSITIVITY) * has / one.count_step
-                for inside, has, one in zip(within.tolist(), has_data, mechanisms, strict=True)
+                (COUNT_SENSITIVITY if inside else -COUNT_SENSITIVITY) * has / mechanism.count_step
+                for inside, has, mechanism in zip(
+                    within.tolist(), has_data, mechanisms, strict=True
+                )
             ]
             clipped = torch.cat([clipped, clipped.new_tensor(bits).unsqueeze(1)], 1)
         sources = [
-            noise if one.noise_multiplier else None
-            for noise, one in zip(noises, mechanisms, strict=True)
+            noise if mechanism.noise_multiplier else None
+            for noise, mechanism in zip(noises, mechanisms, strict=True)
         ]
         whole = slice(0, clipped.shape[1])
         release_(clipped, sources, [(whole, clipped.new_ones(len(clipped), 1))], clipped)
@@ -255,43 +260,50 @@ class UpdateMechanism(UpdateRelease, SummedMechanism):
         return ReleasedUpdates(clipped[:, :-1], clipped[:, -1].tolist())
 
     def resume(self, clip_norm: LearntBound | None) -> Self:
-        """Return the mechanism with the bound that the server learnt; None: with the first one.
+        """Return the mechanism with the clip norm S that the server has adapted.
 
-        Guarantee: `mechanism` is the same for every bound: a wrong one costs accuracy only.
+        Guarantee: `mechanism` is the same for every S, so a wrong one costs accuracy only.
+
+        Args:
+            clip_norm: the adapted S; None keeps the first one.
 
         Raises:
-            ValueError: the bound is fixed, or was never learnt.
+            ValueError: S is fixed, or the value is no valid clip norm.
         """
         if clip_norm is None:
             return self
         if self.count_noise is None:
-            raise ValueError(f"max_update_norm is fixed, got a learnt bound of {clip_norm!r}")
+            raise ValueError(f"max_update_norm is fixed, got an adapted one of {clip_norm!r}")
         return replace(self, max_update_norm=check_bound(clip_norm))
 
     def _release(self, noise_factor: float) -> Event:
-        parts = tuple(noise_factor * one for one in self._part_multipliers())
+        parts = tuple(noise_factor * multiplier for multiplier in self._part_multipliers())
         return Gaussian(parts[0]) if len(parts) == 1 else JointGaussian(parts)
 
     def _part_multipliers(self) -> tuple[float, ...]:
-        """Return the noise multipliers of the update and the bit, after the grid."""
+        """Return the noise multipliers of update and bit that are left after rounding."""
         count = () if self.count_noise is None else (self.count_noise / COUNT_SENSITIVITY,)
         if not self.dimensions or not self.noise_multiplier:
             return (self.update_noise, *(() if not self.noise_multiplier else count))
         error = (self.dimensions + 32.0) * 2.0**-53
         update = effective_multiplier(self.update_noise, self.dimensions, error)
-        return (update, *(effective_multiplier(one, 1, 0.0) for one in count))
+        return (update, *(effective_multiplier(multiplier, 1, 0.0) for multiplier in count))
 
 
 def clipped_updates(updates: Tensor, bounds: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """Return updates of norm at most their bound in units of `length`, and which were within.
+    """Clip updates to their L2 bounds, and return them in grid steps with flags of the unclipped.
 
     Guarantee: a row of the result has an L2 norm of at most (1 + (d + 32) 2⁻⁵³) · bound / length,
-    and depends on its own row alone. An update with a value that is not finite is 0.
+    and depends on the same row of `updates` alone. An update with a value that is not finite
+    becomes 0.
 
     Args:
-        updates: float64 (K, d).
-        bounds: S of each, float64 (K,).
-        lengths: of a step of each one's grid, float64 (K,).
+        updates: updates of K clients, float64 (K, d).
+        bounds: clip norm S of each client, float64 (K,).
+        lengths: length of a grid step of each client, float64 (K,).
+
+    Returns:
+        The clipped updates in grid steps (K, d), and whether each was within its bound (K,).
     """
     largest = updates.abs().amax(1)
     finite = largest.isfinite()
@@ -308,7 +320,7 @@ def draft(request: PlanRequest) -> Draft:
     """Return the draft of a client that releases its whole update.
 
     Args:
-        request: its settings, its schedule and its model; its data and `local` say nothing.
+        request: the client's settings, schedule and model; its data and `local` are not used.
     """
     privacy, rounds, parameters = request.privacy, request.planned_rounds, request.parameters
     rate, clipping = 1.0 if request.drawn is None else request.drawn, privacy.clipping

@@ -1,7 +1,8 @@
-"""When the theorems behind a claim hold: conditions on the choices of a run, each written once.
+"""The conditions on a run's choices under which its privacy theorems hold.
 
 Before a run the rules of the experiment file refuse choices that fail a condition; after it the
-privacy statement makes no claim for a record that fails one. It imports no torch and no numpy.
+privacy statement claims nothing for a record that fails one. This module imports neither torch nor
+numpy.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,43 +19,45 @@ from fedsim.clients.mechanisms.kinds import (
 from fedsim.clients.sampling.schemes import SAMPLING_SCHEMES
 
 HIDING_PROTOCOLS = ("additive", "secagg", "secagg_plus")
-"""Protocols of secure aggregation that show sums of updates alone."""
+"""Protocols of secure aggregation that reveal only sums of updates."""
 
 LINEAR_CLIPPINGS: Mapping[str, tuple[str, ...]] = {
     "example": ("flat", "automatic"),
     "client": ("flat", "adaptive"),
 }
-"""Clippings that bound a whole contribution, by the unit that contributes."""
+"""For each privacy unit, the clippings that bound its whole contribution with one norm."""
 
 ADJACENCIES = ("zero_out", "add_remove", "replace_one")
 _CORRELATIONS = ("toeplitz",)
 CORRELATED: Mapping[str, tuple[str, ...]] = {
-    "sampling": tuple(one.name for one in SAMPLING_SCHEMES.values() if one.is_cyclic),
+    "sampling": tuple(scheme.name for scheme in SAMPLING_SCHEMES.values() if scheme.is_cyclic),
     "noise": ("seeded",),
     "adjacency": ("zero_out",),
     "clipping": ("flat", "per_layer", "automatic"),
 }
-"""Choices that correlated noise has a guarantee with, by key of `privacy`."""
+"""For each key of `privacy`, the values under which correlated noise has a guarantee."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choices:
-    """The choices of a run that theorems depend on, as its settings or its record name them.
+    """The choices of a run that its privacy theorems depend on, from its settings or its record.
 
     Attributes:
-        trust: local, distributed or central.
-        unit: example or client.
+        trust: "local", "distributed" or "central".
+        unit: privacy unit, "example" or "client".
         votes: whether clients vote on public queries.
-        mechanism: where the noise is.
-        adjacency: of the claim.
-        sampling: of lots; None: no lots are drawn, or it is not recorded.
-        clipping: of gradients or updates.
-        noise: seeded or secure.
-        correlation: of noise from step to step; "none" for independent noise.
-        local_steps: noisy steps of a client in a round; None: several, or not recorded.
-        optimizer: the client's; "sgd" is without momentum and weight decay.
+        mechanism: value of `privacy.mechanism`.
+        adjacency: adjacency of the claim.
+        sampling: name of the sampling of batches, or None if no batches are drawn, or if the
+            record does not have it.
+        clipping: name of the clipping of gradients or updates.
+        noise: "seeded" or "secure".
+        correlation: name of the correlation of noise from step to step; "none" if independent.
+        local_steps: number of noisy steps of a client in a round, or None if there are several, or
+            if the record does not have it.
+        optimizer: name of the client's optimizer; "sgd" means no momentum and no weight decay.
         draws_clients: whether clients are drawn independently and in secret.
-        protocol: of secure aggregation; None without one.
+        protocol: name of the protocol of secure aggregation, or None without one.
     """
 
     trust: str = "local"
@@ -73,29 +76,33 @@ class Choices:
 
     @property
     def kind(self) -> ReleaseKind:
-        """The kind of release; `NO_RELEASE` for a mechanism that is not known."""
+        """The kind of release; `NO_RELEASE` if `mechanism` is unknown."""
         if self.mechanism not in (GRADIENT_PERTURBATION, *KINDS):
             return NO_RELEASE
         return kind_of(unit=self.unit, mechanism=self.mechanism, votes=self.votes)
 
     @property
     def sums_steps(self) -> bool:
-        """Whether noise of one step of each client is on a sum."""
+        """Whether noise protects the sum over clients of one gradient step each."""
         return self.trust in ("distributed", "central") and not protects_client(self.unit)
 
 
 def unmet(choices: Choices) -> dict[str, str]:
-    """Return the conditions that choices fail, by name, each with what speaks against a claim."""
-    return {name: one.objection(choices) for name, one in CONDITIONS.items() if one.fails(choices)}
+    """Return the conditions that the choices fail: name of the condition → reason in words."""
+    return {
+        name: condition.objection(choices)
+        for name, condition in CONDITIONS.items()
+        if condition.fails(choices)
+    }
 
 
 @dataclass(frozen=True)
 class Condition:
-    """A condition of a theorem.
+    """A condition of a privacy theorem on the choices of a run.
 
     Attributes:
-        fails: whether choices fail it.
-        objection: what speaks against a claim then.
+        fails: returns whether given choices fail the condition.
+        objection: returns the reason why choices that fail it have no guarantee, in words.
     """
 
     fails: Callable[[Choices], bool]
@@ -118,12 +125,12 @@ def _no_event(choices: Choices) -> str:
 
 
 def _adjacency(choices: Choices) -> str | None:
-    """Return what tells neighbours apart beside charged releases; None: nothing does.
+    """Return why neighbours differ in more than the charged releases, or None if they do not.
 
-    Under add_remove nothing public may follow from the unit. Of whole clients, their number sets
-    the rate of draws, the largest of their noises is that of a sum, and every record names each
-    one; `zero_out` has the same events, and says that the list of clients is public. The noise of a
-    sum of examples is set by all clients' sizes.
+    Under add_remove nothing public may depend on whether the unit is there. With whole clients, the
+    number of clients sets the sampling rate, the largest noise of a client is that of a sum, and
+    records name every client; `zero_out` has the same events, and makes the list of clients public.
+    The noise of a sum over examples depends on the sizes of all clients.
     """
     if choices.adjacency != "add_remove":
         return None
@@ -179,7 +186,7 @@ CONDITIONS: Mapping[str, Condition] = {
     "lots_of_adjacency": Condition(_lots_have_no_event, _no_event),
     "drawn_clients": Condition(
         lambda c: c.draws_clients and (c.trust, c.unit) != ("central", "client"),
-        lambda c: "drawing clients lowers the ε of no other cell than central trust, client unit",
+        lambda c: "drawing clients lowers ε only with trust: central and unit: client",
     ),
     "secret_draws": Condition(
         lambda c: c.draws_clients and c.protocol is not None,
@@ -194,18 +201,17 @@ CONDITIONS: Mapping[str, Condition] = {
             _off_gradients(c)
             and (c.trust != "local" or (c.kind.protects_client and not c.kind.local_trust_only))
         ),
-        lambda c: (
-            "noise off the gradients has no guarantee but in local trust, for the example unit"
-        ),
+        lambda c: "this privacy.mechanism has a guarantee only with trust: local and unit: example",
     ),
     "adjacency_of_mechanism": Condition(
         lambda c: _off_gradients(c) and c.adjacency == "add_remove",
-        lambda c: "noise off the gradients has no guarantee under add_remove adjacency",
+        lambda c: "this privacy.mechanism has no guarantee under add_remove adjacency",
     ),
     "noise_of_mechanism": Condition(
         lambda c: _off_gradients(c) and c.kind.later_rounds_are_free and c.noise == "secure",
         lambda c: (
-            "secure noise cannot be drawn twice, and noisy examples are made anew by a process"
+            "secure noise cannot be drawn again, and a process that restarts must make the same "
+            "noisy examples again"
         ),
     ),
     "correlation": Condition(
@@ -222,7 +228,7 @@ CONDITIONS: Mapping[str, Condition] = {
     ),
     "cell_of_correlation": Condition(
         lambda c: c.correlation != "none" and (c.trust != "local" or protects_client(c.unit)),
-        lambda c: "correlated noise has no guarantee but in local trust, for the example unit",
+        lambda c: "correlated noise has a guarantee only with trust: local and unit: example",
     ),
     "draws_of_correlation": Condition(
         lambda c: (
@@ -230,7 +236,7 @@ CONDITIONS: Mapping[str, Condition] = {
             and (c.adjacency not in CORRELATED["adjacency"] or c.noise not in CORRELATED["noise"])
         ),
         lambda c: (
-            "correlated noise has no guarantee but under zero_out adjacency, with seeded noise"
+            "correlated noise has a guarantee only under zero_out adjacency, with seeded noise"
         ),
     ),
     "clipping_of_correlation": Condition(

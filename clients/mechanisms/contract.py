@@ -1,7 +1,8 @@
-"""The contract of a private release: what it charges, what a sum of it needs, how it is resumed.
+"""The interface of all privacy mechanisms: privacy events, noisy sums, and how a run resumes.
 
-Plans, rounds of clients, noisy sums and the account ask these methods, and never which release it
-is. A step of DP-SGD, a whole update, votes, a trained model and noisy examples fulfil it.
+Plans, rounds of clients, noisy sums and the account call these methods, and never ask which
+mechanism they hold. DP-SGD steps, whole updates, votes, trained models and noisy examples
+implement it.
 """
 
 import math
@@ -23,16 +24,17 @@ from fedsim.protocol.noisy_sums import LearntBound, SumPlan
 
 
 class Mechanism(ABC):
-    """A private release that a client repeats; subclasses are frozen dataclasses.
+    """A privacy mechanism that a client runs repeatedly; subclasses are frozen dataclasses.
 
     Guarantee: `charges` covers the releases for every bound that `resume` accepts.
 
     Attributes:
         noise_multiplier: z of one release.
-        correlation: of noise from release to release; None: independent noise.
+        correlation: the correlation of noise from release to release, or None if the noise of
+            each release is independent.
         releases_examples: whether the release is noisy examples, on which the client then trains.
-        protects_client: whether everything that a client has is what one ε protects, so that the
-            number of its examples is of no account.
+        protects_client: whether ε protects all data of a client together (client-level privacy),
+            so that the number of its examples does not matter.
     """
 
     noise_multiplier: float
@@ -42,37 +44,40 @@ class Mechanism(ABC):
 
     @property
     def most_examples(self) -> int | None:
-        """Most examples that a client may have, for the rounding of its sums; None: any number."""
+        """Largest number of examples that a client may have, or None if there is no limit.
+
+        The limit bounds the rounding error of the client's sums.
+        """
         return None
 
     @property
     def sampling_rate(self) -> float:
-        """Probability with which the unit is in one release."""
+        """Probability that one example (client-level privacy: the client) is in a release."""
         return 1.0
 
     @property
     @abstractmethod
     def mechanism(self) -> Event:
-        """One release without sampling, as it is charged: Gaussian, or several jointly."""
+        """The privacy event of one release without sampling: one Gaussian, or a joint one."""
 
     @property
     @abstractmethod
     def effective_noise_multiplier(self) -> float:
-        """Noise multiplier z' ≤ z, which the grid leaves."""
+        """Noise multiplier z' ≤ z that is left after rounding to the grid."""
 
     @property
     def adapted_clip_norm(self) -> LearntBound | None:
-        """The bound, where it is learnt; None where it is fixed."""
+        """The current clip norm under adaptive clipping, or None if the clip norm is fixed."""
         return None
 
     @property
     def charged_multipliers(self) -> tuple[float, ...]:
-        """Deviation of the noise of each part over its bound, as it is charged; a count comes last.
+        """Noise multiplier of each part of a release according to `mechanism`; counts come last.
 
-        It follows from the event, not from the noise: a probe compares the two.
+        The values are read from the privacy event, not from the noise: a probe compares the two.
 
         Raises:
-            TypeError: the event is not Gaussian noise, and the kind says no deviation.
+            TypeError: the event is not Gaussian noise, and the subclass does not override this.
         """
         match self.mechanism:
             case Gaussian(noise_multiplier):
@@ -83,82 +88,90 @@ class Mechanism(ABC):
                 raise TypeError(f"no noise is known for {event!r}")
 
     def normal_scores(self, noise: Tensor) -> Tensor:
-        """Return noise as values that are N(0, 1) where its law is the charged one, float64.
+        """Return noise mapped to values that are N(0, 1) if it has the charged distribution.
 
         Args:
-            noise: in charged deviations, float64; Gaussian noise is its own score.
+            noise: noise divided by the charged standard deviation, float64.
+
+        Returns:
+            Scores, float64, of the same shape; Gaussian noise is returned unchanged.
         """
         return noise
 
     @abstractmethod
     def charges(self, first_step: int, steps: int, *, noise_factor: float = 1.0) -> Charges:
-        """Return (event, count) for further releases of a client.
+        """Return the privacy events of further releases of a client, as (event, count) pairs.
 
         Args:
-            first_step: releases before.
+            first_step: number of releases that the client made before.
             steps: number of further releases.
-            noise_factor: noise of what is seen over the noise of the release, for a sum.
+            noise_factor: standard deviation of the noise that an adversary faces, divided by that
+                of the release alone; above 1 where only a noisy sum is visible.
         """
 
     def releases_of(self, steps: int) -> int:
-        """Return the releases of a round of so many local steps: one, but for steps of DP-SGD."""
+        """Return how many releases a round of `steps` local steps makes: DP-SGD one per step."""
         return 1
 
     def steps_of_round(self, planned: range, charged: range, *, has_examples: bool) -> range:
         """Return the numbers of a client's local steps in a round, which key its random streams.
 
         Args:
-            planned: from 0 on.
-            charged: numbers of the releases of the round over the client's whole life.
-            has_examples: whether the client has any.
+            planned: numbers of the local steps within the round, from 0.
+            charged: numbers of the round's releases, counted over the whole run of the client.
+            has_examples: whether the client has any example.
         """
         return planned
 
     def release_examples(
         self, features: Tensor, targets: Tensor, noise: NoiseSource
     ) -> tuple[Tensor, Tensor]:
-        """Return noisy features and targets (n, ...), in the types of the given ones.
+        """Return noisy features and targets (n, ...), in the dtypes of the given ones.
 
         Args:
-            features: the client's examples (n, ...).
-            targets: their targets (n, ...).
-            noise: the client's own; used for these examples only.
+            features: the client's features (n, ...).
+            targets: the client's targets (n, ...).
+            noise: the client's noise source, used for these examples only.
 
         Raises:
-            ValueError: the release is another one.
+            ValueError: the mechanism does not release examples.
         """
         raise ValueError(f"{type(self).__name__} releases no examples")
 
     def equivalent(self, steps: int) -> tuple[Sampling, int, float]:
-        """Return Gaussian releases that cost as much, for a search of the noise.
+        """Return Gaussian releases with the same privacy cost, for noise calibration.
 
         Args:
-            steps: planned releases.
+            steps: number of planned releases.
 
         Returns:
-            How an example is sampled, the number of releases, and z over their noise multiplier.
+            The sampling of examples, the number of Gaussian releases, and the ratio of this
+            mechanism's z to their noise multiplier.
         """
         return PoissonSampling(self.sampling_rate), steps, 1.0
 
     def of_round(self, round_number: int) -> Self:
-        """Return the release of one round; the same in all rounds but for ballots."""
+        """Return the mechanism of one round; only the mechanism of votes differs by round."""
         return self
 
     def resume(self, clip_norm: LearntBound | None) -> Self:
-        """Return the release with the learnt bound; None: with the first one.
+        """Return the mechanism with an adapted clip norm.
+
+        Args:
+            clip_norm: the clip norm that adaptive clipping had reached; None keeps the first one.
 
         Raises:
-            ValueError: a bound is given, and none is learnt.
+            ValueError: a clip norm is given, but the mechanism does not adapt it.
         """
         if clip_norm is not None:
-            raise ValueError(f"{type(self).__name__} learns no bound, got {clip_norm!r}")
+            raise ValueError(f"{type(self).__name__} has no adaptive clip norm, got {clip_norm!r}")
         return self
 
     def with_effective_noise(self, noise_multiplier: float) -> Self:
-        """Return the release with a little more noise, so that z' is at least `noise_multiplier`.
+        """Return the mechanism with a slightly larger z, so that z' is at least `noise_multiplier`.
 
         Raises:
-            ValueError: there are so many values that rounding alone costs more.
+            ValueError: the release has so many values that their rounding alone costs more.
         """
 
         def with_noise(nominal: float) -> Self:
@@ -174,85 +187,86 @@ class Mechanism(ABC):
 
     @property
     def _nominal_factor(self) -> float:
-        """Ratio of z to the effective noise multiplier, but for the grid."""
+        """Ratio of z to the effective noise multiplier, without the effect of the grid."""
         return 1.0
 
     def release_variance(
         self, parameters: FlatParameters, lr: float | None, round_steps: int
     ) -> float | None:
-        """Return the expected squared length of the noise in a model; None where it is not known.
+        """Return the expected squared L2 norm of the noise in a model, or None if it is unknown.
 
         Args:
-            parameters: of the model.
-            lr: learning rate of plain SGD; None: the optimizer has a state.
-            round_steps: releases of a round.
+            parameters: the model's trained parameters.
+            lr: learning rate of plain SGD; None for an optimizer with a state.
+            round_steps: number of releases in a round.
         """
         return None
 
 
 class SummedMechanism(Mechanism):
-    """A release that may be a part of a noisy sum, with a share of the noise or without noise."""
+    """A mechanism whose releases may be summed over clients, each with a share of the noise."""
 
     @abstractmethod
     def sum_scale(self, weight: int, *, lr: float, clip_norm: float) -> float:
-        """Return a_k C_k: by how much one unit of a client moves its weighted release at most.
+        """Return a_k C_k, the L2 sensitivity of the client's weighted release.
 
         Args:
-            weight: of the client.
-            lr: learning rate of the one local step.
-            clip_norm: C of an example; of no account where the unit is the client.
+            weight: the client's weight in the sum.
+            lr: learning rate of the single local step.
+            clip_norm: C, clip norm of a per-example gradient; ignored under client-level privacy.
         """
 
     @abstractmethod
     def for_model(self, parameters: FlatParameters) -> Self:
-        """Return the release of a model, with the noise that its grid leaves.
+        """Return the mechanism for a model; its events account for rounding to the grid.
 
         Args:
-            parameters: its trained parameters.
+            parameters: the model's trained parameters.
 
         Raises:
-            NoiseRangeError: their type cannot hold the noise or the bound.
+            NoiseRangeError: the parameters' dtype cannot hold the noise or the clip norm.
         """
 
     @property
     def value_noise(self) -> float:
-        """Noise multiplier of the values of a release, beside a bit that a learnt bound needs."""
+        """Noise multiplier of the released values, without the noisy bit of adaptive clipping."""
         return self.noise_multiplier
 
     def with_share(self, own: float, honest: int) -> Self:
-        """Return the release with one client's share of the noise in a sum.
+        """Return the mechanism with one client's share of the noise in a sum.
 
         Args:
-            own: noise multiplier of the share, the client's weight included.
-            honest: h, shares in the smallest sum.
+            own: noise multiplier of the share, multiplied by the client's weight.
+            honest: h, the number of shares in the smallest sum.
         """
         return replace(cast(Any, self), noise_multiplier=own)
 
     @property
     @abstractmethod
     def largest_integer(self) -> int:
-        """The largest size of an integer of a release before its noise, rounded up."""
+        """Upper bound of the absolute value of a released integer before noise."""
 
     def of_sum(self, sums: SumPlan) -> SumPlan:
         """Return the plan of a sum of such releases.
 
         Args:
-            sums: whose unit is the length of a step of the grid, against the gradient.
+            sums: plan whose unit is the length of a grid step, in the descent direction.
         """
         return sums
 
     def against_server(self) -> Self:
-        """Return the release as the server sees it, which knows who takes part."""
+        """Return the mechanism against a server that knows which clients take part."""
         return self
 
 
 @dataclass(frozen=True)
 class ReleasedUpdates:
-    """What leaves some clients, on their grids.
+    """The released updates of K clients, in grid steps.
 
     Attributes:
-        steps: the updates in steps of the grid, whole numbers in float64 (K, size).
-        counts: the centred bit of each in steps of its grid; None where the bound is fixed.
+        steps: the updates in grid steps, whole numbers in float64 (K, size).
+        counts: for each client, its noisy centred bit of adaptive clipping in grid steps; an
+            entry is None if the clip norm is fixed.
     """
 
     steps: Tensor
@@ -260,11 +274,12 @@ class ReleasedUpdates:
 
 
 class UpdateRelease(Mechanism):
-    """One release of a whole update in a round, which clients train for without noise.
+    """A mechanism that releases a client's whole update once a round, after noise-free training.
 
     Attributes:
-        max_update_norm: largest L2 norm of what is left of an update after clipping.
-        count_noise: noise of the bit that a learnt bound needs; None: the bound is fixed.
+        max_update_norm: largest L2 norm of a clipped update.
+        count_noise: standard deviation of the noise on the bit of adaptive clipping, or None if
+            the clip norm is fixed.
     """
 
     protects_client = True
@@ -274,15 +289,15 @@ class UpdateRelease(Mechanism):
     @property
     @abstractmethod
     def update_step(self) -> float:
-        """Length of a step of the grid, as part of an update; 1 without noise."""
+        """Length of a grid step in units of the update; 1 without noise."""
 
     @property
     def count_step(self) -> float:
-        """The same for the bit that a learnt bound needs; 1 without noise."""
+        """Length of a grid step in units of the bit of adaptive clipping; 1 without noise."""
         return 1.0
 
     def steps_of_round(self, planned: range, charged: range, *, has_examples: bool) -> range:
-        """Return the planned steps; none where there is nothing to train on."""
+        """Return the planned local steps, or none if the client has no examples."""
         return planned if has_examples else range(0)
 
     @staticmethod
@@ -294,19 +309,19 @@ class UpdateRelease(Mechanism):
         noises: Sequence[NoiseSource],
         has_data: Sequence[bool],
     ) -> ReleasedUpdates:
-        """Return the releases of a round of clients whose mechanisms are of this kind.
+        """Return the releases of K clients in a round, whose mechanisms are all of this class.
 
         Args:
-            trained: trained values (K, size).
-            starts: values that training began with (K, size).
-            mechanisms: bound and grid of each client.
-            noises: each client's own, or zeros where another party adds it.
+            trained: parameters after local training (K, size).
+            starts: parameters before local training (K, size).
+            mechanisms: the mechanism of each client, with its clip norm and grid.
+            noises: the noise source of each client, zeros where another party adds the noise.
             has_data: whether each client has any example.
         """
 
 
 class ModelRelease(Mechanism):
-    """One release of a model in a round, which the release trains itself."""
+    """A mechanism that trains the client's model itself and releases it once a round."""
 
     @abstractmethod
     def release_model(
@@ -322,26 +337,27 @@ class ModelRelease(Mechanism):
         """Return the noisy model of a client, float64 (size,).
 
         Args:
-            start: values of the global model (size,).
-            features: the client's examples (n, ...).
-            targets: their targets (n, ...).
-            noise: the client's own.
-            order: the positions 0 ... n − 1 in the order of the batches, drawn without examples.
-            steps: local steps of the round.
+            start: parameters of the global model (size,).
+            features: the client's features (n, ...).
+            targets: the client's targets (n, ...).
+            noise: the client's noise source.
+            order: a permutation of 0 ... n − 1, independent of the examples, that is cut into
+                batches (n,).
+            steps: number of local steps in the round.
         """
 
 
 @dataclass(frozen=True)
 class SumPart:
-    """What a client's release is when only sums are seen.
+    """How the noise of a sum is drawn when an adversary sees only sums over clients.
 
-    The release is the integers of a clipped contribution, with noise of one deviation or without.
+    Each client contributes the integers of its clipped release, with its share of noise or without.
 
     Attributes:
-        honest: h, the fewest independent draws of noise in a sum that is opened, each as large as
-            the one that the client's mechanism describes.
-        adds_noise: whether the client draws its own (distributed trust); else the server draws one
-            for the whole sum (central trust).
+        honest: h, the least number of independent noise draws in a sum that is opened, each with
+            the standard deviation of the client's mechanism.
+        adds_noise: whether the client draws a share of the noise (distributed trust); otherwise
+            the server draws the noise of the whole sum (central trust).
     """
 
     honest: int
@@ -349,7 +365,7 @@ class SumPart:
 
     @property
     def noise_factor(self) -> float:
-        """√h, rounded down: noise of the sum over that of one draw."""
+        """√h, rounded down: standard deviation of the sum's noise over that of one draw."""
         return math.sqrt(self.honest) * _ROUNDED_DOWN if self.honest > 1 else 1.0
 
 

@@ -1,4 +1,4 @@
-"""Input perturbation: one noisy copy of each example, made once, and training on the copies.
+"""Input perturbation: a client makes one noisy copy of each example, and trains on the copies.
 
 | case                            | release                              | event                |
 |---------------------------------|--------------------------------------|----------------------|
@@ -27,16 +27,16 @@ from fedsim.noise.sources import NoiseSource
 
 @dataclass(frozen=True)
 class InputMechanism(Mechanism):
-    """Every example of a client with Gaussian noise: features and target in one release.
+    """Releases every example of a client once, with Gaussian noise on features and target.
 
-    Features are bounded by R and targets by Y. Both get the noise multiplier √2 z: deviations √2 z
-    R and √2 z Y. Together they are one Gaussian release with z.
+    Features have L2 norm at most R, and targets at most Y. Both get the noise multiplier √2 z, and
+    so standard deviations √2 z R and √2 z Y. Together they are one Gaussian release with z.
 
     Guarantee: all noisy examples of a client together are `mechanism` for each of its examples,
     under zero_out and replace_one. They are released once, before the first round. Every round is a
     function of them, and costs nothing.
 
-    Proof. One example changes its own noisy row alone. A row of d values is rint(x) plus noise of
+    Proof. An example changes one noisy row alone. A row of d values is rint(x) plus noise of
     deviation 2²⁴, x = v · min(1, R / ‖v‖) · 2²⁴ / (√2 z R). In float64 ‖x‖ ≤ (1 + e) 2²⁴ / (√2 z)
     with e = (d + 32) 2⁻⁵³, and rounding adds √d / 2. So zero-out moves the integers by at most what
     `effective_multiplier` allows, and replace-one by twice that; targets likewise. Independent
@@ -44,7 +44,8 @@ class InputMechanism(Mechanism):
 
     Attributes:
         noise_multiplier: z.
-        bounds: sizes and bounds of an example; None: not known, and the grid takes nothing.
+        bounds: sizes and bounds of an example; None as long as they are unknown, and then
+            `mechanism` ignores the effect of the grid.
     """
 
     releases_examples = True
@@ -58,49 +59,51 @@ class InputMechanism(Mechanism):
 
     @property
     def mechanism(self) -> Event:
-        """The release of all noisy examples, as one example sees it."""
+        """The privacy event of the release of all noisy examples, for each single example."""
         return self._release(1.0)
 
     @property
     def part_multipliers(self) -> tuple[float, float]:
-        """Effective noise multipliers of features and targets."""
-        own = math.sqrt(2.0) * self.noise_multiplier
+        """Effective noise multipliers of the features and of the targets."""
+        nominal = math.sqrt(2.0) * self.noise_multiplier
         if self.bounds is None:
-            return own, own
+            return nominal, nominal
         features, targets = (
-            effective_multiplier(own, size, (size + 32.0) * 2.0**-53)
+            effective_multiplier(nominal, size, (size + 32.0) * 2.0**-53)
             for size in (self.bounds.features, self.bounds.targets)
         )
         return features, targets
 
     @property
     def effective_noise_multiplier(self) -> float:
-        """Noise multiplier z' ≤ z of `mechanism`, both of its parts together."""
+        """Noise multiplier z' ≤ z of `mechanism`, of features and targets together."""
         return group_noise_multiplier(self.part_multipliers)
 
     def charges(self, first_step: int, steps: int, *, noise_factor: float = 1.0) -> Charges:
-        """Return (event, count) for rounds of a client: all of the cost before the first one.
+        """Return the privacy events of a client's rounds: one event at the first, none later.
 
         Args:
-            first_step: rounds before.
+            first_step: number of earlier rounds.
             steps: number of further rounds.
-            noise_factor: noise of what is seen over the noise of the release; 1 in local trust.
+            noise_factor: standard deviation of the noise that an adversary faces, divided by that
+                of the release; 1 in local trust.
         """
         return [(self._release(noise_factor), 1)] if steps and not first_step else []
 
     def equivalent(self, steps: int) -> tuple[Sampling, int, float]:
-        """Return the one release of all noisy examples."""
+        """Return one unsampled Gaussian release, which costs as much as all noisy examples."""
         return PoissonSampling(1.0), 1, 1.0
 
     def for_examples(self, bounds: BoundedExamples, dtype: torch.dtype) -> Self:
         """Return the mechanism for examples of known sizes and bounds.
 
         Args:
-            bounds: of an example.
-            dtype: type of the features.
+            bounds: sizes and bounds of an example.
+            dtype: dtype of the features.
 
         Raises:
-            NoiseRangeError: the type cannot hold the noise, or the noise is too small for the grid.
+            NoiseRangeError: the dtype cannot hold the noise, or the noise is too small for the
+                range of the grid.
         """
         z = math.sqrt(2.0) * self.noise_multiplier
         if z:
@@ -115,30 +118,30 @@ class InputMechanism(Mechanism):
     def release_examples(
         self, features: Tensor, targets: Tensor, noise: NoiseSource
     ) -> tuple[Tensor, Tensor]:
-        """Return noisy features (n, ...) and targets, in the types of the given ones.
+        """Return noisy features (n, ...) and targets (n, ...), in the dtypes of the given ones.
 
-        A noisy class is the one with the largest noisy value of its one-hot row; a noisy label of
-        bce is 0 or 1, whichever is nearer. Both are functions of the noisy rows.
+        A noisy class is the argmax of the noisy one-hot row; a noisy label of bce is rounded to 0
+        or 1. Both are functions of the noisy rows.
 
-        Guarantee: with noise, the result is a function of whole numbers of the grid: the rounded
-        bounded rows plus the draws of the source.
+        Guarantee: with noise, the result is a function of grid integers: the rounded rows within
+        their bounds, plus the integers that the noise source draws.
 
         Args:
-            features: the client's examples (n, ...).
-            targets: their targets (n, ...).
-            noise: the client's own; used for these examples only.
+            features: the client's features (n, ...).
+            targets: the client's targets (n, ...).
+            noise: the client's noise source, used for these examples only.
 
         Raises:
-            ValueError: the bounds of an example are not known.
+            ValueError: `bounds` is None.
         """
         bounds = self.bounds
         if bounds is None:
-            raise ValueError("noisy examples need the bounds of an example")
+            raise ValueError("noisy examples need their bounds: call for_examples first")
         x, _ = bounded_rows(features, bounds.max_feature_norm)
         y, _ = bounds.target_rows(targets)
         z = math.sqrt(2.0) * self.noise_multiplier
         lengths = [
-            z * one / DEVIATION or 1.0 for one in (bounds.max_feature_norm, bounds.target_norm)
+            z * norm / DEVIATION or 1.0 for norm in (bounds.max_feature_norm, bounds.target_norm)
         ]
         rows = torch.cat([x / lengths[0], y / lengths[1]], dim=1)
         flat = rows.reshape(1, -1)  # one row of the source, example after example
@@ -149,7 +152,7 @@ class InputMechanism(Mechanism):
         return noisy, bounds.targets_of(rows[:, x.shape[1] :] * lengths[1], targets)
 
     def _release(self, noise_factor: float) -> Event:
-        first, second = (noise_factor * one for one in self.part_multipliers)
+        first, second = (noise_factor * multiplier for multiplier in self.part_multipliers)
         return JointGaussian((first, second))
 
 
@@ -157,7 +160,7 @@ def draft(request: PlanRequest) -> Draft:
     """Return the draft of a client that releases noisy examples.
 
     Args:
-        request: its settings, its schedule, its model, and the bounds of an example.
+        request: the client's settings, schedule and model, and the bounds of its examples.
     """
     parameters, bounds = request.parameters, request.problem
 

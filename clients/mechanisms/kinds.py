@@ -1,7 +1,7 @@
-"""The kinds of private release, and what is public of each.
+"""The registry of privacy mechanisms, with the public facts of each.
 
-This registry is the only place that lists kinds. All else asks a kind for its facts, or a release
-for its methods (`fedsim.clients.mechanisms.contract`). It imports no torch.
+No other module lists the mechanisms: the others read the attributes of a `ReleaseKind`, or call the
+methods of a `Mechanism` (`fedsim.clients.mechanisms.contract`). This module does not import torch.
 """
 
 from collections.abc import Mapping
@@ -10,51 +10,52 @@ from typing import Literal
 
 LossName = Literal["cross_entropy", "bce", "mse"]
 LOSSES: tuple[LossName, ...] = ("cross_entropy", "bce", "mse")
-"""Losses whose targets have a public bound, or can be given one."""
+"""Losses whose targets are bounded, or can be clipped to a public bound."""
 
 GRADIENT_PERTURBATION = "gradient_perturbation"
 """Default of `privacy.mechanism`: noise on clipped gradients, or on clipped updates of clients."""
 
 
 def protects_client(unit: str) -> bool:
-    """Whether one ε of a unit is for everything that a client has.
+    """Whether a privacy unit is the whole client, so that ε protects all of its data together.
 
     Args:
-        unit: as settings and records name it.
+        unit: the privacy unit, "example" or "client".
     """
     return unit == "client"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReleaseKind:
-    """Public facts of a kind of private release.
+    """Public facts of a privacy mechanism.
 
     Attributes:
-        name: of its module or folder under `clients/mechanisms`.
-        drafts_in: module there whose `draft` plans it; "": the one of its name.
-        unit: example or client: what one ε protects.
-        mechanism: its name under `privacy.mechanism`; "" where a task asks for it.
-        releases: what a client releases, for one line of text.
-        bound: key of `privacy` that bounds what a unit contributes; "" where the kind's own
-            settings have the bounds.
-        draws_lots: whether each local step is a release, on a lot that is drawn from the examples;
+        name: name of the mechanism's module or folder under `clients/mechanisms`.
+        drafts_in: module under `clients/mechanisms` whose `draft` plans the mechanism; "" stands
+            for the module called `name`.
+        unit: privacy unit, "example" or "client".
+        mechanism: value of `privacy.mechanism` that selects it; "" if a task selects it.
+        releases: what a client releases, in words, for one line of text.
+        bound: key of `privacy` that bounds the contribution of a unit; "" if the settings of the
+            mechanism have the bounds.
+        draws_lots: whether each local step is a release on a batch drawn from the examples;
             otherwise a round is one release.
-        local_trust_only: whether the kind has a proof in local trust alone, so that it has no share
-            of a noisy sum.
-        server_learns_bound: whether adaptive clipping is the server's, by noisy counts of rounds.
-        events: types of the events that its ledgers may have; empty where they follow from how lots
-            or clients are drawn.
-        sensitivity_of: what has the sensitivity of the adjacency, in words.
-        sensitivity: bound of one unit's contribution, as a symbol.
+        local_trust_only: whether the privacy proof holds in local trust only, so that releases
+            cannot be shares of a noisy sum.
+        server_learns_bound: whether the server runs adaptive clipping, by noisy counts of rounds.
+        events: class names of the privacy events that a ledger may contain; empty if they follow
+            from how batches or clients are drawn.
+        sensitivity_of: the quantity that `sensitivity` bounds, in words.
+        sensitivity: bound on the contribution of one unit, as a symbol.
         charged: what is charged each time, in words.
         reads: why clients' examples are read, in words.
         fixed: what was fixed before the run, in words.
-        takes_canaries: whether an audit can plant canaries in what is released.
-        later_rounds_are_free: whether rounds after the first one cost nothing.
-        not_deployed: why a SuperNode refuses it; "" where it does not.
+        takes_canaries: whether a privacy audit can insert canaries into the release.
+        later_rounds_are_free: whether rounds after the first one cost no privacy.
+        not_deployed: reason why a SuperNode refuses the mechanism; "" if it accepts it.
         title: heading of `statement`.
-        statement: the release in words, in which {z}, {rounds}, {bound} and {max_feature_norm} are
-            figures of a run; "" where the privacy statement has a sentence of its own for it.
+        statement: the mechanism in words, a template with the fields {z}, {rounds}, {bound} and
+            {max_feature_norm}; "" if the privacy statement describes the mechanism elsewhere.
     """
 
     name: str
@@ -80,7 +81,7 @@ class ReleaseKind:
 
     @property
     def protects_client(self) -> bool:
-        """Whether one ε is for everything that a client has, its number of examples included."""
+        """Whether ε protects all data of a client together, even its number of examples."""
         return protects_client(self.unit)
 
 
@@ -162,7 +163,7 @@ NO_RELEASE = ReleaseKind(
     sensitivity_of="",
     charged="",
 )
-"""The kind of a federation without privacy: every question of it is answered with no."""
+"""The kind of a federation without privacy: all its flags are False."""
 
 KINDS: Mapping[str, ReleaseKind] = {
     kind.name: kind for kind in (_DP_SGD, _CLIENT_UPDATE, _VOTES, _OUTPUT, _INPUT)
@@ -170,18 +171,18 @@ KINDS: Mapping[str, ReleaseKind] = {
 
 
 def kind_of(*, unit: str, mechanism: str = GRADIENT_PERTURBATION, votes: bool) -> ReleaseKind:
-    """Return the kind of release that settings, or the records of a run, describe.
+    """Return the kind of release for a privacy unit and the name of a mechanism.
 
-    A mechanism that the unit does not have gives the unit's own kind, and rules and statement
-    refuse it.
+    If the unit has no such mechanism, the result is the kind of the unit's gradient perturbation;
+    the rules of settings and the privacy statement then refuse the combination.
 
     Args:
-        unit: example or client.
-        mechanism: name under `privacy.mechanism`.
+        unit: privacy unit, "example" or "client".
+        mechanism: value of `privacy.mechanism`.
         votes: whether clients vote on public queries.
     """
     if votes:
         return _VOTES
     of_settings = {(kind.unit, kind.mechanism): kind for kind in KINDS.values()}
-    own = of_settings.get((unit, GRADIENT_PERTURBATION), _DP_SGD)
-    return of_settings.get((unit, mechanism), own)
+    default = of_settings.get((unit, GRADIENT_PERTURBATION), _DP_SGD)
+    return of_settings.get((unit, mechanism), default)

@@ -1,7 +1,7 @@
-"""Sizes of noise and of clipped gradients that a floating-point type holds.
+"""The range of noise and of clipped gradients that a floating-point dtype can represent.
 
-Privacy does not need this: a release is made of integers, and its type is chosen afterwards. A
-model trained with noise that underflows to 0, or overflows, is of no use.
+Privacy does not need this check: a release is made of integers, and its dtype is chosen afterwards.
+A model trained with noise that underflows to 0, or overflows, is useless.
 """
 
 from collections.abc import Iterable
@@ -10,24 +10,25 @@ import torch
 
 
 class NoiseRangeError(ValueError):
-    """A standard deviation at which a floating-point type does not keep the distribution."""
+    """The noise is so small or large that a floating-point dtype distorts its distribution."""
 
 
 def check_deviations(
     deviations: Iterable[float], dtype: torch.dtype, what: str = "the standard deviation of noise"
 ) -> None:
-    """Check that a type holds noise of these deviations, and what is added to it.
+    """Check that a dtype can represent noise of these standard deviations, and sums of it.
 
     Guarantee: a value down to 2⁻²⁰ deviations is a normal number with all its digits, and the sum
-    of 2²⁰ values of one deviation does not overflow. 0 stands for no noise.
+    of 2²⁰ values of one deviation does not overflow. A deviation of 0 means no noise, and passes.
 
     Args:
-        deviations: standard deviations, or other sizes of what is written.
-        dtype: of the tensor that holds them.
-        what: starts the message.
+        deviations: standard deviations of noise, or other magnitudes that the tensor must hold.
+        dtype: dtype of the tensor.
+        what: name of the deviations, with which the error message starts.
 
     Raises:
-        NoiseRangeError: a deviation is outside the range; the message names both.
+        NoiseRangeError: a deviation is outside the range; the message names the deviation and the
+            range.
     """
     info = torch.finfo(dtype)
     low, high = info.tiny * _HEADROOM, info.max / _HEADROOM

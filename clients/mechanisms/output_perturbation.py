@@ -1,6 +1,7 @@
-"""Output perturbation: a model trained without noise, and one Gaussian release of it a round.
+"""Output perturbation: a model is trained without noise, and released with Gaussian noise.
 
-The training problem is strongly convex, which bounds what one example moves its result by.
+The training problem is strongly convex, so one example changes the trained model by a bounded
+amount: the sensitivity. The release happens once a round.
 
 | case                          | release                                | event                |
 |-------------------------------|----------------------------------------|----------------------|
@@ -28,16 +29,16 @@ from fedsim.noise.grid import DEVIATION, SATURATION, effective_multiplier
 from fedsim.noise.release import release_
 from fedsim.noise.sources import NoiseSource
 
-_ROUNDED_UP = 1.0 + 2.0**-30  # more than clipping features in float64 may leave of a norm too much
+_ROUNDED_UP = 1.0 + 2.0**-30  # more than a norm may exceed its bound after clipping in float64
 _UNIT_ROUNDOFF = 2.0**-53
 
 
 @dataclass(frozen=True)
 class ConvexProblem:
-    """A linear model under a convex loss of bounded examples.
+    """A linear model with a convex loss on examples of bounded norm.
 
-    An example has features x of L2 norm at most R, with a further 1 where the model has a bias, so
-    that x̃ has norm at most R̃. The weights W are one matrix, and the k outputs are W x̃.
+    Features x have L2 norm at most R. x̃ is x, followed by a 1 if the model has a bias; its norm is
+    at most R̃. The weights W are one matrix, and the k outputs are W x̃.
 
     Attributes:
         examples: sizes and bounds of an example, and the loss.
@@ -49,7 +50,7 @@ class ConvexProblem:
 
     @property
     def size(self) -> int:
-        """Number of trained values."""
+        """Number of trained parameters."""
         return self.examples.targets * (self.examples.features + self.bias)
 
     @property
@@ -59,7 +60,7 @@ class ConvexProblem:
 
     @property
     def start_gradient(self) -> float:
-        """G₀: bound of an example's gradient; for mse at W = 0."""
+        """G₀: bound on the L2 norm of a per-example gradient; for mse, at W = 0."""
         norm, k = self.input_norm, self.examples.targets
         match self.examples.loss:
             case "cross_entropy":  # softmax minus one-hot
@@ -82,18 +83,18 @@ class ConvexProblem:
                 return 2.0 * squared / k
 
     def gradient_bound(self, radius: float) -> float:
-        """Return G: bound of an example's gradient at weights of norm at most `radius`."""
+        """Return G, the bound on a per-example gradient at weights of norm at most `radius`."""
         grows = self.smoothness * radius if self.examples.loss == "mse" else 0.0
         return self.start_gradient + grows
 
 
 @dataclass(frozen=True)
 class Descent:
-    """Gradient descent as it runs: T steps on batches of a fixed order, from a public start.
+    """Projected gradient descent for T steps on batches in a fixed order, from a public start.
 
     A step is W ← W − η (Σ_{i in batch} ∇ℓ_i(W) / b + λ W), projected into the ball of radius B. The
-    n examples are cut once into m = ⌈n / b⌉ batches, in an order that does not depend on them. The
-    steps take one batch after the other, and begin anew after the last. With b = n it is gradient
+    n examples are split once into m = ⌈n / b⌉ batches, in an order independent of their values. The
+    steps go through the batches in turn, and start again after the last. With b = n it is gradient
     descent on all examples.
 
     Guarantee: two data sets that differ in one example give results at an L2 distance of at most
@@ -124,12 +125,13 @@ class Descent:
         problem: the loss and its bounds.
         learning_rate: η.
         weight_decay: λ > 0.
-        steps: T.
-        batch: b.
-        examples: n, a public number.
+        steps: T, number of steps.
+        batch: b, batch size.
+        examples: n, the client's public number of examples.
 
     Raises:
-        ValueError: the problem is not strongly convex, or a step may move points apart.
+        ValueError: the problem is not strongly convex, or the learning rate is so large that a
+            step may increase the distance of two models.
     """
 
     problem: ConvexProblem
@@ -147,15 +149,15 @@ class Descent:
             )
         if self.learning_rate > self.largest_rate:
             raise ValueError(
-                f"local.optimizer.lr = {self.learning_rate:g} may move two models apart in a step, "
-                f"and no sensitivity is proven: it may be at most 2 / (β + 2 λ) = "
-                f"{_rounded_down(self.largest_rate)} for features of norm "
+                f"local.optimizer.lr = {self.learning_rate:g} is so large that a step may increase "
+                f"the distance of two models, and no sensitivity is proven: it may be at most "
+                f"2 / (β + 2 λ) = {_rounded_down(self.largest_rate)} for features of norm "
                 f"{self.problem.examples.max_feature_norm:g} (privacy.max_feature_norm)"
             )
 
     @property
     def largest_rate(self) -> float:
-        """2 / (β + 2 λ): with a smaller η a step moves no two points apart."""
+        """2 / (β + 2 λ): up to this learning rate no step increases the distance of two models."""
         return 2.0 / (self.problem.smoothness + 2.0 * self.weight_decay)
 
     @property
@@ -165,12 +167,12 @@ class Descent:
 
     @property
     def num_batches(self) -> int:
-        """m: batches of a pass."""
+        """m: number of batches in one pass over the examples."""
         return max(1, -(-self.examples // self.batch))
 
     @property
     def sensitivity(self) -> float:
-        """Largest distance of two results, in exact arithmetic, under zero_out."""
+        """Δ: L2 sensitivity of the trained weights under zero_out, in exact arithmetic."""
         passes = -(-self.steps // self.num_batches)
         shrink = (1.0 - self.learning_rate * self.weight_decay) ** self.num_batches
         total = float(passes)
@@ -181,7 +183,7 @@ class Descent:
 
     @property
     def error(self) -> float:
-        """Largest distance of a computed result to the exact one."""
+        """E: bound on the L2 distance of the weights in float64 from those in exact arithmetic."""
         problem, radius, rate = self.problem, self.radius, self.learning_rate
         terms = problem.size + self.batch + 64
         moved = problem.gradient_bound(radius) + (problem.smoothness + self.weight_decay) * radius
@@ -190,17 +192,17 @@ class Descent:
 
 
 def _rounded_down(value: float) -> str:
-    """Return a number with four digits that is no larger."""
+    """Return a value rounded down to four significant digits, as text."""
     exponent = 3 - math.floor(math.log10(value))
     return f"{math.floor(value * 10.0**exponent) / 10.0**exponent:.4g}"
 
 
 @dataclass(frozen=True)
 class OutputMechanism(ModelRelease):
-    """θ + N(0, (z Δ)²): the result θ of `Descent` with noise for its sensitivity Δ, on the grid.
+    """Releases θ + N(0, (z Δ)²): weights θ trained by `Descent` plus noise, on the grid.
 
     Guarantee: a release is `mechanism` under zero_out and replace_one, adaptively in the model that
-    it starts from: what it starts from is public, and neither Δ nor the noise depends on it.
+    training starts from: that model is public, and neither Δ nor the noise depends on it.
 
     Proof. The release adds noise of deviation 2²⁴ to rint(x), x = (θ − start) 2²⁴ / (z Δ). Under
     zero_out two results differ by at most Δ + 2 E (`Descent`, with its rounding E), so the rounded
@@ -210,7 +212,8 @@ class OutputMechanism(ModelRelease):
 
     Attributes:
         noise_multiplier: z.
-        descent: the training and its sensitivity; None: not known, and the grid takes nothing.
+        descent: the training and its sensitivity Δ; None as long as they are unknown, and then
+            `mechanism` ignores the effect of the grid.
     """
 
     noise_multiplier: float
@@ -222,12 +225,12 @@ class OutputMechanism(ModelRelease):
 
     @property
     def mechanism(self) -> Event:
-        """The release of a round."""
+        """The privacy event of one round's release."""
         return Gaussian(self.effective_noise_multiplier)
 
     @property
     def effective_noise_multiplier(self) -> float:
-        """Noise multiplier z' ≤ z, which rounding leaves."""
+        """Noise multiplier z' ≤ z that is left after rounding to the grid."""
         if self.descent is None:
             return self.noise_multiplier
         relative = self.descent.error / self.descent.sensitivity
@@ -235,22 +238,23 @@ class OutputMechanism(ModelRelease):
 
     @property
     def deviation(self) -> float:
-        """Standard deviation of the noise of each trained value: z Δ.
+        """Standard deviation of the noise on each weight, z Δ.
 
         Raises:
-            ValueError: the training is not known.
+            ValueError: `descent` is None, so that Δ is unknown.
         """
         if self.descent is None:
-            raise ValueError("the sensitivity of an unknown training is not known")
+            raise ValueError("the sensitivity needs the training: call for_training first")
         return self.noise_multiplier * self.descent.sensitivity
 
     def charges(self, first_step: int, steps: int, *, noise_factor: float = 1.0) -> Charges:
-        """Return (event, count) for releases of a client, one for each round.
+        """Return the privacy events of a client's releases, as (event, count) pairs.
 
         Args:
-            first_step: releases before; they change nothing.
-            steps: number of further releases.
-            noise_factor: noise of what is seen over the noise of the release; 1 in local trust.
+            first_step: number of earlier releases; it does not change the result.
+            steps: number of further releases, one a round.
+            noise_factor: standard deviation of the noise that an adversary faces, divided by that
+                of the release; 1 in local trust.
         """
         noise = noise_factor * self.effective_noise_multiplier
         return [(Gaussian(noise), steps)] if steps else []
@@ -258,28 +262,29 @@ class OutputMechanism(ModelRelease):
     def release_variance(
         self, parameters: FlatParameters, lr: float | None, round_steps: int
     ) -> float | None:
-        """Return the expected squared length of the noise of a round in a model."""
+        """Return the expected squared L2 norm of a round's noise, or None if it is unknown."""
         return None if self.descent is None else parameters.size * self.deviation**2
 
     def for_training(self, descent: Descent, dtype: torch.dtype) -> Self:
-        """Return the mechanism of a client's training.
+        """Return the mechanism with the noise for the sensitivity of a client's training.
 
         Args:
             descent: the training.
-            dtype: type of the model.
+            dtype: dtype of the model.
 
         Raises:
-            NoiseRangeError: the type cannot hold the noise, or the grid is too coarse.
+            NoiseRangeError: the dtype cannot hold the noise, or the noise is too small for the
+                range of the grid.
         """
-        found = replace(self, descent=descent)
+        mechanism = replace(self, descent=descent)
         if self.noise_multiplier:
-            check_deviations((found.deviation,), dtype, "noise_multiplier · sensitivity")
-            if found.deviation * SATURATION / DEVIATION < 2.0 * descent.radius:
+            check_deviations((mechanism.deviation,), dtype, "noise_multiplier · sensitivity")
+            if mechanism.deviation * SATURATION / DEVIATION < 2.0 * descent.radius:
                 raise NoiseRangeError(
                     f"noise_multiplier {self.noise_multiplier:.3g} is too small for the grid; set "
                     "a larger one, or 0 for no privacy"
                 )
-        return found
+        return mechanism
 
     def release_model(
         self,
@@ -291,26 +296,27 @@ class OutputMechanism(ModelRelease):
         order: np.ndarray,
         steps: int,
     ) -> Tensor:
-        """Return the noisy model of a client, float64 (size,).
+        """Train a client's model and return it with noise, float64 (size,).
 
         Guarantee: with noise, the result is a function of the start, projected into the ball of the
-        training, and of whole numbers of the grid: the rounded difference of the trained model to
-        that start, plus the draws of the source.
+        training, and of grid integers: the rounded difference of the trained model from that start,
+        plus the integers that the noise source draws.
 
         Args:
-            start: values of the global model (size,), weights before biases.
-            features: the client's examples (n, ...).
-            targets: their targets (n, ...).
-            noise: the client's own.
-            order: the positions 0 ... n − 1 in the order of the batches, drawn without examples.
+            start: parameters of the global model (size,), weights before biases.
+            features: the client's features (n, ...).
+            targets: the client's targets (n, ...).
+            noise: the client's noise source.
+            order: a permutation of 0 ... n − 1, independent of the examples, that is cut into
+                batches (n,).
             steps: T of the training, or 0 for a probe of the noise.
 
         Raises:
-            ValueError: the training is not known.
+            ValueError: `descent` is None, so that the sensitivity is unknown.
         """
         descent = self.descent
         if descent is None:
-            raise ValueError("a release needs the training whose sensitivity is known")
+            raise ValueError("a release needs the sensitivity: call for_training first")
         begin = _project(start.double(), descent.radius)
         trained = train(begin, features, targets, descent, order=order, steps=steps)
         row = (trained - begin).unsqueeze(0)
@@ -330,14 +336,14 @@ def train(
     order: np.ndarray,
     steps: int,
 ) -> Tensor:
-    """Return the result of `Descent` from the start, without noise, float64 (size,).
+    """Return the parameters after training by `Descent`, without noise, float64 (size,).
 
     Args:
-        start: in the ball of the training, float64 (size,).
-        features: (n, ...).
-        targets: (n, ...).
-        descent: loss, rates and batches.
-        order: as `OutputMechanism.release_model`.
+        start: initial parameters in the ball of the training, float64 (size,).
+        features: the client's features (n, ...).
+        targets: the client's targets (n, ...).
+        descent: the loss, the learning rate, the weight decay and the batch size.
+        order: a permutation of 0 ... n − 1 that is cut into batches (n,).
         steps: number of steps.
     """
     problem = descent.problem
@@ -359,7 +365,7 @@ def train(
 
 
 def _residuals(outputs: Tensor, targets: Tensor, problem: ConvexProblem) -> Tensor:
-    """Return the gradient of each example's loss at its outputs (b, k)."""
+    """Return the gradient of each example's loss with respect to its outputs (b, k)."""
     match problem.examples.loss:
         case "cross_entropy":
             return torch.softmax(outputs, dim=1) - targets
@@ -370,7 +376,7 @@ def _residuals(outputs: Tensor, targets: Tensor, problem: ConvexProblem) -> Tens
 
 
 def _matrix(flat: Tensor, problem: ConvexProblem) -> Tensor:
-    """Return the weights (k, d), with the biases as a last column where there are any."""
+    """Return flat parameters as a matrix of weights, the biases in its last column if any."""
     k, d = problem.examples.targets, problem.examples.features
     weights = flat[: k * d].view(k, d)
     return torch.cat([weights, flat[k * d :].view(k, 1)], dim=1) if problem.bias else weights
@@ -390,7 +396,7 @@ def draft(request: PlanRequest) -> Draft:
     """Return the draft of a client that releases trained models.
 
     Args:
-        request: its settings, its schedule, its model, and the convex problem that it solves.
+        request: the client's settings, schedule and model, and the convex problem it solves.
     """
     parameters, problem, examples = request.parameters, request.problem, request.examples
 

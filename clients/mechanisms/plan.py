@@ -1,4 +1,4 @@
-"""A client's privacy plan: its settings turned into one mechanism for the whole run."""
+"""The privacy plan of a client: the mechanism, noise and steps that follow from its settings."""
 
 import math
 from collections.abc import Callable
@@ -22,34 +22,35 @@ M = TypeVar("M", bound=Mechanism)
 
 
 class PrivacyPlanError(InputError):
-    """Privacy settings that no mechanism can meet."""
+    """No mechanism can satisfy the privacy settings."""
 
 
 class PrivacyBudgetError(PrivacyPlanError):
-    """A privacy budget forbids the plan; the message names what it affords."""
+    """A privacy budget is too small for the plan; the message says how many steps it affords."""
 
     exit_code = ExitCode.BUDGET_FORBIDS
 
 
 @dataclass(frozen=True)
 class PrivacyPlan:
-    """One client's mechanism and its budget for the whole run.
+    """The privacy mechanism and the budget of one client for the whole run.
 
     Attributes:
-        release: what is charged, the same in every round: a step of DP-SGD, the whole update of a
-            round where the unit is the client, a trained model, or all noisy examples.
-        examples: the public client size that set the sampling rate; 0 where the unit is the client.
+        release: the mechanism whose releases are charged, the same in every round: a step of
+            DP-SGD, the whole update of a round, a trained model, votes, or all noisy examples.
+        examples: the client's public number of examples, which set the sampling rate; 0 under
+            client-level privacy.
         delta: δ of the client's guarantee.
-        target_epsilon: ε that is never exceeded; None without a budget.
-        planned_steps: steps over all rounds the client is scheduled for.
-        affordable_steps: number of steps that the target affords, at most `planned_steps`; None
-            without a target. Fewer than planned only under a given noise multiplier.
-        secure_noise: lots and noise come from the operating system instead of the seed.
-        part: the client's part of noisy sums, with distributed or central trust; None: the client
-            alone adds the noise of its claim.
-        round_steps: releases of a whole round, where the budget affords all of them.
-        charges_itself: whether the client charges its rounds; else the server charges every client
-            for every round, as who takes part is secret.
+        target_epsilon: the privacy budget ε that is never exceeded, or None without a budget.
+        planned_steps: number of steps in all rounds that the client is scheduled for.
+        affordable_steps: number of steps that the budget affords, at most `planned_steps`, or None
+            without a budget. It is below `planned_steps` only if the settings give the noise.
+        secure_noise: whether batches and noise are drawn from the operating system, not the seed.
+        part: how the client's noise adds up in noisy sums, with distributed or central trust, or
+            None if the client alone adds the noise behind its ε (local trust).
+        round_steps: number of releases in a full round.
+        charges_itself: whether the client charges the rounds that it takes part in; otherwise the
+            server charges every client for every round, as who takes part is secret.
     """
 
     release: Mechanism
@@ -64,68 +65,73 @@ class PrivacyPlan:
     charges_itself: bool = True
 
     def charges(self, first_step: int, steps: int) -> Charges:
-        """Return (event, count) for steps, in the view that the client's ε is claimed for.
+        """Return the privacy events of further steps that the client's ε counts.
 
-        Guarantee: with a part of a sum, the noise is that of the smallest sum that may be opened.
+        Guarantee: in a noisy sum, the noise is that of the smallest sum that may be opened.
 
         Args:
-            first_step: steps that the client took before.
+            first_step: number of steps that the client took before.
             steps: number of further steps.
+
+        Returns:
+            (event, count) pairs, against the adversary of the client's ε.
         """
         factor = 1.0 if self.part is None else self.part.noise_factor
         return self.release.charges(first_step, steps, noise_factor=factor)
 
     def server_charges(self, first_step: int, steps: int) -> Charges | None:
-        """Return (event, count) for steps against whoever sees the client's own uploads.
-
-        None where that is the claimed view (local trust), or no noise protects from it (central).
+        """Return the privacy events of further steps against an adversary who sees the uploads.
 
         Args:
-            first_step: as `charges`.
-            steps: as `charges`.
+            first_step: number of steps that the client took before.
+            steps: number of further steps.
+
+        Returns:
+            (event, count) pairs, or None if `charges` is against this adversary (local trust), or
+            if no noise protects from it (central trust).
         """
         if self.part is None or not self.part.adds_noise:
             return None
         return self.release.charges(first_step, steps)
 
     def of_round(self, round_number: int) -> "PrivacyPlan":
-        """Return the plan as it is charged in one round: ballots alternate, all else stays.
+        """Return the plan of one round; it differs by round for votes only.
 
         Args:
-            round_number: the round, from 1.
+            round_number: number of the round, from 1.
         """
         release = self.release.of_round(round_number)
         return self if release is self.release else replace(self, release=release)
 
     def release_as(self, kind: type[M]) -> M:
-        """Return the release, which must be of a kind.
+        """Return `release`, checked to be an instance of the class `kind`.
 
         Raises:
-            TypeError: the client has another release.
+            TypeError: the client has a mechanism of another class.
         """
         if not isinstance(self.release, kind):
-            found = type(self.release).__name__
-            raise TypeError(f"a client releases by {found}, and {kind.__name__} was asked for")
+            name = type(self.release).__name__
+            raise TypeError(f"the client's mechanism is {name}, and {kind.__name__} is needed")
         return self.release
 
     @cached_property
     def mechanism_text(self) -> str:
-        """The release and its part of a sum as text: equal for equal releases."""
+        """`release` and `part` as text: two plans with equal text have equal mechanisms."""
         return repr(self.release) if self.part is None else repr((self.release, self.part))
 
     @property
     def noise_multiplier(self) -> float:
-        """Noise multiplier z in the view that the client's ε is claimed for."""
+        """Noise multiplier z behind the client's ε: in noisy sums, that of the smallest sum."""
         factor = 1.0 if self.part is None else self.part.noise_factor
         return factor * self.release.noise_multiplier
 
     @property
     def steps_to_take(self) -> int:
-        """Steps that the client will take if it answers every round it is scheduled for."""
+        """Number of steps that the client takes if it answers all of its scheduled rounds."""
         return self.planned_steps if self.affordable_steps is None else self.affordable_steps
 
     def initial_spend(self, client: int) -> ClientSpend:
-        """Return the spend of a client with this plan before its first charge."""
+        """Return the privacy spending of a client with this plan before its first charge."""
         return ClientSpend(
             client=client,
             examples=self.examples,
@@ -143,20 +149,20 @@ class PrivacyPlan:
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """What the plan of a client follows from.
+    """The inputs from which the privacy plan of a client is made.
 
     Attributes:
-        privacy: the client's settings.
+        privacy: the client's privacy settings.
         local: the `local` section.
         examples: the client's number of examples.
-        planned_rounds: rounds that the client is scheduled for.
-        planned_steps: steps over these rounds; None: whole rounds.
-        parameters: of what the client sends; None: not known.
-        drawn: probability with which the client is in each round, where who is drawn stays secret;
-            None: it is in all of them.
-        problem: what the kind needs beside settings, such as the bounds of an example or the
-            ballots of a vote; None: not known, or it needs nothing.
-        kind: of the releases; None: as the settings say.
+        planned_rounds: number of rounds that the client is scheduled for.
+        planned_steps: number of steps in these rounds; None stands for full rounds.
+        parameters: the trained parameters that the client uploads, or None if they are unknown.
+        drawn: probability that the client is in each round, if the draw of clients is secret, or
+            None if the client is in all rounds.
+        problem: input of some mechanisms besides the settings, such as the bounds of an example or
+            the ballots of a vote; None if it is unknown, or if the mechanism needs none.
+        kind: the kind of release; None stands for the one that the settings select.
     """
 
     privacy: PrivacySettings
@@ -172,18 +178,19 @@ class PlanRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Draft:
-    """A private release before its noise is known: what planning needs of its kind.
+    """A privacy plan before its noise multiplier is calibrated.
 
     Attributes:
-        public_size: what δ follows from, where it is `auto`.
-        examples: the public client size; 0 where the unit is the client.
-        steps: planned releases over all rounds.
-        round_steps: releases of a whole round.
-        given: noise multiplier of the settings; None: it is calibrated.
-        like: a release of any noise that is charged as this one, for a search of the noise.
-        build: returns the release with a noise multiplier, of the model where that is known.
-        charges_itself: as in `PrivacyPlan`.
-        hint: how to lower the cost, for an error; "" where there is nothing to say.
+        public_size: number of units from which δ follows if `delta` is `auto`.
+        examples: the client's public number of examples; 0 under client-level privacy.
+        steps: number of planned releases in all rounds.
+        round_steps: number of releases in a full round.
+        given: noise multiplier given by the settings, or None if it is calibrated.
+        like: a mechanism with any noise multiplier and the same privacy cost as a function of it,
+            for calibration.
+        build: takes a noise multiplier and returns the mechanism, for the model if it is known.
+        charges_itself: whether the client charges its rounds itself (see `PrivacyPlan`).
+        hint: ending of an error message that says how to lower the cost; may be "".
     """
 
     public_size: int
@@ -200,12 +207,12 @@ class Draft:
 def draft_of_bounded(
     request: PlanRequest, mechanism: Callable[[float], Mechanism], known: Callable[[float], M]
 ) -> Draft:
-    """Return the draft of a client with a public size that releases at most once a round.
+    """Return the draft of a client that releases at most once a round and has a public size.
 
     Args:
-        request: its settings, its schedule and its model.
-        mechanism: returns the release with a noise multiplier, of an unknown model.
-        known: the same of the request's model, with its grid.
+        request: the client's settings, schedule and model.
+        mechanism: takes a noise multiplier and returns the mechanism for an unknown model.
+        known: takes a noise multiplier and returns the mechanism for the model of `request`.
     """
     privacy, examples = request.privacy, request.examples
 
@@ -231,9 +238,13 @@ def draft_of_bounded(
 
 
 def delta_of(privacy: PrivacySettings, public_size: int) -> float:
-    """Return δ: the given one, or for `auto` a power of ten that is at most 1 / (10 · size).
+    """Return δ: that of the settings, or for `auto` a power of ten of at most 1 / (10 · size).
 
     δ must be well below 1 / size. At 1 / size, publishing one random example is (0, δ)-private.
+
+    Args:
+        privacy: the client's privacy settings.
+        public_size: number of examples, or number of clients under client-level privacy.
     """
     if privacy.delta != "auto":
         return privacy.delta
@@ -241,10 +252,10 @@ def delta_of(privacy: PrivacySettings, public_size: int) -> float:
 
 
 def check_draws(draws: int) -> None:
-    """Refuse a plan that draws more values of noise than the slack of the sampler covers.
+    """Raise an error if a client draws more noise values than the slack of the sampler covers.
 
     Raises:
-        PrivacyPlanError: it does.
+        PrivacyPlanError: `draws` is above `MAX_DRAWS`.
     """
     if draws > MAX_DRAWS:
         raise PrivacyPlanError(

@@ -1,6 +1,6 @@
-"""The plan of a client: one way from its settings to a release, its noise and its budget.
+"""Makes the privacy plan of a client: calibrates its noise, and counts the steps it can afford.
 
-The schedule of a client (its mechanism, lots and rounds) is fixed before the run and depends on
+The schedule of a client (its mechanism, sampling and rounds) is fixed before the run and depends on
 nothing private. So the decisions of its privacy filter are known beforehand: it grants the first
 `affordable_steps` steps and refuses all later ones.
 """
@@ -42,18 +42,18 @@ def affordable_steps(
     accountant: AccountantChoice,
     adjacency: Adjacency,
 ) -> int:
-    """Return the number of steps that a target affords, at most `most`.
+    """Return how many steps a target ε affords, at most `most`.
 
     Guarantee: that many steps have ε(delta) ≤ `target_epsilon` by the accountant, under the
-    adjacency. Below `most`, one more step exceeds the target.
+    adjacency. If the result is below `most`, one more step exceeds the target.
 
     Args:
         step: the mechanism of each step.
-        most: the largest answer, ≥ 0.
-        target_epsilon: > 0.
-        delta: in (0, 1).
+        most: upper limit of the result, ≥ 0.
+        target_epsilon: ε of the budget, > 0.
+        delta: δ of the budget, in (0, 1).
         accountant: the accountant of the target.
-        adjacency: what the guarantee protects against.
+        adjacency: which data sets are neighbours.
     """
 
     def epsilon(steps: int) -> float:
@@ -74,14 +74,14 @@ def epsilon_of_steps(
     accountant: AccountantChoice,
     adjacency: Adjacency,
 ) -> float:
-    """Return ε of a client's first `steps` steps with the sampler's slack; 0 for none.
+    """Return ε of a client's first `steps` steps, with the slack of the sampler.
 
     Args:
         step: the mechanism of each step.
-        steps: ≥ 0.
-        delta: in (0, 1).
+        steps: number of steps, ≥ 0.
+        delta: δ at which ε is computed, in (0, 1).
         accountant: the accountant that computes ε.
-        adjacency: what ε protects against.
+        adjacency: which data sets are neighbours.
     """
     if steps == 0:
         return 0.0
@@ -108,13 +108,14 @@ def calibrate_noise(
     the sampler.
 
     Args:
-        sampling: how lots are drawn.
-        steps: all planned steps, ≥ 1.
-        target_epsilon: > 0.
-        delta: in (0, 1).
+        sampling: how batches are drawn.
+        steps: number of all planned steps, ≥ 1.
+        target_epsilon: ε of the budget, > 0.
+        delta: δ of the budget, in (0, 1).
         accountant: the accountant of the target.
-        adjacency: what the guarantee protects against.
-        interpolate: how lots of an epoch are searched for, see `least_noise`.
+        adjacency: which data sets are neighbours.
+        interpolate: whether to interpolate between noise multipliers when batches are drawn for a
+            whole epoch, see `least_noise`.
 
     Raises:
         ValueError: no noise multiplier meets the target.
@@ -148,21 +149,21 @@ def noise_of_release(
     accountant: AccountantChoice,
     adjacency: Adjacency,
 ) -> float:
-    """Return the least noise multiplier at which planned releases spend at most the target.
+    """Return the least noise multiplier at which the planned releases spend at most the target.
 
     Args:
-        release: at any noise.
-        steps: all planned releases, ≥ 1.
-        target_epsilon: as `calibrate_noise`, and so are the others.
-        delta: in (0, 1).
+        release: the mechanism, with any noise multiplier.
+        steps: number of all planned releases, ≥ 1.
+        target_epsilon: ε of the budget, > 0.
+        delta: δ of the budget, in (0, 1).
         accountant: the accountant of the target.
-        adjacency: what the guarantee protects against.
+        adjacency: which data sets are neighbours.
 
     Raises:
         ValueError: no noise multiplier meets the target.
     """
     sampling, count, factor = release.equivalent(steps)
-    found = calibrate_noise(
+    equivalent_noise = calibrate_noise(
         sampling,
         count,
         target_epsilon=target_epsilon,
@@ -171,24 +172,26 @@ def noise_of_release(
         adjacency=adjacency,
     )
     if factor == 1.0:
-        return found
+        return equivalent_noise
 
     def epsilon(noise: float) -> float:
-        own = release.with_effective_noise(noise)
-        return epsilon_of_steps(own, steps, delta=delta, accountant=accountant, adjacency=adjacency)
+        noisy = release.with_effective_noise(noise)
+        return epsilon_of_steps(
+            noisy, steps, delta=delta, accountant=accountant, adjacency=adjacency
+        )
 
-    noise = found * factor * (1.0 + 2.0**-40)  # more than a product rounds
+    noise = equivalent_noise * factor * (1.0 + 2.0**-40)  # more than a product rounds
     return noise if epsilon(noise) <= target_epsilon else least_noise(epsilon, target_epsilon)
 
 
 def plan_privacy(request: PlanRequest) -> PrivacyPlan:
-    """Return the plan of a client.
+    """Return the privacy plan of a client, with its noise multiplier calibrated if not given.
 
     Args:
-        request: its settings, its schedule and its model.
+        request: the client's settings, schedule and model.
 
     Raises:
-        PrivacyPlanError: no noise reaches the target ε, the accountant has no rule for the
+        PrivacyPlanError: no noise reaches the target ε, the accountant does not support the
             sampling under this adjacency, or the clipping does not fit the model or the noise.
     """
     privacy, kind = request.privacy, request.kind or request.privacy.release_kind
@@ -221,7 +224,7 @@ def plan_privacy(request: PlanRequest) -> PrivacyPlan:
 
 
 def _draft_of(kind: ReleaseKind, request: PlanRequest) -> Draft:
-    """Return the draft of a client by the function `draft` of its kind."""
+    """Return the draft of a client, made by the function `draft` of the kind's module."""
     module = kind.drafts_in or kind.name
     return import_module(f"fedsim.clients.mechanisms.{module}").draft(request)
 
@@ -256,7 +259,7 @@ def _calibrated(privacy: PrivacySettings, draft: Draft, delta: float) -> float:
 
 
 def _orders_hint(privacy: PrivacySettings) -> str:
-    """Return how few orders limit what a target affords; "" for those of the accountant."""
+    """Return a hint to add larger Rényi orders; "" if the settings do not choose the orders."""
     orders = privacy.accountant.orders
     if orders is None:
         return ""

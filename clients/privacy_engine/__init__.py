@@ -1,3 +1,3 @@
-"""DP-SGD for your own training loop, without a federation: `PrivacyEngine`."""
+"""DP-SGD in an ordinary torch training loop, without a federation: `PrivacyEngine`."""
 
 from fedsim.clients.privacy_engine.engine import PrivacyEngine as PrivacyEngine

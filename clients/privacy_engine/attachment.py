@@ -1,9 +1,10 @@
-"""Per-example gradients of a user's own `loss.backward()`, from recorded forward passes.
+"""Per-example gradients in a user's training loop, from recorded forward passes.
 
-While attached, `model(x)` with gradients enabled runs by the layer rules and is recorded. The
-user's backward pass then fills the recorded uses in, and no parameter gets a `.grad`. A gradient
-that reaches a parameter in any other way (a submodule called on its own, a penalty on weights in
-the loss) would not be clipped, so the backward pass refuses it.
+While a model is attached, `model(x)` with gradients enabled runs by the layer rules and is
+recorded. The backward pass of the training loop then completes the recorded uses of parameters, and
+no parameter gets a `.grad`. A gradient that reaches a parameter in any other way (a submodule
+called alone, a penalty on weights in the loss) would not be clipped, so the backward pass refuses
+it.
 """
 
 from collections.abc import Callable, Sequence
@@ -47,7 +48,7 @@ from fedsim.clients.privacy_engine.row_losses import ForwardPass, with_origin, w
 
 
 class InPlaceParameters(FlatParameters):
-    """A model's trainable parameters, left in their memory; only their gradient is flat."""
+    """A model's trainable parameters, which stay in their memory; only their gradient is flat."""
 
     def __init__(self, model: nn.Module) -> None:
         before = {parameter: parameter.data for parameter in model.parameters()}
@@ -59,28 +60,28 @@ class InPlaceParameters(FlatParameters):
 
     @property
     def size(self) -> int:
-        """Number of trainable values."""
+        """Number of trainable scalar parameters."""
         return self._size
 
 
 class AttachedModel:
-    """A model in its user's own training loop, with per-example gradients.
+    """Computes the per-example gradients of a model in a user's training loop.
 
-    The model runs in tiles of a public number of rows, so that the last bits of an example's
-    contribution do not depend on how many others are in the lot (see
+    The model runs on padded batches of a public number of rows, so that the last bits of an
+    example's contribution do not depend on how many others are in the batch (see
     `fedsim.clients.gradients.tiles`).
 
     Args:
-        model: its parameters that are trainable now are trained.
-        views: K, the rows of each example in a forward pass, side by side.
+        model: the model, whose currently trainable parameters are trained.
+        views: K, number of rows of each example in a forward pass, side by side.
 
     Attributes:
-        passes: what the forward passes share.
-        tile_examples: R, the public number of examples in a tile.
+        passes: the state that all forward passes share.
+        tile_examples: R, the public number of examples in a padded batch.
 
     Raises:
-        ValueError: nothing is trainable, parameters differ in type or device, or their type is
-            shorter than float32.
+        ValueError: nothing is trainable, parameters differ in dtype or device, or their dtype has
+            less precision than float32.
     """
 
     def __init__(self, model: nn.Module, views: int = 1) -> None:
@@ -109,7 +110,7 @@ class AttachedModel:
             vars(parameter)["grad_sample"] = NoGradSample()
 
     def detach(self) -> None:
-        """Restore the model, and drop gradients that are in no lot."""
+        """Restore the model, and drop gradients that are not in a batch yet."""
         if self._forward is not None:
             self._forward.restore()
         for hook in self._hooks:
@@ -121,18 +122,21 @@ class AttachedModel:
         self.discard()
 
     def discard(self) -> None:
-        """Drop the gradients of backward passes that are in no lot."""
+        """Drop the gradients of backward passes that are not in a batch yet."""
         for recorded in self.passes.pending:
             recorded.clear()
         self.passes.pending.clear()
 
     def backward(self, losses: Tensor) -> None:
-        """Run backward through losses (n,), one of each example or of each row.
+        """Run backward through separate losses of the examples.
+
+        Args:
+            losses: one loss for each example, or for each row (n,).
 
         Raises:
             ValueError: the losses are not a vector.
-            UnsafeModelError: a loss depends on the outputs of another example (the first calls are
-                checked).
+            UnsafeModelError: a loss depends on the outputs of another example; only the first
+                calls are checked.
         """
         if losses.ndim != 1:
             raise ValueError(
@@ -152,7 +156,13 @@ class AttachedModel:
     def check(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], *, public: bool
     ) -> "_CheckedModel":
-        """Check the model with the arguments of a call (see `check_forward`)."""
+        """Check that the model does not mix examples (see `check_forward`), and prepare it.
+
+        Args:
+            args: positional arguments of a call of the model.
+            kwargs: keyword arguments of the call.
+            public: whether the arguments' values may be used; otherwise only their shapes are.
+        """
         with self.paused():
             units, self.tile_examples = check_forward(
                 self.model,
@@ -166,15 +176,15 @@ class AttachedModel:
         return self._checked
 
     def use_tiles(self, examples: int) -> None:
-        """Run in tiles of so many examples from now on; the model is checked with them first."""
+        """Set the number of examples in a padded batch; the next pass checks the model again."""
         self.tile_examples, self._checked = examples, None
 
     def paused(self) -> AbstractContextManager[None]:
-        """Return a context in which the model is as it is when it is not attached."""
+        """Return a context in which the model runs as if it were not attached."""
         return nullcontext() if self._forward is None else self._forward.removed()
 
     def take(self) -> RecordedPass | None:
-        """Return the pass that the last backward pass went through; None if there was none.
+        """Return the forward pass that the last backward pass reached, or None if there is none.
 
         Raises:
             BackwardError: the gradients cannot be attributed to examples.
@@ -209,19 +219,20 @@ class AttachedModel:
         scales: Sequence[float],
         divided_by_batch: bool,
     ) -> LotStatistics:
-        """Add scale_m · Σ_i clip(gradient_i) of a taken pass to `into`, and drop its gradients.
+        """Add scale_m · Σ_i clip(gradient_i) of a forward pass to `into`, and drop its gradients.
 
         Args:
-            recorded: n examples.
-            clipping: the bounds.
-            groups: the groups of `parameters`.
-            into: flat tensor (size,), float64, or float32 for a lot that may be summed in it.
-            scales: of the sum, for each group.
+            recorded: a forward pass on n examples that `take` returned.
+            clipping: how per-example gradients are clipped.
+            groups: the groups of `parameters`, with their clip norms.
+            into: flat sum to add to (size,), float64, or float32 if the batch may be summed in it.
+            scales: factor of the sum in each group.
             divided_by_batch: whether the loss is a mean over the n examples of the forward pass;
-                gradients are then n times what was recorded, so that C bounds one example's own.
+                recorded gradients are then multiplied by n, so that C bounds a per-example
+                gradient.
 
         Returns:
-            Counts of the examples.
+            Counts of examples and unclipped gradients.
         """
         views = self.parameters.stacked_views(into.unsqueeze(0))
         times = recorded.gradient_factor(is_mean=divided_by_batch)
@@ -235,9 +246,9 @@ class AttachedModel:
                 rows = torch.zeros(n, len(scales), dtype=torch.float64, device=into.device)
                 rows[:examples] = rows.new_tensor(list(scales))
                 clip = ClipBounds.of_client(clipping, groups, rows)
-                found = by_example(by_parameter(tile.uses), self.views)
+                uses = by_example(by_parameter(tile.uses), self.views)
                 with off if _is_autocast(into) else nullcontext():
-                    clipped = clipped_rows(found, clip, times=times)
+                    clipped = clipped_rows(uses, clip, times=times)
                     clipped.add_to(views, Part(rows=slice(0, examples)))
                 statistics += lot_statistics(clip, clipped.norms, clipped.dropped)
         finally:
@@ -267,20 +278,16 @@ class AttachedModel:
         by_hand = len(args) == 1 and not kwargs and first is args[0] and sequence.is_usable
         if by_hand and not first.requires_grad and not _is_autocast(first):
             return self._noted(sequence.record(tiles, first), origin)
-        found = []
+        outputs = []
         calls = call_in_tiles(args, kwargs, n, rows, checked.layout)
-        for tile, (own, named) in zip(tiles, calls, strict=True):
+        for tile, (positional, named) in zip(tiles, calls, strict=True):
             with ruled.in_place(tile):
                 run = self.model.forward if ruled.covers_root else forward
-                found.append(run(*own, **named))
-        return self._noted(join_outputs(found, n, rows), origin)
+                outputs.append(run(*positional, **named))
+        return self._noted(join_outputs(outputs, n, rows), origin)
 
     def _noted(self, outputs: Any, origin: ForwardPass) -> Any:
-        """Keep the outputs for a check of the losses, while there is one to come.
-
-        Returns:
-            The outputs, which remember their forward pass.
-        """
+        """Return the outputs with their forward pass attached, kept if losses are to be checked."""
         if self.passes.checks_left:
             leaves = pytree.tree_leaves(outputs)
             self.passes.outputs = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
@@ -288,39 +295,39 @@ class AttachedModel:
 
 
 class _CheckedModel:
-    """A model as it was when it was checked.
+    """A model with the structure and the buffers that it had when it was checked.
 
     Attributes:
-        ruled: the model and its rules.
-        sequence: the model as a sequence of modules.
-        layout: which arguments of its calls have rows.
+        ruled: the model with its layer rules.
+        sequence: the model as a sequence of modules, if it is one.
+        layout: which tensors among the arguments of its calls have a row for each example.
     """
 
     def __init__(self, ruled: RuledModel) -> None:
         self.ruled, self.sequence, self.layout = ruled, ModuleSequence(ruled), Layout()
         self._structure = _structure(ruled.model)
-        # By module: the name, its buffers by name, and copies of their values.
+        # For each module its name, its buffers by name, and copies of their values.
         self._buffers = [
-            (prefix, own, {name: None if b is None else b.clone() for name, b in own.items()})
-            for prefix, own in _buffers(ruled.model)
+            (prefix, now, {name: None if b is None else b.clone() for name, b in now.items()})
+            for prefix, now in _buffers(ruled.model)
         ]
 
     def is_current(self) -> bool:
-        """Whether the model has the same modules, with the same hooks, as when it was checked."""
+        """Whether the model still has the modules and hooks that it had when it was checked."""
         return self._structure == _structure(self.ruled.model)
 
     def refuse_changed_buffers(self) -> None:
-        """Check that the model's buffers are what they were.
+        """Check that the model's buffers still have the values that they had.
 
         Raises:
-            UnsafeModelError: names one that is not.
+            UnsafeModelError: a buffer has changed; the message names it.
         """
-        for prefix, own, before in self._buffers:
-            if not own and not before:
+        for prefix, now, before in self._buffers:
+            if not now and not before:
                 continue
-            for name in {**own, **before}:
-                one, other = before.get(name), own.get(name)
-                if one is other or (one is not None and other is not None and one.equal(other)):
+            for name in {**now, **before}:
+                old, new = before.get(name), now.get(name)
+                if old is new or (old is not None and new is not None and old.equal(new)):
                     continue
                 raise UnsafeModelError(
                     f"buffer {f'{prefix}.{name}'.lstrip('.')!r} has changed since the model was "
@@ -336,18 +343,18 @@ def _buffers(model: nn.Module) -> list[tuple[str, dict[str, Tensor | None]]]:
 
 
 def _structure(model: nn.Module) -> list[tuple[Any, ...]]:
-    """Return a model's modules, with what runs instead of or beside their own forward."""
-    found = []
+    """Return each module of a model with its hooks and, if replaced, its `forward`."""
+    structure = []
     for module in model.modules():
-        own = vars(module)
-        hooks = (*own["_forward_hooks"].values(), *own["_forward_pre_hooks"].values())
-        forward = None if module is model else own.get("forward")
-        found.append((module, forward, hooks))
-    return found
+        attributes = vars(module)
+        hooks = (*attributes["_forward_hooks"].values(), *attributes["_forward_pre_hooks"].values())
+        forward = None if module is model else attributes.get("forward")
+        structure.append((module, forward, hooks))
+    return structure
 
 
 def _sizes(examples: int, most: int) -> list[int]:
-    """Return the number of examples in each tile."""
+    """Return the number of examples in each padded batch."""
     return [min(most, examples - start) for start in range(0, examples, most)]
 
 
@@ -358,7 +365,7 @@ def _is_autocast(like: Tensor) -> bool:
 def _without_examples(
     forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Return the outputs for an empty lot, from which a backward pass reaches no parameter."""
+    """Return the outputs for an empty batch, from which a backward pass reaches no parameter."""
     with torch.no_grad():
         outputs = forward(*args, **kwargs)
     leaf = torch.zeros((), requires_grad=True)
@@ -368,37 +375,37 @@ def _without_examples(
 
 
 def check_own_rows(losses: Tensor, outputs: Sequence[Tensor]) -> None:
-    """Refuse losses (n,) that reach the outputs of other examples.
+    """Check that each loss depends on the outputs of one example alone.
 
-    Where loss i depends on the rows of example i alone, the gradient of Σ w_i loss_i at these rows
+    If loss i depends on the rows of example i alone, the gradient of Σ w_i loss_i at these rows
     is w_i times that of Σ loss_i, for any weights w. Two backward passes to the outputs compare the
-    two for random weights. A dependence that has no gradient is not found.
+    two for random weights. A dependence without a gradient is not detected.
 
     Args:
-        losses: of n examples.
-        outputs: of the model, n rows or n times the same number of rows.
+        losses: losses of n examples (n,).
+        outputs: output tensors of the model, each with n rows or a multiple of n.
 
     Raises:
         UnsafeModelError: a loss depends on the outputs of another example.
     """
     n = len(losses)
-    found = [value for value in outputs if value.requires_grad and n and not len(value) % n]
-    if n < 2 or not found:
+    by_rows = [value for value in outputs if value.requires_grad and n and not len(value) % n]
+    if n < 2 or not by_rows:
         return
     generator = torch.Generator().manual_seed(n)
     weights = (torch.rand(n, generator=generator) + 0.5).to(losses)
     plain, weighted = (
-        torch.autograd.grad(losses, found, w, retain_graph=True, materialize_grads=True)
+        torch.autograd.grad(losses, by_rows, w, retain_graph=True, materialize_grads=True)
         for w in (torch.ones_like(losses), weights)
     )
-    for one, other in zip(plain, weighted, strict=True):
-        rows = weights.repeat_interleave(len(one) // n).view(-1, *[1] * (one.ndim - 1)).to(one)
-        off, size = (other - rows * one).flatten(), (rows * one).flatten()
+    for grad, other in zip(plain, weighted, strict=True):
+        rows = weights.repeat_interleave(len(grad) // n).view(-1, *[1] * (grad.ndim - 1)).to(grad)
+        off, size = (other - rows * grad).flatten(), (rows * grad).flatten()
         finite = off.isfinite() & size.isfinite()
-        eps = torch.finfo(one.dtype).eps
+        eps = torch.finfo(grad.dtype).eps
         if float(off[finite].norm()) > eps**0.6 * float(size[finite].norm()):
             raise UnsafeModelError(
                 "the loss of an example depends on the outputs of other examples, as in a "
-                "contrastive loss or one that is divided by a sum over the lot; compute each "
+                "contrastive loss or one that is divided by a sum over the batch; compute each "
                 "example's loss from its own outputs"
             )

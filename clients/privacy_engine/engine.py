@@ -1,4 +1,4 @@
-"""DP-SGD behind any torch optimizer: the facade that Opacus users know.
+"""DP-SGD with any torch optimizer: `PrivacyEngine`, with the interface of Opacus.
 
 Example::
 
@@ -59,84 +59,87 @@ _OF_A_MODEL = ("terms", "_model", "_streams", "_steps")
 
 
 class PrivacyEngine(OpacusStyle):
-    """Makes an optimizer's steps differentially private per example.
+    """Makes an optimizer's steps differentially private for each example (DP-SGD).
 
-    After `attach`, `engine.backward(losses)` takes one loss for each example. `loss.backward()`
-    does the same for a mean or sum of a loss function of torch of the model's outputs, without
-    weights (`fedsim.clients.privacy_engine.row_losses`). After any other `loss.backward()` no ε is
-    printed until `check_isolation` has seen the loss. No parameter gets a `.grad`.
-    `optimizer.step()` clips the per-example gradients, sums them, adds noise once and divides by
-    `batch_size`; the optimizer sees nothing else. `optimizer.virtual_step()` adds a physical batch
-    to the lot without noise, so that a lot may exceed memory. The first dimension of the model's
-    input is the examples. The first forward pass, and the first one after modules or hooks were
-    exchanged, checks on synthetic examples that the model does not couple them, in lots of the
-    size that runs. Buffers may not change. Under `torch.autocast` activations are short; norms,
-    sums and noise are not.
+    After `attach`, call `engine.backward(losses)` with one loss for each example.
+    `loss.backward()` does the same for the mean or sum of a torch loss function of the model's
+    outputs, without weights (`fedsim.clients.privacy_engine.row_losses`). After any other
+    `loss.backward()` the engine reports no ε until `check_isolation` has checked the loss. No
+    parameter gets a `.grad`. `optimizer.step()` clips the per-example gradients, sums them, adds
+    noise once and divides by `batch_size`; the optimizer sees nothing else.
+    `optimizer.virtual_step()` adds a physical batch to the logical batch without noise, so that a
+    logical batch may exceed memory. The first dimension of the model's input is the examples. The
+    first forward pass, and the first one after modules or hooks were exchanged, checks on synthetic
+    examples that the model does not mix examples, at the batch size that runs. Buffers must not
+    change. Under `torch.autocast` only activations have the lower precision; norms, sums and noise
+    do not.
 
     Guarantee: every step is in `ledger` before the optimizer moves, and the parameters after any
     number of steps are (get_epsilon(δ), δ)-DP for every δ under `adjacency`, if an example's loss
-    depends on that example alone. Lots of `batches`, `private_loader` and `make_private` are drawn
-    as they are charged, and each of their examples comes through backward passes once, or nothing
-    is released. Lots of a loader of your own are charged without amplification by sampling, unless
-    you declare `lots="poisson"`; no example may occur twice in one. A step without a backward pass
-    is an empty lot: pure noise, and charged. Noise does not depend on torch's global seed.
+    depends on that example alone. Batches of `batches`, `private_loader` and `make_private` are
+    drawn as they are charged, and each of their examples comes through backward passes once, or
+    nothing is released. Batches of any other loader are charged without amplification by sampling,
+    unless you declare `lots="poisson"`; no example may occur twice in a batch. A step without a
+    backward pass is an empty batch: pure noise, and charged. Noise does not depend on torch's
+    global seed.
 
-    The model runs in tiles of a fixed, public number of rows, filled up with zeros, so the outputs
-    of an example do not depend on how many others are in the lot
-    (`fedsim.clients.gradients.tiles`). Tensors among its arguments whose first dimension is that of
-    the examples are cut into tiles; all tensors among its outputs must have a row for each example.
+    The model runs on padded batches of a fixed, public number of rows, so the outputs of an example
+    do not depend on how many others are in the batch (`fedsim.clients.gradients.tiles`). Tensors
+    among its arguments with one row for each example are cut into padded batches; all tensors among
+    its outputs must have a row for each example.
 
-    Not guaranteed: the last bits of what your own code computes from the outputs. A loss that is a
-    mean over the lot divides by the number of examples, which may round an example's gradient by
-    one unit in the last place; `engine.backward` divides by nothing.
+    Not guaranteed: the last bits of what the training loop computes from the outputs. A loss that
+    is a mean over the batch divides by the number of examples, which may round an example's
+    gradient by one unit in the last place; `engine.backward` does not divide.
 
     `PrivacyEngine()` without a model waits for `make_private` (Opacus 1.x), which reads the sizes
     from the loader. The positional arguments are those of the first Opacus. Other arguments of
-    Opacus are accepted where they ask for what happens here anyway, and refused with their place
-    here otherwise (docs/howto/from_opacus.md).
+    Opacus are accepted if they ask for what fedsim does anyway, and otherwise refused with a hint
+    to the equivalent in fedsim (docs/howto/from_opacus.md).
 
     Args:
         model: the model; which of its parameters are trainable is fixed from now on.
-        batch_size: expected lot: public, and the divisor of every released sum.
+        batch_size: public expected batch size, by which every released sum is divided.
         sample_size: public number of examples; the sampling rate is batch_size / sample_size.
         alphas: Rényi orders of the accountant, which is then "rdp".
-        noise_multiplier: z; noise on the sum has standard deviation z · C. 0: no privacy.
-        target_epsilon: instead of z: the ε at `target_delta` after `steps` or `epochs`, which must
-            be given; further steps are refused.
+        noise_multiplier: z; noise on the sum has standard deviation z · C. 0 means no privacy.
+        target_epsilon: alternative to z: the ε at `target_delta` after `steps` or `epochs`, which
+            must be given; further steps are refused.
         target_delta: δ of the calibration, and the default of `get_epsilon`.
         steps: number of steps to calibrate for.
-        epochs: number of passes to calibrate for, instead of `steps`.
-        max_grad_norm: C; a sequence is one bound for each layer or each trainable tensor; or any
-            `Clipping`.
-        noise_allocation: how groups share the noise.
-        sampling: "poisson", or "shuffle" for passes over shuffled data (no amplification; call
-            `begin_epoch` whenever a loader of your own starts again).
-        loss_reduction: "mean" or "sum", what the loss does over the examples of a forward pass.
-        accountant: the accountant of the reported ε: "pld" (also by Opacus's name "prv"), "rdp" or
-            "moments". By default "pld", and "rdp" with `alphas`.
-        sample_rate: instead of `batch_size` or `sample_size`: the probability of each example to be
-            in a lot.
-        adjacency: what ε protects against. Under "add_remove" the number of examples is private:
-            `sample_size` must be a number that does not depend on it.
-        max_physical_batch: most examples that `batches` yields at once; `optimizer.step()` then
-            waits for the last part of a lot.
-        lots: of loaders of your own, with sampling="poisson": "poisson" declares that yours draws
-            each example independently with probability batch_size / sample_size. Undeclared, such
-            lots are charged without amplification, and refused where a target is set.
+        epochs: number of passes over the data to calibrate for, instead of `steps`.
+        max_grad_norm: C, the clip norm; or a sequence with one clip norm for each layer or each
+            trainable tensor; or any `Clipping`.
+        noise_allocation: how the noise is divided among groups of parameters.
+        sampling: "poisson", or "shuffle" for passes over shuffled data (without amplification; call
+            `begin_epoch` whenever a loader that the engine did not make starts again).
+        loss_reduction: "mean" or "sum": how the loss reduces over the examples of a forward pass.
+        accountant: the accountant of the reported ε: "pld" (Opacus's name "prv" works too), "rdp"
+            or "moments". The default is "pld", or "rdp" with `alphas`.
+        sample_rate: probability that an example is in a batch, in place of `batch_size` or
+            `sample_size`.
+        adjacency: which data sets are neighbours. Under "add_remove" the number of examples is
+            private: `sample_size` must be a number that does not depend on it.
+        max_physical_batch: largest physical batch that `batches` yields; `optimizer.step()` then
+            updates the model only after the last physical batch of a logical batch.
+        lots: "poisson" declares that a loader that the engine did not make draws each example
+            independently with probability batch_size / sample_size. With "engine" its batches are
+            charged without amplification, and refused if there is a target ε.
         augmentations: K, the views of each example: the model gets K rows for each example, side by
             side (`x.repeat_interleave(K, 0)`, each then changed), in one forward pass. The mean of
             an example's K gradients is clipped, at the same ε (De et al. 2022, arXiv 2204.13650).
-        seed: of sampling and noise; None draws it from the operating system. Simulation grade: who
-            knows the seed can subtract the noise, and the same seed gives the same noise again, so
-            give each client and round its own (a `SeedSequence`), or go on with `load_state_dict`.
-        secure_mode: cryptographic noise, without a seed.
-        secure_rng: its name in the first Opacus.
+        seed: seed of sampling and noise; None draws it from the operating system. Use a seed for
+            simulations only: who knows it can subtract the noise, and the same seed gives the same
+            noise again, so give each client and round another seed (a `SeedSequence`), or continue
+            with `load_state_dict`.
+        secure_mode: whether noise is cryptographically secure and has no seed.
+        secure_rng: name of `secure_mode` in the first Opacus.
         module: name of `model` in some versions of Opacus.
         opacus: other arguments of Opacus.
 
     Raises:
         ValueError: an argument is outside its range, or arguments contradict each other, or an
-            argument of Opacus has another place here.
+            argument of Opacus has another form in fedsim.
         TypeError: there is no such argument.
     """
 
@@ -209,7 +212,7 @@ class PrivacyEngine(OpacusStyle):
     def _set_up(
         self, model: nn.Module, batch_size: int, sample_size: int, settings: Mapping[str, Any]
     ) -> None:
-        """Fix the terms, and make the engine of a model."""
+        """Make the privacy terms and all parts of the engine for a model."""
         of_terms = dict(settings)
         max_grad_norm, allocation = of_terms.pop("max_grad_norm"), of_terms.pop("noise_allocation")
         seed, secure_mode = of_terms.pop("seed"), of_terms.pop("secure_mode")
@@ -236,7 +239,7 @@ class PrivacyEngine(OpacusStyle):
         hint = attribute_hint(name)
         if hint is not None:
             raise AttributeError(
-                f"{name!r} of Opacus's PrivacyEngine has another place here: {hint}"
+                f"{name!r} of Opacus's PrivacyEngine is not supported; use instead: {hint}"
             )
         if "terms" not in self.__dict__ and (name in _OF_A_MODEL or hasattr(type(self), name)):
             raise AttributeError(
@@ -247,32 +250,35 @@ class PrivacyEngine(OpacusStyle):
 
     @property
     def steps(self) -> int:
-        """Steps taken, empty lots included."""
+        """Number of steps taken, including those with an empty batch."""
         return self._steps.schedule.steps
 
     @property
     def ledger(self) -> PrivacyLedger:
-        """A copy of everything charged."""
+        """A copy of the ledger, with all privacy events so far."""
         return PrivacyLedger().merge(self._steps.ledger)
 
     @property
     def event(self) -> Event:
-        """The event of a step, or of a pass with sampling="shuffle"."""
+        """The privacy event of a step, or with sampling="shuffle" of a pass over the data."""
         return self._steps.mechanism.event
 
     @property
     def private_statistics(self) -> LotStatistics | None:
-        """Counts of the last lot's examples. Private: must not leave the client."""
+        """Counts of the last batch's examples. They are private: they must not leave the client."""
         return self._steps.private_statistics
 
     @property
     def noise_multiplier(self) -> float:
-        """z, as given or calibrated; `event` has the effective one (docs/finite_precision.md)."""
+        """Noise multiplier z, given or calibrated; `event` accounts for its rounding to the grid.
+
+        See docs/finite_precision.md.
+        """
         return self._steps.mechanism.noise_multiplier
 
     @property
     def max_physical_batch(self) -> int | None:
-        """Most examples in a forward pass; None without a limit. A change drops an open lot."""
+        """Largest physical batch, or None without a limit; setting it drops a started batch."""
         return self._steps.mechanism.max_physical_batch
 
     @max_physical_batch.setter
@@ -307,7 +313,7 @@ class PrivacyEngine(OpacusStyle):
         return self
 
     def detach(self) -> None:
-        """Restore model and optimizer; an open lot is dropped."""
+        """Restore the model and the optimizer, and drop the gradients of an unfinished batch."""
         if self._patch is not None:
             self._patch.undo()
             self._model.detach()
@@ -323,12 +329,12 @@ class PrivacyEngine(OpacusStyle):
     def backward(self, losses: Tensor) -> None:
         """Run backward through one loss for each example, in place of `loss.backward()`.
 
-        No reduction can be wrong: each example's gradient is that of its own loss, and the number
-        of examples enters nowhere. A loss must depend on its own example alone.
+        There is no reduction that could be wrong: each per-example gradient is that of one loss,
+        without a factor of the number of examples. A loss must depend on one example alone.
 
         Args:
-            losses: (n,), as with reduction="none". With `augmentations` (n · K,), one for each row,
-                or (n,), one for each example.
+            losses: losses of the n examples (n,), as with reduction="none". With `augmentations`,
+                losses of the rows (n · K,) or of the examples (n,).
 
         Raises:
             ValueError: the losses are not a vector.
@@ -338,15 +344,15 @@ class PrivacyEngine(OpacusStyle):
     def check_model(self, *args: Any, **kwargs: Any) -> None:
         """Check the model with a call on a few public examples, instead of synthetic ones.
 
-        The first forward pass does this on synthetic examples of the same shape. Call it for a
-        model that does not run on those.
+        The first forward pass does this check on synthetic examples of the same shape. Call this
+        method for a model that does not run on these.
 
         Args:
-            args: arguments of the model, with at least two different public examples.
-            kwargs: likewise.
+            args: positional arguments of the model, with at least two different public examples.
+            kwargs: keyword arguments of the model.
 
         Raises:
-            UnsafeModelError: an example reaches another's output, or the model's buffers.
+            UnsafeModelError: an example changes the output of another, or the model's buffers.
             UncoveredParameterError: a parameter has no per-example gradients.
         """
         self._model.check(args, kwargs, public=True)
@@ -354,19 +360,20 @@ class PrivacyEngine(OpacusStyle):
     def check_isolation(
         self, loss: Callable[[Tensor, Tensor], Tensor], features: Tensor, targets: Tensor
     ) -> None:
-        """Check on public examples that model and loss do not couple examples.
+        """Check on public examples that neither the model nor the loss mixes examples.
 
-        A loss of one value must also be what `loss_reduction` says, for a lot of the planned size.
-        After that, ε is known for training with `loss.backward()` of this loss, before or later.
+        A reduced loss must also be the mean or sum that `loss_reduction` says, for a batch of the
+        planned size. The check makes ε known for training with `loss.backward()` of this loss,
+        before or after the call.
 
         Do not call `fedsim.clients.model_checks.isolation.check_isolation` on an attached
-        model: its parameters get no gradients, so no coupling would be found.
+        model: its parameters get no gradients, so no mixing would be found.
 
         Args:
-            loss: from outputs and targets (n, ...) to one loss per example, or their mean or sum.
-            features: at least 2 public or synthetic examples that differ.
-            targets: their targets, with all labels that the loss treats apart (rare classes with
-                weights, ignored ones).
+            loss: maps outputs and targets (n, ...) to one loss per example, or their mean or sum.
+            features: features of at least 2 different public or synthetic examples (n, ...).
+            targets: targets of these examples (n, ...), with all labels that the loss treats
+                differently (such as classes with weights, or ignored labels).
 
         Raises:
             UnsafeModelError: an example's gradient depends on another example.
@@ -376,28 +383,30 @@ class PrivacyEngine(OpacusStyle):
         lot = min(terms.batch_size, terms.max_physical_batch or terms.batch_size)
         with self._model.paused():
             check_isolation(self._model.model, loss, features, targets)
-            found = find_reduction(
+            reduction = find_reduction(
                 self._model.model, loss, features, targets, lot * terms.augmentations
             )
-        if found == "none":  # a loss for engine.backward, which needs no check
+        if reduction == "none":  # a loss for engine.backward, which needs no check
             return
-        if found != terms.loss_reduction:
+        if reduction != terms.loss_reduction:
             raise ValueError(
-                f"the loss is a {found} over the examples, and loss_reduction="
+                f"the loss is a {reduction} over the examples, and loss_reduction="
                 f"{terms.loss_reduction!r} was declared, so gradients would be scaled by the size "
-                f"of the lot before the clip; pass loss_reduction={found!r}"
+                f"of the batch before clipping; pass loss_reduction={reduction!r}"
             )
         self._steps.losses.is_checked = True
 
     def batches(self, *tensors: Tensor, steps: int | None = None) -> Iterator[tuple[Tensor, ...]]:
-        """Return lots drawn from examples in memory; call `optimizer.step()` once for each.
+        """Yield batches sampled from examples in memory; call `optimizer.step()` once for each.
 
-        With `max_physical_batch` a lot has several parts: `optimizer.step()` adds each part to the
-        lot and updates the model at the last one. A lot may be empty; it must be released, too.
+        With `max_physical_batch` the iterator yields physical batches: `optimizer.step()` adds
+        each to the logical batch and updates the model at the last one. A batch may be empty, and
+        needs an `optimizer.step()` too.
 
         Args:
-            tensors: features, targets and so on, (n, ...) each.
-            steps: number of lots; by default the remaining steps of the calibration, or one pass.
+            tensors: features, targets and so on, each with the n examples as rows (n, ...).
+            steps: number of logical batches; None stands for the remaining steps of the
+                calibration, or one pass over the data.
 
         Raises:
             ValueError: the tensors differ in length.
@@ -408,16 +417,18 @@ class PrivacyEngine(OpacusStyle):
         return tensor_batches(self._steps.feed, tensors, steps)
 
     def private_loader(self, loader: DataLoader[Any]) -> PrivateLoader:
-        """Return a loader of the same dataset that draws lots as the account claims.
+        """Return a loader of the same dataset whose batches are sampled as they are charged.
 
         Raises:
-            ValueError: the loader cannot be replaced.
+            ValueError: the loader cannot be replaced, as `loader_sizes` says.
         """
         loader_sizes(loader)
         return PrivateLoader(loader, self._steps.feed, self.terms.lots_per_epoch, self)
 
     def begin_epoch(self) -> None:
-        """Start a pass of a loader of your own (sampling="shuffle" only).
+        """Announce that a loader that the engine did not make starts a pass over shuffled data.
+
+        The method is for sampling="shuffle" only.
 
         Raises:
             EpochError: the sampling has no passes.
@@ -428,21 +439,20 @@ class PrivacyEngine(OpacusStyle):
         """Return ε of all charges at δ, by default at `target_delta`.
 
         Raises:
-            NotPoissonError: lots from outside were not Poisson samples, so the account is void.
-            UncheckedLossError: `loss.backward()` ran, and `check_isolation` has not covered it.
+            NotPoissonError: batches that were declared Poisson samples are not, so ε is unknown.
+            UncheckedLossError: `loss.backward()` ran, and `check_isolation` did not check the loss.
             ValueError: δ is not in (0, 1).
         """
         return self.get_privacy_spent(delta)[0]
 
     def get_privacy_spent(self, delta: float | None = None) -> tuple[float, float | None]:
-        """Return (ε, best α): the accountant's ε, and the Rényi order that it comes from.
+        """Return (ε, best α): ε of all charges at δ, and the Rényi order that it comes from.
 
-        The order is None where the accountant has none: with "pld", where nothing was charged, and
-        where ε is infinite.
+        The order is None with accountant "pld", before any charge, and if ε is infinite.
 
         Raises:
-            NotPoissonError: lots from outside were not Poisson samples, so the account is void.
-            UncheckedLossError: `loss.backward()` ran, and `check_isolation` has not covered it.
+            NotPoissonError: batches that were declared Poisson samples are not, so ε is unknown.
+            UncheckedLossError: `loss.backward()` ran, and `check_isolation` did not check the loss.
             ValueError: δ is not in (0, 1).
         """
         self._check_claims()
@@ -453,11 +463,12 @@ class PrivacyEngine(OpacusStyle):
         """Return the number of further steps that keep ε at δ within `target_epsilon`.
 
         It is at most the number of remaining calibrated steps. 10^12 or more means any number. The
-        steps are on lots of the engine, or on lots from outside once there was one.
+        steps are assumed to be on batches that the engine draws, or, once a batch came from another
+        loader without a declaration, on such batches.
 
         Args:
-            target_epsilon: the budget.
-            delta: δ; None: `target_delta`.
+            target_epsilon: the privacy budget.
+            delta: δ of the budget; None stands for `target_delta`.
         """
         self._check_claims()
         terms, ledger = self.terms, self._steps.ledger
@@ -473,13 +484,13 @@ class PrivacyEngine(OpacusStyle):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state to resume from: ledger, counters and positions of all streams.
+        """Return the state to resume from: ledger, counters and positions of all random streams.
 
-        It holds plain values that JSON can store. It includes the seed if there is one, with which
-        anyone can subtract the noise: keep it as private as the data.
+        The state holds plain values that JSON can store. It includes the seed if there is one, with
+        which anyone can subtract the noise: keep it as private as the data.
 
         Raises:
-            RuntimeError: a lot is open; its sum has no noise yet.
+            RuntimeError: a batch is unfinished: its sum has no noise yet.
         """
         return engine_state(self._steps, self._streams, self.terms)
 
@@ -490,7 +501,7 @@ class PrivacyEngine(OpacusStyle):
         of this engine is lost.
 
         Raises:
-            ValueError: the state is of another kind, or this engine has charges that it lacks.
+            ValueError: the state has another format, or lacks charges that this engine has.
         """
         restore_state(state, self._steps, self._streams, self.terms)
 

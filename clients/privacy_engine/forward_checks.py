@@ -1,4 +1,4 @@
-"""A model's call in tiles of a public number of rows, and the check that it couples no examples."""
+"""Calls a model on padded batches, and checks that it does not mix examples."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,27 +17,27 @@ from fedsim.clients.model_checks.isolation import Probe, ProbeLot
 from fedsim.clients.model_checks.isolation import rows as tensor_rows
 from fedsim.clients.model_checks.safety import UnsafeModelError, check_private_model, preserve_state
 
-_NUM_SYNTHETIC_EXAMPLES = 3  # synthetic examples
+_NUM_SYNTHETIC_EXAMPLES = 3
 _LARGE = 1e3
 
 
 def leading_tensor(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
-    """Return a model's first tensor argument, whose first dimension is the examples.
+    """Return the first tensor among a model's arguments, whose first dimension is the examples.
 
     Args:
-        args: positional arguments of a call.
+        args: positional arguments of a call of the model.
         kwargs: keyword arguments of the call.
 
     Raises:
-        TypeError: there is none.
+        TypeError: no argument has a tensor with dimensions.
     """
-    found = next((t for t in all_tensors([*args, *kwargs.values()]) if t.ndim), None)
-    if found is None:
+    first = next((t for t in all_tensors([*args, *kwargs.values()]) if t.ndim), None)
+    if first is None:
         raise TypeError(
             "an attached model needs an input tensor whose first dimension is the examples, got "
             f"({', '.join(type(value).__name__ for value in [*args, *kwargs.values()])})"
         )
-    return found
+    return first
 
 
 def check_forward(
@@ -49,29 +49,30 @@ def check_forward(
     views: int = 1,
     public: bool = False,
 ) -> tuple[Sequence[str], int]:
-    """Refuse a model that couples examples, or that has no per-example gradients.
+    """Check that a model does not mix examples, and that it has per-example gradients.
 
     The per-example gradients of a fixed function of the outputs are compared with those of each
-    example alone. In a tile of the size that will run, what an example contributes may not depend
-    on the other rows by a bit: a coupling may need many examples.
+    example alone. In a padded batch of the size that will run, the contribution of an example must
+    not depend on the other rows by a bit: some models mix examples only in large batches.
 
     Args:
-        model: the model; values, modes, buffers and global random generators are restored.
+        model: the model; its values, modes and buffers and global random generators are restored.
         args: positional arguments of a call; the first tensor holds the examples.
         kwargs: keyword arguments of the call.
-        tile_examples: of the tiles that should run.
-        views: rows of each example, side by side.
-        public: whether the arguments' values are used; else only their shapes and types are, with
-            synthetic examples.
+        tile_examples: wanted number of examples in a padded batch.
+        views: number of rows of each example, side by side.
+        public: whether the arguments' values are used; otherwise only their shapes and dtypes are,
+            with synthetic examples.
 
     Returns:
-        Names of the modules that run through `torch.func`, because they have no rule; and examples
-        of the tiles in which examples keep apart: as asked for, or fewer.
+        Names of the modules that run through `torch.func`, because they have no layer rule; and the
+        number of examples of a padded batch in which examples do not mix, at most `tile_examples`.
 
     Raises:
-        UnsafeModelError: batch normalisation, a buffer that changes in forward, or outputs that
-            depend on other examples.
-        UncoveredParameterError: names the parameters or the layer.
+        UnsafeModelError: the model has batch normalisation, a buffer that changes in forward, or
+            outputs that depend on other examples.
+        UncoveredParameterError: a parameter has no per-example gradients; the message names the
+            parameters or the layer.
         ValueError: the model does not run on synthetic examples.
     """
     first = leading_tensor(args, kwargs)
@@ -98,7 +99,7 @@ def check_forward(
 
 
 def _check_training_mode(call: nn.Module, examples: Tensor, rows: int) -> None:
-    """Refuse a model in which other rows change the outputs of a row in training, by any bit."""
+    """Check that in training mode the outputs of a row do not depend on other rows, by any bit."""
     half = rows // 2
     if not half:
         return
@@ -114,8 +115,8 @@ def _check_training_mode(call: nn.Module, examples: Tensor, rows: int) -> None:
 
         expected = watched(x)
         for other in _other_rows(x):
-            found = watched(torch.cat([other[:half], x[half:]]))
-            if not all(map(torch.equal, found, expected)):
+            changed = watched(torch.cat([other[:half], x[half:]]))
+            if not all(map(torch.equal, changed, expected)):
                 raise UnsafeModelError(
                     f"in training, with {rows} rows, the outputs of an example change with the "
                     "other examples; compute for each example alone, along other dimensions than "
@@ -124,10 +125,10 @@ def _check_training_mode(call: nn.Module, examples: Tensor, rows: int) -> None:
 
 
 def _other_rows(x: Tensor) -> Iterator[Tensor]:
-    """Yield other values of all rows.
+    """Yield inputs with other values in all rows.
 
-    Large values come with both signs: what a statistic of the rows adds to the input of a ReLU,
-    which is zero for small inputs, is positive for one of the two.
+    Large values come with both signs, so that a statistic of the rows that passes through a ReLU is
+    positive for one of the two.
     """
     yield x.roll(1, 0) * 3
     if not x.is_floating_point():
@@ -139,7 +140,7 @@ def _other_rows(x: Tensor) -> Iterator[Tensor]:
 
 
 class _Call(nn.Module):
-    """A model as a function of its first tensor; other arguments get as many examples."""
+    """A model as a function of its first tensor; other tensors are expanded to as many rows."""
 
     def __init__(
         self,
@@ -155,7 +156,7 @@ class _Call(nn.Module):
         self._examples, self._public = examples, public
 
     def forward(self, first: Tensor) -> Any:
-        """Call the model with `first` as its first tensor, and as many rows of the others."""
+        """Call the model with `first` as its first tensor, and the others with as many rows."""
         given = iter([first])
 
         def replaced(value: Tensor) -> Tensor:
@@ -171,13 +172,13 @@ class _Call(nn.Module):
 
 def _fixed_function(outputs: Any, targets: Tensor) -> Tensor:
     """Return one value per example (n,) that depends on all outputs of the example."""
-    found = tensor_rows(outputs, len(targets))
-    if not found:
+    by_rows = tensor_rows(outputs, len(targets))
+    if not by_rows:
         raise UnsafeModelError(
             "the model's outputs have no row for each example, so it cannot be checked that "
             "examples are kept apart; return one row per example and compute the loss outside"
         )
-    parts = [value.reshape(len(targets), -1) for value in found]
+    parts = [value.reshape(len(targets), -1) for value in by_rows]
     weights = [torch.arange(1.0, part.shape[1] + 1).cos().to(part) for part in parts]
     return sum(
         ((part * weight).sum(1) for part, weight in zip(parts, weights, strict=True)),
@@ -196,7 +197,7 @@ def _synthetic(like: Tensor) -> Tensor:
 
 @contextmanager
 def _values_in_place(model: nn.Module) -> Iterator[None]:
-    """Restore the memory of the parameters, which backends move into a flat tensor."""
+    """Restore the memory of the parameters afterwards, as backends move them to a flat tensor."""
     before = [(parameter, parameter.data) for parameter in model.parameters()]
     try:
         yield
@@ -207,7 +208,7 @@ def _values_in_place(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _with_advice(model: nn.Module, first: Tensor, public: bool) -> Iterator[None]:
-    """Add the fix to the errors of a check."""
+    """Convert the errors of a check into errors that name the fix."""
     try:
         yield
     except UnsafeModelError:
@@ -233,20 +234,20 @@ def _with_advice(model: nn.Module, first: Tensor, public: bool) -> Iterator[None
 
 
 def _refuse_other_type(model: nn.Module, first: Tensor, error: Exception) -> None:
-    """Name the types where a model of one type failed on inputs of another."""
+    """Raise an error that names the dtypes if the model's and the inputs' dtypes differ."""
     kinds = {p.dtype for p in model.parameters() if p.requires_grad}
     if not first.is_floating_point() or first.dtype in kinds or len(kinds) != 1:
         return
-    model_kind, own = (str(kind).removeprefix("torch.") for kind in (kinds.pop(), first.dtype))
+    model_kind, kind = (str(dtype).removeprefix("torch.") for dtype in (kinds.pop(), first.dtype))
     raise ValueError(
-        f"the model's parameters are {model_kind} and its inputs are {own}, on which it fails "
+        f"the model's parameters are {model_kind} and its inputs are {kind}, on which it fails "
         f"({type(error).__name__}: {error}); convert the inputs with x.to(torch.{model_kind}), or "
-        f"the model with model.to(torch.{own}) before the engine and the optimizer are made"
+        f"the model with model.to(torch.{kind}) before the engine and the optimizer are made"
     ) from error
 
 
 def all_tensors(values: Any) -> Iterator[Tensor]:
-    """Yield the tensors in nested containers, in order."""
+    """Yield the tensors in nested lists, tuples and mappings, in order."""
     if isinstance(values, Tensor):
         yield values
     elif isinstance(values, Mapping):
@@ -257,7 +258,7 @@ def all_tensors(values: Any) -> Iterator[Tensor]:
 
 
 def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Return nested containers with `change` applied to each tensor."""
+    """Return nested lists, tuples and mappings with `change` applied to each tensor."""
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, Mapping):
@@ -269,26 +270,27 @@ def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 Layout = dict[tuple[int, int], bool]
-"""Whether a tensor of a call has rows, by the number of tensors in the call and its place."""
+"""(number of tensors in a call, position of a tensor) → whether it has a row for each example."""
 
 
 def call_in_tiles(
     args: tuple[Any, ...], kwargs: dict[str, Any], n: int, rows: int, layout: Layout
 ) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-    """Yield the arguments of each tile's call: rows of zeros follow the last example.
+    """Yield the arguments of a model's call for one padded batch after the other.
 
-    Tensors with a row for each example are cut, and all other values given whole. Which are which
-    is found out once: a table of classes may be as long as a later lot.
+    Tensors with a row for each example are cut and padded with zeros; all other values are passed
+    whole. The first call decides which tensors have rows, as another tensor, such as a table of
+    classes, may happen to be as long as a later batch.
 
     Args:
-        args: positional arguments.
-        kwargs: keyword arguments.
-        n: rows of the whole call.
-        rows: of a tile.
-        layout: of the model's calls so far; filled in.
+        args: positional arguments of the whole call.
+        kwargs: keyword arguments of the whole call.
+        n: number of rows of the whole call.
+        rows: number of rows of a padded batch.
+        layout: which tensors have rows, from earlier calls; filled in by the first one.
 
     Raises:
-        UncoveredParameterError: an argument that had a row for each example has no longer.
+        UncoveredParameterError: an argument that had a row for each example has none any more.
     """
     tensors = list(all_tensors((args, kwargs)))
     for place, value in enumerate(tensors):
@@ -301,24 +303,24 @@ def call_in_tiles(
     for start in range(0, n, rows):
         places = iter(range(len(tensors)))
 
-        def own(value: Tensor, start: int = start, places: Iterator[int] = places) -> Tensor:
+        def cut(value: Tensor, start: int = start, places: Iterator[int] = places) -> Tensor:
             if not layout[len(tensors), next(places)]:
                 return value
             return padded_tiles(value[start : start + rows], rows)[0]
 
-        yield map_tensors((args, kwargs), own)
+        yield map_tensors((args, kwargs), cut)
 
 
 def join_outputs(found: Sequence[Any], n: int, rows: int) -> Any:
-    """Return the outputs of all tiles as those of one call with n rows.
+    """Join the outputs for all padded batches into those of one call with n rows.
 
     Args:
-        found: outputs of each tile.
-        n: rows of the whole call.
-        rows: of a tile.
+        found: outputs for each padded batch.
+        n: number of rows of the whole call.
+        rows: number of rows of a padded batch.
 
     Raises:
-        UnsafeModelError: a tensor among the outputs has no row for each row of the call.
+        UnsafeModelError: a tensor among the outputs has not one row for each row of the input.
     """
     flat = [pytree.tree_flatten(outputs) for outputs in found]
     joined = [_join(parts, n, rows) for parts in zip(*(leaves for leaves, _ in flat), strict=True)]

@@ -1,4 +1,4 @@
-"""Lots for a training loop: from tensors in memory, or from a data loader's dataset."""
+"""Gives batches to a training loop, from tensors in memory or from a data loader's dataset."""
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
@@ -22,28 +22,31 @@ from fedsim.core.errors import FedsimError
 
 
 class SkippedLotError(FedsimError, RuntimeError):
-    """A lot was drawn and not released."""
+    """A batch was drawn, but no optimizer step was taken on it."""
 
 
 class LotReuseError(FedsimError, RuntimeError):
-    """Other examples than those of the drawn lot came through the backward passes."""
+    """The examples of the backward passes are not exactly those of the drawn batch."""
 
 
 class LotFeed:
-    """Feeds lots to a training loop, and checks that each is released, and used once.
+    """Yields batches to a training loop, and checks that each is used and released exactly once.
 
-    Guarantee: of a lot that is released, exactly as many examples came through backward passes as
-    were drawn, part by part, in forward passes made since the part was given out.
+    A logical batch is split into parts, the physical batches.
+
+    Guarantee: if a batch is released, exactly as many examples came through backward passes as
+    were drawn, part by part, in forward passes made after the part was yielded.
 
     Args:
-        schedule: draws the lots.
-        max_physical_batch: most examples in a part of a lot; None: lots are not split.
-        drop: drops the open lot; called when a loop stops within a lot.
+        schedule: draws the batches.
+        max_physical_batch: largest number of examples in a part; None does not split batches.
+        drop: drops the sum of the unfinished batch; called when a loop stops within a batch.
 
     Attributes:
-        most: most examples in a part of a lot, from the next lot on; None: lots are not split.
-        parts_left: parts of the current lot that are not given out yet.
-        part: number of the part that was given out last; 0 outside a loop.
+        schedule: draws the batches.
+        most: largest number of examples in a part from the next batch on; None does not split.
+        parts_left: number of parts of the current batch that are not yielded yet.
+        part: number of the part that was yielded last; 0 outside a loop.
     """
 
     def __init__(
@@ -54,14 +57,14 @@ class LotFeed:
     ) -> None:
         self.schedule = schedule
         self.parts_left = self.part = 0
-        self._parts_given = 0  # over all lots
+        self._parts_given = 0  # over all batches
         self.most, self._drop = max_physical_batch, drop
         self._current: Lot | None = None
-        self._is_looping = False  # whether the loop that asked for the current lot goes on
-        self._drawn = self._used = 0  # examples of the current part
+        self._is_looping = False  # whether the loop that asked for the current batch goes on
+        self._drawn = self._used = 0  # numbers of examples of the current part
 
     def take(self) -> Lot | None:
-        """Return the lot that a step releases, once; None if the lot came from outside."""
+        """Return the current batch for a step, once; None if the engine did not draw the batch."""
         lot, self._current = self._current, None
         if not self._is_looping:
             self.part = 0
@@ -71,74 +74,79 @@ class LotFeed:
         """Count the examples of a backward pass.
 
         Args:
-            examples: of the pass.
-            part: what `part` was at its forward pass.
-            has_views: whether each example has several rows. All of them must be in one pass, as
-                passes of one view each would have as many rows in all.
+            examples: number of examples of the pass.
+            part: value of `part` at the forward pass.
+            has_views: whether each example has several rows. All rows must then be in one pass, as
+                passes on one view each would have as many rows in total.
 
         Raises:
-            LotReuseError: more than were drawn, or of another part or a released lot.
+            LotReuseError: the examples are more than were drawn, or of another part, or of a batch
+                that is released already.
         """
         if part != self.part:
             raise LotReuseError(
-                "a forward pass was made before this lot was given out, so its examples are "
-                "another lot's; run model(x) on the lot of this step"
+                "a forward pass was made before this batch was given out, so its examples are of "
+                "another batch; run model(x) on the batch of this step"
             )
         if not self.part:
             return
         self.check_open()
         if has_views and examples != self._drawn:
             raise LotReuseError(
-                f"the views of {examples} examples came through one backward pass, of a lot (or "
-                f"part) of {self._drawn}: run the model once on all views of all its examples, "
-                "those of an example side by side; max_physical_batch splits large lots"
+                f"the views of {examples} examples came through one backward pass, of a batch of "
+                f"{self._drawn} examples: run the model once on all views of all its examples, "
+                "those of an example side by side; max_physical_batch splits large batches"
             )
         if self._used + examples > self._drawn:
             raise LotReuseError(
-                f"{self._used + examples} examples came through backward passes, of a lot (or "
-                f"part) of {self._drawn}; its charge pays for one clipped gradient of each. For "
-                "K views of each example make the engine with augmentations=K; where an example is "
-                "a sequence, give the model (examples, tokens, ...) and flatten inside it"
+                f"{self._used + examples} examples came through backward passes, of a batch of "
+                f"{self._drawn}, which is charged for one clipped gradient of each. For K views of "
+                "each example make the engine with augmentations=K; where an example is a "
+                "sequence, give the model (examples, tokens, ...) and flatten inside it"
             )
         self._used += examples
 
     def check_open(self) -> None:
-        """Check that the lot of the current loop is not released.
+        """Check that the current batch of a loop is not released yet.
 
         Raises:
-            LotReuseError: a second step on one lot.
+            LotReuseError: this is a second step on one batch.
         """
         if self.part and self._current is None:
             raise LotReuseError(
-                "the lot is released already, and a lot that the engine drew is used once: take "
-                "the next one from the loop, and call optimizer.step() once for each batch"
+                "the batch is released already, and a batch that the engine drew is used once: "
+                "take the next one from the loop, and call optimizer.step() once for each batch"
             )
 
     def check_used(self) -> None:
         """Check that all examples of the current part came through backward passes.
 
         Raises:
-            LotReuseError: fewer came: which ones could depend on others, or a row has several.
+            LotReuseError: fewer came, so that examples were left out or one row has several.
         """
         if self.part and self._used != self._drawn:
             raise LotReuseError(
-                f"{self._used} examples came through backward passes, of a lot (or part) of "
+                f"{self._used} examples came through backward passes, of a batch of "
                 f"{self._drawn}: run the model and loss.backward() on all of them, one row (or "
                 "augmentations=K rows) each, as a row of several examples or a choice of examples "
-                "has another sensitivity; leave examples out of the dataset before training"
+                "has another sensitivity; to leave examples out, remove them from the dataset "
+                "before training"
             )
 
     def indices(self, lots: Iterable[Lot]) -> Generator[np.ndarray, None, None]:
-        """Yield the indices of each part of each lot.
+        """Yield the example indices of each part of each batch.
+
+        Args:
+            lots: the batches to yield.
 
         Raises:
-            SkippedLotError: the loop continued without a step.
-            LotReuseError: the loop continued without having used a part.
-            EpochError: another loop has taken a lot since.
+            SkippedLotError: the loop went on without a step on the batch.
+            LotReuseError: the loop went on without a backward pass on all of a part.
+            EpochError: another loop has taken a batch in the meantime.
         """
         for lot in lots:
             step, parts = self.schedule.steps, self.split(lot)
-            self._drop()  # parts from an abandoned loop must not join this lot
+            self._drop()  # parts from an abandoned loop must not join this batch
             self._current, given = lot, 0
             try:
                 for left, part in zip(reversed(range(len(parts))), parts, strict=True):
@@ -150,13 +158,13 @@ class LotFeed:
                 self._end_lot(lot, given)
             if self.schedule.steps != step + 1:
                 raise SkippedLotError(
-                    f"the lot of step {step} was followed by {self.schedule.steps - step} calls of "
-                    "optimizer.step() instead of one. A lot that is skipped, an empty one too, "
-                    "tells who is in it: call optimizer.step() once for each batch"
+                    f"the batch of step {step} was followed by {self.schedule.steps - step} calls "
+                    "of optimizer.step() instead of one. A batch that is skipped, even an empty "
+                    "one, reveals who is in it: call optimizer.step() once for each batch"
                 )
 
     def split(self, lot: Lot) -> list[np.ndarray]:
-        """Return the parts of a lot; an empty lot is one empty part."""
+        """Return the example indices of each part of a batch; an empty batch is one empty part."""
         whole = lot.indices
         most = max(1, len(whole)) if self.most is None else self.most
         return [whole[start : start + most] for start in range(0, max(1, len(whole)), most)]
@@ -169,11 +177,14 @@ class LotFeed:
 
     def _check_next(self, given: int) -> None:
         if self.part != given:
-            raise EpochError("another loop has taken a lot; take the lots of one loop at a time")
+            raise EpochError(
+                "another loop has taken a batch; use one loop over engine.batches or a private "
+                "loader at a time"
+            )
         self.check_used()
 
     def _end_lot(self, lot: Lot, given: int) -> None:
-        """Note that a loop has left its lot; one that was given out whole may yet be released."""
+        """End a batch that its loop has left; one that was yielded whole may still be released."""
         if self.part != given:  # another loop has begun
             return
         self._is_looping = False
@@ -187,15 +198,15 @@ class LotFeed:
 def tensor_batches(
     feed: LotFeed, tensors: Sequence[Tensor], steps: int
 ) -> Iterator[tuple[Tensor, ...]]:
-    """Return the lots of some steps as tuples of rows of the tensors.
+    """Yield the batches of some steps as tuples of rows of the tensors.
 
     Args:
-        feed: of the engine.
-        tensors: features, targets and so on, (n, ...) each.
-        steps: number of lots.
+        feed: draws and checks the batches of the engine.
+        tensors: features, targets and so on, each with the n examples as rows (n, ...).
+        steps: number of batches.
 
     Raises:
-        ValueError: there is no tensor, or they differ in length.
+        ValueError: there is no tensor, or the tensors differ in length.
     """
     lengths = {len(tensor) for tensor in tensors}
     if len(lengths) != 1:
@@ -213,19 +224,20 @@ def _tensor_batches(
 
 
 class PrivateLoader:
-    """Iterates over lots of a data loader's dataset, drawn as they are charged.
+    """A data loader whose batches are sampled from the dataset as the engine charges them.
 
-    One iteration has ⌈examples / expected lot⌉ lots. Batches have the structure of the original
-    loader's; an empty lot is a batch of zero rows.
+    One iteration has ⌈examples / expected batch size⌉ batches. They have the structure of the
+    original loader's batches; an empty batch has zero rows.
 
     Attributes:
-        dataset: of the original loader.
-        privacy_engine: the engine that the lots are drawn for.
+        dataset: the dataset of the original loader.
+        privacy_engine: the engine that draws the batches.
 
     Args:
-        loader: its dataset, collate function and workers are used; its sampler is replaced.
-        feed: of the engine.
-        lots: number of lots in an iteration.
+        loader: the original loader; its dataset, collate function and workers are used, and its
+            sampler is replaced.
+        feed: draws and checks the batches of the engine.
+        lots: number of batches in an iteration.
         owner: the engine.
     """
 
@@ -245,7 +257,7 @@ class PrivateLoader:
         if in_memory and loader.collate_fn is default_collate and not loader.pin_memory:
             yield from self._from_tensors(lots)
             return
-        # Workers fetch ahead, so the lots of the iteration are drawn before it starts.
+        # Workers fetch ahead, so the batches of the iteration are drawn before it starts.
         drawn = list(lots)
         parts = [part.tolist() for lot in drawn for part in self._feed.split(lot)]
         with closing(self._feed.indices(drawn)) as indices:
@@ -275,23 +287,24 @@ class PrivateLoader:
 
 
 def loader_sizes(loader: DataLoader[Any]) -> tuple[int, int]:
-    """Return the expected lot and the number of examples that a data loader declares.
+    """Return the batch size and the number of examples of a data loader.
 
-    A loader is refused if its order or its batches have a meaning that new lots would lose.
+    A loader is refused if its sampler or its batches have a meaning that would be lost when the
+    engine samples the batches.
 
     Raises:
-        ValueError: it has no length, makes its own batches, or samples with weights.
+        ValueError: the loader has no length, has a batch sampler, or samples with weights.
     """
     dataset: Any = loader.dataset
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
         raise ValueError(
-            "data_loader must have a dataset with a length: lots are drawn from all examples; an "
-            "IterableDataset cannot be sampled"
+            "data_loader must have a dataset with a length: batches are drawn from all examples; "
+            "an IterableDataset cannot be sampled"
         )
     if loader.batch_size is None:
         raise ValueError(
-            "data_loader must have a batch_size; a batch_sampler of its own would be replaced, as "
-            "lots must be drawn as the account claims"
+            "data_loader must have a batch_size and no batch_sampler: the engine draws the "
+            "batches, as ε is computed for this sampling"
         )
     plain = isinstance(loader.sampler, SequentialSampler) or (
         isinstance(loader.sampler, RandomSampler) and not loader.sampler.replacement
@@ -308,11 +321,11 @@ def loader_sizes(loader: DataLoader[Any]) -> tuple[int, int]:
 
 
 class _EmptyCollate:
-    """A loader's collate function, extended to zero examples."""
+    """A loader's collate function that also makes batches of zero examples."""
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         self._collate = loader.collate_fn
-        # An empty lot has the structure and shapes of a full one; no value is used.
+        # An empty batch has the structure and shapes of a full one; no value is used.
         example = self._collate([loader.dataset[0]])
         self._empty = map_tensors(example, lambda tensor: tensor[:0])
 

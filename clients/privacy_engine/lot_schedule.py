@@ -1,4 +1,4 @@
-"""Schedule of an engine's lots: their order, their streams and their charges."""
+"""The order of an engine's batches, their random streams, and the charges of its steps."""
 
 import hashlib
 import logging
@@ -18,26 +18,26 @@ from fedsim.noise.sources import NoiseSource, SecureNoise, SeededNoise
 
 logger = logging.getLogger(__name__)
 
-_noised_steps: dict[tuple[Any, ...], int] = {}  # last step with noise in this process, by seed
+_noised_steps: dict[tuple[Any, ...], int] = {}  # seed → its last step with noise in this process
 
 
 class EpochError(FedsimError, RuntimeError):
-    """A step that belongs to no announced pass over shuffled data."""
+    """A step is outside the announced passes over shuffled data, or its batch is out of order."""
 
 
 class BudgetExhaustedError(FedsimError, RuntimeError):
-    """All that the noise was calibrated for is spent."""
+    """All steps or passes that the noise was calibrated for are taken."""
 
 
 class EngineStreams:
-    """An engine's randomness: one keyed stream for each lot and for each step's noise.
+    """An engine's random streams, one for the sampling of each batch and one for each step's noise.
 
     Streams are keyed by the number of the step, so a resumed engine needs that number alone.
 
     Args:
-        seed: of lots and noise; None: entropy from the operating system.
+        seed: seed of sampling and noise; None draws it from the operating system.
         secure: whether noise comes from `SecureNoise`, which cannot be repeated.
-        noisy: whether z > 0, so that repeated noise would be a leak.
+        noisy: whether z > 0, so that repeated noise would be a privacy leak.
 
     Raises:
         ValueError: the seed is negative, not a whole number, or given for secure noise.
@@ -58,11 +58,11 @@ class EngineStreams:
         self._noise_key: bytes | None = None
 
     def lot(self, number: int) -> np.random.Generator:
-        """Return the stream of lot, or epoch, `number`."""
+        """Return the random generator that samples batch (or epoch) `number`."""
         return np.random.Generator(np.random.PCG64DXSM(self._sequence(Purpose.SAMPLING, number)))
 
     def noise(self, step: int) -> NoiseSource:
-        """Return the noise of a step."""
+        """Return the noise source of a step."""
         if self._secure is not None:
             return self._secure
         if self._repeatable and not self._warned:
@@ -75,7 +75,7 @@ class EngineStreams:
         return SeededNoise(key)
 
     def state(self) -> dict[str, Any] | None:
-        """Return the seed; None where the streams come from the operating system."""
+        """Return the seed to resume from, or None if it came from the operating system."""
         if not self._repeatable:
             return None
         entropy: Any = self._root.entropy
@@ -83,7 +83,7 @@ class EngineStreams:
         return {"entropy": entropy, "spawn_key": [int(key) for key in self._root.spawn_key]}
 
     def restore(self, state: Mapping[str, Any] | None) -> None:
-        """Restore the seed of `state`; without one, the engine keeps its fresh entropy."""
+        """Restore a seed that `state` returned; with None the engine keeps its current seed."""
         if state is not None and self._secure is None:
             self._root = np.random.SeedSequence(
                 state["entropy"], spawn_key=tuple(state["spawn_key"])
@@ -100,8 +100,8 @@ class EngineStreams:
             self._warned = True
             logger.warning(
                 "the seed of this privacy engine gave its noise of step %d before in this process; "
-                "an observer of both releases can subtract the noise. Restore the engine with "
-                "load_state_dict, or give each client and round a seed of its own",
+                "an adversary who sees both releases can subtract the noise. Restore the engine "
+                "with load_state_dict, or give each client and round a seed of its own",
                 step,
             )
             return
@@ -110,7 +110,13 @@ class EngineStreams:
 
 @dataclass(frozen=True)
 class Lot:
-    """A lot that the engine drew: `place` in pass `number`, or the lot of step `number`."""
+    """A batch that the engine drew.
+
+    Attributes:
+        indices: indices of its examples.
+        number: number of the step, or of the pass over shuffled data.
+        place: position of the batch in the pass.
+    """
 
     indices: np.ndarray
     number: int
@@ -118,53 +124,61 @@ class Lot:
 
 
 class LotSchedule:
-    """Counts steps and passes, draws lots, and prices steps.
+    """Draws the batches of an engine in order, and computes the privacy events of its steps.
 
     Guarantee: `charges` counts every event of the sampling before the release that it pays for. A
-    pass over shuffled data is charged at its first step; every step is in a pass, and lots of two
-    shuffles are never in one pass. Where a target is set, no more events are counted than the
-    noise was calibrated for.
+    pass over shuffled data is charged at its first step; every step is in a pass, and batches of
+    two shuffles are never in one pass. With a target ε, no more events are counted than the noise
+    was calibrated for.
 
     Attributes:
-        steps: taken so far.
-        outside: lots of the caller's own loader.
+        steps: number of steps taken so far.
+        outside: checks and charges the batches that the engine did not draw.
+
+    Args:
+        terms: the engine's public terms.
+        streams: the engine's random streams.
     """
 
     def __init__(self, terms: PrivacyTerms, streams: EngineStreams) -> None:
         self._terms, self._streams = terms, streams
         self.outside = OutsideLots(terms)
         self.steps = 0
-        self._passes = 0  # passes over shuffled data so far, the current one included
-        self._paid = 0  # passes that were charged: those with a step
-        self._place = 0  # lots of the current pass so far
-        self._seen = 0  # examples of the current pass so far
-        self._own_pass = False  # whether the lots of the current pass are drawn here
+        self._passes = 0  # number of passes over shuffled data, with the current one
+        self._paid = 0  # number of charged passes: those with a step
+        self._place = 0  # number of batches of the current pass so far
+        self._seen = 0  # number of examples of the current pass so far
+        self._own_pass = False  # whether the engine draws the batches of the current pass
 
     @property
     def steps_paid(self) -> int:
-        """Remaining steps of the current pass, which are charged already."""
+        """Number of remaining steps of the current pass, which are charged already."""
         sampling = self._terms.sampling
         if not isinstance(sampling, EpochLots) or not self._place:
             return 0
         return sampling.batches - self._place
 
     def begin_epoch(self) -> None:
-        """Start a pass over data shuffled anew: the next step is charged.
+        """Start a new pass over shuffled data, so that the next step is charged.
 
         Raises:
             EpochError: the sampling has no passes.
         """
         if not isinstance(self._terms.sampling, EpochLots):
             raise EpochError(
-                "begin_epoch() is for sampling='shuffle'; Poisson lots are charged step by step"
+                "begin_epoch() is for sampling='shuffle'; Poisson samples are charged step by step"
             )
         self._begin_pass(own=False)
 
     def lots(self, num_examples: int, steps: int) -> Iterator[Lot]:
-        """Yield the lots of the next `steps` steps; each must be released, in this order.
+        """Yield the batches of the next `steps` steps; each must be released, in this order.
+
+        Args:
+            num_examples: number of examples to draw from.
+            steps: number of batches.
 
         Raises:
-            ValueError: there are more rows than public examples.
+            ValueError: `num_examples` is above the public `sample_size`.
         """
         sampling, most = self._terms.sampling, self._terms.sample_size
         if num_examples > most and self._terms.adjacency != "add_remove":
@@ -177,7 +191,7 @@ class LotSchedule:
                 yield Lot(sampling.lot(num_examples, self._streams.lot(step)), step)
             return
         if not isinstance(sampling, EpochLots):
-            raise TypeError(f"no lots are known of {type(sampling).__name__}")
+            raise TypeError(f"the engine cannot draw batches by {type(sampling).__name__}")
         number, place = self._next_own(sampling.batches)
         divided = sampling.divide(num_examples, self._streams.lot(number))
         for _ in range(steps):
@@ -188,18 +202,18 @@ class LotSchedule:
             place += 1
 
     def charges(self, examples: int, lot: Lot | None, mechanism: DpSgdMechanism) -> Charges:
-        """Count one more step and return the events that it costs.
+        """Count one more step and return its privacy events, as (event, count) pairs.
 
         Args:
-            examples: examples in the lot.
-            lot: what `lots` yielded for this step; None for a lot from outside.
-            mechanism: of the step.
+            examples: number of examples in the batch.
+            lot: the batch that `lots` yielded for this step; None if the engine did not draw it.
+            mechanism: the mechanism of the step.
 
         Raises:
-            NotPoissonError: lots from outside that cannot be the Poisson samples they are declared.
-            OutsideLotError: a lot that the account cannot cover.
-            EpochError: a lot that belongs to no pass, or was drawn for another step.
-            BudgetExhaustedError: a pass beyond those that the noise was calibrated for.
+            NotPoissonError: batches were declared Poisson samples, but cannot be.
+            OutsideLotError: the batch has no privacy guarantee.
+            EpochError: the batch is outside the passes, or was drawn for another step.
+            BudgetExhaustedError: the noise was not calibrated for one more pass.
         """
         self.outside.check_claim()
         sampling, event = self._terms.sampling, mechanism.event
@@ -215,13 +229,13 @@ class LotSchedule:
             event = self.outside.event(examples, mechanism)
         elif examples > self._terms.sample_size:  # only under add_remove, with a small sample_size
             raise OutsideLotError(
-                f"a lot of {examples} examples, of sample_size={self._terms.sample_size}: rounding "
-                "is accounted for in smaller lots only; declare a larger sample_size"
+                f"a batch of {examples} examples, of sample_size={self._terms.sample_size}: "
+                "rounding is accounted for in smaller batches only; declare a larger sample_size"
             )
         elif lot.number != self.steps:
             raise EpochError(
-                f"the lot drawn for step {lot.number} is used in step {self.steps}; take the lots "
-                "of one loop at a time"
+                f"the batch drawn for step {lot.number} is used in step {self.steps}; use one loop "
+                "over batches at a time"
             )
         self.steps += 1
         return [(event, 1)]
@@ -239,7 +253,7 @@ class LotSchedule:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Resume from `state`."""
+        """Resume from the counters that `state` returned."""
         self.steps, self._paid = int(state["steps"]), int(state["paid"])
         self._passes, self._place = int(state["passes"]), int(state["place"])
         self._seen, self._own_pass = int(state["seen"]), bool(state["own_pass"])
@@ -249,7 +263,7 @@ class LotSchedule:
         self._passes, self._place, self._seen, self._own_pass = self._passes + 1, 0, 0, own
 
     def _next_own(self, batches: int) -> tuple[int, int]:
-        """Return pass and place of the next lot to draw here."""
+        """Return the pass, and the position in it, of the next batch that the engine draws."""
         if self._own_pass and self._place < batches:
             return self._passes, self._place
         return self._passes + 1, 0
@@ -259,8 +273,8 @@ class LotSchedule:
             expected = self._next_own(sampling.batches)
             if (lot.number, lot.place) != expected:
                 raise EpochError(
-                    f"lot {lot.place} of pass {lot.number} is used where lot {expected[1]} of pass "
-                    f"{expected[0]} is due; take the lots of one loop at a time"
+                    f"batch {lot.place} of pass {lot.number} is used where batch {expected[1]} of "
+                    f"pass {expected[0]} is due; use one loop over batches at a time"
                 )
             if lot.place == 0:
                 self._refuse_beyond_plan(sampling)
@@ -269,8 +283,8 @@ class LotSchedule:
         if not self._passes or self._own_pass or self._place == sampling.batches:
             raise EpochError(
                 "this step belongs to no pass over shuffled data: call engine.begin_epoch() "
-                "whenever the loader starts again, so that each pass is charged; or take lots from "
-                "engine.batches(x, y), which does it for you"
+                "whenever the loader starts again, so that each pass is charged; or take batches "
+                "from engine.batches(x, y), which does it for you"
             )
         self.outside.check_size(examples)
         if self._seen + examples > self._terms.sample_size:
@@ -283,11 +297,11 @@ class LotSchedule:
             self._refuse_beyond_plan(sampling)
 
     def _refuse_beyond_plan(self, sampling: EpochLots) -> None:
-        """Refuse a pass that the calibration did not count, even where earlier ones were short."""
+        """Raise an error if the noise was calibrated for fewer passes, however short they were."""
         planned = self._terms.planned_steps
         if planned is not None and self._paid >= sampling.num_events(planned):
             raise BudgetExhaustedError(
                 f"the noise was calibrated to target_epsilon={self._terms.target_epsilon:g} for "
                 f"{self._paid} passes over the data, and so many have begun; one more would exceed "
-                "it. Take all lots of each pass, or make the engine with more epochs"
+                "it. Use all batches of each pass, or make the engine with more epochs"
             )

@@ -1,4 +1,4 @@
-"""Opacus name → its place here: arguments, attributes, and the sizes of the first Opacus."""
+"""The arguments and attributes of Opacus, and their equivalents in fedsim."""
 
 import math
 from collections.abc import Mapping
@@ -8,11 +8,11 @@ from typing import Any
 
 @dataclass(frozen=True)
 class OpacusArgument:
-    """An argument of Opacus that has no effect here.
+    """An argument of Opacus that fedsim accepts with some values, without any effect.
 
     Attributes:
-        accepted: values that mean what fedsim does anyway.
-        instead: what takes the place of other values.
+        accepted: values that ask for what fedsim does anyway.
+        instead: advice for other values, how to get the same in fedsim.
     """
 
     accepted: tuple[object, ...]
@@ -45,7 +45,7 @@ ARGUMENTS: Mapping[str, OpacusArgument] = {
         (None,), "pass seed=..., or secure_mode=True for noise that nobody can repeat"
     ),
     "rand_on_empty": OpacusArgument(
-        (False,), "an empty lot is a step of pure noise; call optimizer.step() for it, too"
+        (False,), "an empty batch is a step of pure noise; call optimizer.step() for it, too"
     ),
     "wrap_model": OpacusArgument(
         (True, False), "leave it out: the model is the same object, attached"
@@ -89,30 +89,33 @@ _ACCOUNTANTS = {"prv": "pld"}
 
 
 def without_opacus_arguments(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings without the arguments of Opacus that mean what happens here anyway.
+    """Return arguments without those of Opacus that change nothing, as fedsim does it anyway.
 
-    Other names and values are kept, so that a name that nobody knows is refused by the engine.
+    All other arguments are kept; the engine then refuses unknown names.
+
+    Args:
+        settings: arguments by name.
 
     Raises:
-        ValueError: an argument of Opacus has another place here; the message names it.
+        ValueError: an argument of Opacus has another form in fedsim; the message names it.
     """
     kept = {}
     for name, value in settings.items():
         known = ARGUMENTS.get(name)
         if name in RETIRED:
-            raise ValueError(f"{name}={value!r} of Opacus has another place here: {RETIRED[name]}")
+            raise ValueError(f"{name}={value!r} of Opacus is not supported; {RETIRED[name]}")
         if known is None:
             kept[name] = value
         elif not any(value is good or value == good for good in known.accepted):
-            raise ValueError(f"{name}={value!r} of Opacus has another place here: {known.instead}")
+            raise ValueError(f"{name}={value!r} of Opacus is not supported; {known.instead}")
     return kept
 
 
 def accountant_name(name: str) -> str:
-    """Return fedsim's name of an accountant of Opacus.
+    """Return fedsim's name for an accountant of Opacus.
 
     Raises:
-        ValueError: the accountant gives no bound.
+        ValueError: the accountant is "gdp", which gives no bound on ε.
     """
     if name == "gdp":
         raise ValueError(
@@ -125,18 +128,17 @@ def accountant_name(name: str) -> str:
 def lot_and_population(
     batch_size: int | None, sample_size: int | None, sample_rate: float | None
 ) -> tuple[int, int]:
-    """Return the expected lot and the public number of examples.
+    """Return the expected batch size and the public number of examples, given two of three numbers.
 
-    Two of the three numbers give the third. Rounding never makes the charged rate
-    batch_size / sample_size smaller than a rate that was given.
+    Rounding never makes the charged rate batch_size / sample_size smaller than a given rate.
 
     Args:
-        batch_size: expected lot, or None.
+        batch_size: expected batch size, or None.
         sample_size: public number of examples, or None.
-        sample_rate: probability of each example to be in a lot, or None.
+        sample_rate: probability that an example is in a batch, or None.
 
     Raises:
-        ValueError: fewer than two are given, or the three contradict each other.
+        ValueError: fewer than two numbers are given, or the three contradict each other.
     """
     if sample_rate is not None and not 0.0 < sample_rate <= 1.0:
         raise ValueError(f"sample_rate must be in (0, 1], got {sample_rate!r}")
@@ -155,7 +157,7 @@ def lot_and_population(
         return batch_size, max(batch_size, math.floor(batch_size / sample_rate * (1 + 1e-9)))
     given = f"sample_rate={sample_rate:g} alone" if sample_rate is not None else "the model alone"
     raise ValueError(
-        f"{given} does not say how large lots and data are: add sample_size=len(dataset), the "
+        f"{given} does not say how large batches and data are: add sample_size=len(dataset), the "
         "public number of examples, and batch_size (or sample_rate); or call "
         "PrivacyEngine().make_private(module=..., optimizer=..., data_loader=...), which reads "
         "them from the loader"
@@ -163,14 +165,14 @@ def lot_and_population(
 
 
 def attribute_hint(name: str) -> str | None:
-    """Return what takes the place of an attribute of Opacus's engine; None if it has none."""
+    """Return fedsim's equivalent of an attribute of Opacus's engine, or None if it is unknown."""
     return ATTRIBUTES.get(name)
 
 
 class NoGradSample:
-    """What a parameter of an attached model has in place of Opacus's `grad_sample`.
+    """Placeholder for Opacus's `grad_sample` of a parameter; its errors name the equivalent.
 
-    It is stored and copied as None.
+    It is pickled and copied as None.
     """
 
     def __getattr__(self, name: str) -> object:
@@ -189,7 +191,7 @@ class NoGradSample:
         return type(None), ()
 
     _hint = (
-        "'grad_sample' of Opacus has another place here: per-example gradients are clipped and "
-        "summed inside the engine, and p.grad is the noisy sum after optimizer.step(); counts of "
-        "the lot are in engine.private_statistics, which must not leave the client"
+        "'grad_sample' of Opacus is not supported: per-example gradients are clipped and summed "
+        "inside the engine, and p.grad is the noisy sum after optimizer.step(); counts of the "
+        "batch are in engine.private_statistics, which must not leave the client"
     )

@@ -1,4 +1,4 @@
-"""Names and arguments of Opacus 1.x: `make_private`, `BatchMemoryManager`, `ModuleValidator`."""
+"""The interface of Opacus 1.x: `make_private`, `BatchMemoryManager` and `ModuleValidator`."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -22,9 +22,9 @@ _R = TypeVar("_R")
 
 
 class on_engine(Generic[_P, _R]):
-    """A method that makes an engine where it is called on the class.
+    """Decorator of a method that makes a new engine when it is called on the class.
 
-    `PrivacyEngine.make_private(...)` is `PrivacyEngine().make_private(...)`.
+    `PrivacyEngine.make_private(...)` means `PrivacyEngine().make_private(...)`.
     """
 
     def __init__(self, method: Callable[Concatenate[Any, _P], _R]) -> None:
@@ -36,7 +36,7 @@ class on_engine(Generic[_P, _R]):
 
 
 class EngineAccount:
-    """The account of an engine, with the names of Opacus's accountants.
+    """The privacy spending of an engine, with the methods of Opacus's accountants.
 
     Args:
         engine: the engine.
@@ -54,25 +54,24 @@ class EngineAccount:
         return self._engine.get_privacy_spent(delta)
 
     def __len__(self) -> int:
-        """Number of steps, empty lots included."""
+        """Return the number of steps, including those with an empty batch."""
         return self._engine.steps
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
-            f"{name!r} of Opacus's accountants has another place here: engine.ledger has all "
-            "charges, engine.state_dict() stores them, and fedsim.accountant has accountants of "
-            "their own"
+            f"{name!r} of Opacus's accountants is not supported; engine.ledger has all charges, "
+            "engine.state_dict() stores them, and fedsim.accountant has separate accountants"
         )
 
 
 class OpacusStyle:
-    """Sets an engine up, attaches it, and replaces the data loader, in one call."""
+    """Base class with Opacus's methods that set an engine up and replace the loader in one call."""
 
     _settings: dict[str, Any]
 
     @property
     def accountant(self) -> EngineAccount:
-        """The engine's account, with the names of Opacus."""
+        """The privacy spending of the engine, with the methods of Opacus's accountants."""
         return EngineAccount(self)
 
     @on_engine
@@ -90,8 +89,8 @@ class OpacusStyle:
     ) -> tuple[Any, ...]:
         """Return (module, optimizer, loader) ready for private training, as Opacus 1.x does.
 
-        Module and optimizer are the same objects, attached; the loader draws lots as they are
-        charged:
+        Module and optimizer are the given objects, attached to the engine; the loader samples
+        batches as they are charged:
 
             engine = PrivacyEngine()
             model, optimizer, loader = engine.make_private(module=model, ...)
@@ -101,14 +100,15 @@ class OpacusStyle:
 
         Args:
             module: the model.
-            optimizer: over its trainable parameters.
-            data_loader: its batch_size is the expected lot, its dataset's length the public
-                sample size.
-            noise_multiplier: z.
-            max_grad_norm: C.
-            poisson_sampling: False: passes over shuffled data, without amplification.
-            criterion: the loss, only for `grad_sample_mode="ghost"`, where it is the third of four
-                results, as in Opacus; it is returned as it is.
+            optimizer: the optimizer of the model's trainable parameters.
+            data_loader: a loader; its batch_size becomes the expected batch size, and the length of
+                its dataset the public sample size.
+            noise_multiplier: z; noise on the sum has standard deviation z · C.
+            max_grad_norm: C, the clip norm (see `PrivacyEngine`).
+            poisson_sampling: whether batches are Poisson samples; otherwise the data are shuffled
+                for each pass, without amplification.
+            criterion: the loss, for `grad_sample_mode="ghost"` only; it is returned unchanged as
+                the third of four results, as in Opacus.
             settings: any other argument of `PrivacyEngine` or of Opacus.
 
         Raises:
@@ -142,25 +142,26 @@ class OpacusStyle:
         criterion: Callable[..., Any] | None = None,
         **settings: Any,
     ) -> tuple[Any, ...]:
-        """Return as `make_private`, with noise calibrated to a target ε.
+        """Return what `make_private` returns, with the noise calibrated to a target ε.
 
         Args:
-            module: as in `make_private`.
-            optimizer: as in `make_private`.
-            data_loader: as in `make_private`.
-            target_epsilon: ε after `epochs` passes.
-            target_delta: δ of that ε.
+            module: the model.
+            optimizer: the optimizer of the model's trainable parameters.
+            data_loader: a loader; its batch_size becomes the expected batch size, and the length of
+                its dataset the public sample size.
+            target_epsilon: ε at `target_delta` after `epochs` passes.
+            target_delta: δ of the calibration.
             epochs: number of passes of the loader.
-            max_grad_norm: C.
-            poisson_sampling: as in `make_private`.
-            criterion: as in `make_private`.
+            max_grad_norm: C, the clip norm (see `PrivacyEngine`).
+            poisson_sampling: whether batches are Poisson samples (see `make_private`).
+            criterion: the loss, for `grad_sample_mode="ghost"` only (see `make_private`).
             settings: any other argument of `PrivacyEngine` or of Opacus.
 
         Raises:
-            ValueError: as `make_private`, or no noise meets the target.
+            ValueError: `make_private` would raise an error, or no noise meets the target.
         """
         batch_size, sample_size = loader_sizes(data_loader)
-        # A pass of the loader has whole lots, so its loop takes this many steps.
+        # A pass of the loader has whole batches, so its loop takes this many steps.
         steps = math.ceil(epochs * math.ceil(sample_size / batch_size))
         return _make_private(
             self,
@@ -211,20 +212,22 @@ def _make_private(
 
 
 class BatchMemoryManager:
-    """Gives out lots of a private loader in parts of at most so many examples.
+    """Splits the logical batches of a private loader into physical batches of limited size.
 
-    `optimizer.step()` adds a part to the lot, and updates the model at the last part of each lot:
+    `optimizer.step()` adds a physical batch to the logical batch, and updates the model at the last
+    one of each logical batch:
 
         with BatchMemoryManager(
             data_loader=loader, max_physical_batch_size=32, optimizer=optimizer
         ) as parts:
             for x, y in parts: ...
 
-    Guarantee: as of `PrivacyEngine`: a lot is released once, with one noise, however it is split.
+    Guarantee: that of `PrivacyEngine`: a batch is released once, with noise added once, however it
+    is split.
 
     Args:
         data_loader: the loader that `make_private` returned.
-        max_physical_batch_size: most examples in a forward pass.
+        max_physical_batch_size: largest physical batch, in examples.
         optimizer: the optimizer that the loader's engine is attached to.
 
     Raises:
@@ -257,23 +260,23 @@ class BatchMemoryManager:
         self._engine.max_physical_batch = self._before
 
 
-_GROUPS = 32  # of GroupNorm at most, as Wu and He 2018 found best
+_GROUPS = 32  # most groups of GroupNorm: the best number in Wu and He 2018
 
 
 class ModuleValidator:
-    """Checks and replaces the layers that cannot be trained with example-level privacy.
+    """Finds and replaces the layers that cannot be trained with example-level privacy.
 
-    Only layers are looked at. Whether forward mixes examples in another way is checked on the first
-    forward pass of an attached model.
+    It looks at layer types only. The first forward pass of an attached model checks whether the
+    model mixes examples in another way.
     """
 
     @classmethod
     def validate(cls, module: nn.Module, *, strict: bool = False) -> list[UnsafeModelError]:
-        """Return an error for each layer that cannot be trained; an empty list if all can.
+        """Return an error for each layer that cannot be trained; the list is empty if all can.
 
         Args:
             module: the model.
-            strict: whether to raise the first error instead.
+            strict: whether to raise the first error instead of returning a list.
 
         Raises:
             UnsafeModelError: with `strict`, a layer mixes examples or keeps statistics of them.
@@ -289,14 +292,14 @@ class ModuleValidator:
 
     @classmethod
     def is_valid(cls, module: nn.Module) -> bool:
-        """Whether no layer has to be replaced."""
+        """Whether all layers can be trained with example-level privacy."""
         return not cls.validate(module)
 
     @classmethod
     def fix(cls, module: nn.Module) -> nn.Module:
-        """Return a copy of the model with every such layer replaced.
+        """Return a copy of the model in which the layers that cannot be trained are replaced.
 
-        BatchNorm becomes GroupNorm, with fresh weights; InstanceNorm stops its running statistics.
+        BatchNorm becomes GroupNorm with new weights, and InstanceNorm loses its running statistics.
         Make the optimizer from the parameters of the copy.
         """
         fixed = deepcopy(module)
@@ -311,7 +314,7 @@ class ModuleValidator:
 
     @classmethod
     def fix_and_validate(cls, module: nn.Module) -> nn.Module:
-        """Return `fix(module)` after a check that all of its layers are valid."""
+        """Return `fix(module)`, checked by `validate`."""
         fixed = cls.fix(module)
         cls.validate(fixed, strict=True)
         return fixed

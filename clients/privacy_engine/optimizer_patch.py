@@ -1,4 +1,4 @@
-"""Replacement of an optimizer's `step` and `zero_grad` on the instance."""
+"""Replaces `step` and `zero_grad` of an optimizer instance."""
 
 from collections.abc import Callable, Sequence
 from types import MethodType
@@ -11,16 +11,16 @@ _NAMES = ("step", "zero_grad", "virtual_step")
 
 
 class OptimizerPatch:
-    """An optimizer with the `step`, `zero_grad` and `virtual_step` of an engine.
+    """Gives an optimizer the `step`, `zero_grad` and `virtual_step` of a privacy engine.
 
-    They are bound methods of the instance, as learning-rate schedulers expect. Copies and pickles
-    of the optimizer are plain ones: torch stores its groups and state only.
+    The three are bound methods of the instance, as learning-rate schedulers expect. Copies and
+    pickles of the optimizer are not patched: torch stores its groups and state only.
 
     Args:
-        optimizer: patched in place.
-        step: called with the optimizer's own step.
-        virtual_step: called by `virtual_step`.
-        zero_grad: called after the optimizer's own zero_grad.
+        optimizer: the optimizer, patched in place.
+        step: replaces `optimizer.step`; its argument is the original method.
+        virtual_step: becomes `optimizer.virtual_step`.
+        zero_grad: called after the original `optimizer.zero_grad`.
         owner: the engine, set as `optimizer.privacy_engine`.
     """
 
@@ -65,13 +65,13 @@ class OptimizerPatch:
         optimizer.__dict__.update(self._ours, privacy_engine=owner)
 
     def undo(self) -> None:
-        """Restore the optimizer's own methods."""
+        """Restore the original methods of the optimizer."""
         self._active = False
         attributes = self.optimizer.__dict__
         attributes.pop("privacy_engine", None)
         for name, ours in self._ours.items():
             if attributes.get(name) is not ours:
-                continue  # wrapped since (by a scheduler); ours now calls the optimizer's own
+                continue  # a scheduler has wrapped it; ours now calls the original method
             if self._before[name] is None:
                 del attributes[name]
             else:
@@ -86,11 +86,12 @@ def check_optimizer(
     Args:
         optimizer: the optimizer.
         model: the model.
-        names: names of the engine's trainable parameters.
+        names: names of the parameters that the engine trains.
         tensors: these parameters.
 
     Raises:
-        ValueError: names the parameters that differ, or the optimizer runs backward by itself.
+        ValueError: the parameters differ, and the message names them; or the optimizer evaluates
+            the loss itself (LBFGS).
     """
     if isinstance(optimizer, LBFGS):
         raise ValueError(

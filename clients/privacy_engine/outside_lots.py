@@ -1,9 +1,9 @@
-"""Lots of the caller's own loader: what each costs, and which are refused.
+"""Charges and checks of batches that the engine did not draw, but a loader of the training script.
 
-The engine sees the size of such a lot, and nothing of how it was drawn. Amplification by sampling
-holds for lots that nobody can predict, so it is claimed where the caller declares Poisson samples,
-and nowhere else. For an ordinary loader, shuffled and cut into equal batches, that ε would not
-hold: sizes that cannot be those of Poisson samples are refused.
+The engine sees the size of such a batch, but not how it was drawn. Amplification by sampling
+holds for batches that nobody can predict, so it is claimed only if the caller declares Poisson
+samples. For an ordinary loader, shuffled and cut into equal batches, that ε would not hold: sizes
+that cannot be those of Poisson samples are refused.
 """
 
 import logging
@@ -23,27 +23,31 @@ FALSE_ALARM_PROBABILITY = 1e-9
 
 _FIX = (
     "The loader cuts or shuffles the data into batches, or has another batch size than declared, "
-    "so the epsilon would be too small. Take lots from engine.batches(x, y) or from the loader of "
-    "PrivacyEngine.make_private(...); or construct the engine with sampling='shuffle', which "
+    "so the epsilon would be too small. Take batches from engine.batches(x, y) or from the loader "
+    "of PrivacyEngine.make_private(...); or construct the engine with sampling='shuffle', which "
     "accounts for shuffled batches without amplification"
 )
 
 
 class NotPoissonError(FedsimError, RuntimeError):
-    """Lots that are charged as Poisson samples are not."""
+    """Batches were declared Poisson samples, but their sizes are not those of Poisson samples."""
 
 
 class LotSizes:
-    """Sizes of the lots so far, tested against Binomial(sample_size, rate).
+    """Tests whether the sizes of all batches so far may be those of Poisson samples.
 
-    Two statistics: the count of the most frequent size, and the total number of examples. Under
-    Poisson sampling size s has the probability p_s. Some size then occurs at least m times in k
-    lots with probability at most Σ_s P(Binomial(k, p_s) ≥ m), and the k lots together have
-    Binomial(k · sample_size, rate) examples.
+    There are two test statistics: the count of the most frequent size, and the total number of
+    examples. Under Poisson sampling a batch has size s with probability p_s. Some size then occurs
+    at least m times in k batches with probability at most Σ_s P(Binomial(k, p_s) ≥ m), and the k
+    batches together have Binomial(k · sample_size, rate) examples.
 
     Guarantee: over a training of any length, Poisson samples are refused with a probability of at
-    most 1e-9: each test of lot k may fail with ½ · 1e-9 / (k (k + 1)), and these sum to 1e-9. The
-    converse does not hold: sizes cannot prove that lots are Poisson samples.
+    most 1e-9: each test after batch k may fail with ½ · 1e-9 / (k (k + 1)), and these sum to 1e-9.
+    The converse does not hold: sizes cannot prove that batches are Poisson samples.
+
+    Args:
+        sample_size: public number of examples.
+        rate: declared sampling rate.
     """
 
     def __init__(self, sample_size: int, rate: float) -> None:
@@ -53,18 +57,18 @@ class LotSizes:
 
     @property
     def counts(self) -> dict[int, int]:
-        """Number of lots of each size."""
+        """Number of batches of each size: size → count."""
         return dict(self._counts)
 
     def restore(self, counts: dict[int, int]) -> None:
-        """Resume from `counts`."""
+        """Resume from the counts that `counts` returned."""
         self._counts = Counter({int(size): int(count) for size, count in counts.items()})
 
     def add_size(self, size: int) -> None:
-        """Add the size of one more lot, and test.
+        """Add the size of one more batch, and test all sizes.
 
         Raises:
-            NotPoissonError: lots like these come from Poisson sampling once in 1e9 trainings.
+            NotPoissonError: Poisson sampling gives such sizes in fewer than one of 1e9 trainings.
         """
         self._counts[size] += 1
         lots = self._counts.total()
@@ -79,8 +83,8 @@ class LotSizes:
         chance = chance_of_repeats(self._probabilities, lots, times)
         if chance < limit:
             raise NotPoissonError(
-                f"{times} of {lots} lots had {often} examples each; Poisson sampling, which the "
-                f"account claims, gives lots so alike with probability {chance:.1g}. {_FIX}"
+                f"{times} of {lots} batches had {often} examples each; Poisson sampling, as "
+                f"declared, gives batches so alike with probability {chance:.1g}. {_FIX}"
             )
 
     def _refuse_excess(self, lots: int, limit: float) -> None:
@@ -93,17 +97,17 @@ class LotSizes:
             chance = float(betainc(float(seen), float(possible - seen + 1), self._rate))
         if chance < limit:
             raise NotPoissonError(
-                f"{lots} lots had {seen} examples; the account claims Poisson samples of "
-                f"{possible * self._rate / lots:g} on average, which give so many with probability "
+                f"{lots} batches had {seen} examples; Poisson samples as declared, of "
+                f"{possible * self._rate / lots:g} on average, give so many with probability "
                 f"{chance:.1g}. Declare the batch_size and sample_size that the loader has. {_FIX}"
             )
 
 
 def size_probabilities(sample_size: int, rate: float) -> NDArray[np.float64]:
-    """Return the probabilities of the sizes of a Poisson sample, without negligible ones.
+    """Return the probabilities of the possible sizes of a Poisson sample, in ascending order.
 
-    Omitted are sizes further than 12 standard deviations and 40 examples from the mean; their
-    repetition is no likelier than that of any size within.
+    Sizes further than 12 standard deviations and 40 examples from the mean are left out; they are
+    no likelier to repeat than any other size.
 
     Args:
         sample_size: number of examples.
@@ -126,12 +130,12 @@ def size_probabilities(sample_size: int, rate: float) -> NDArray[np.float64]:
 
 
 def chance_of_repeats(probabilities: NDArray[np.float64], lots: int, times: int) -> float:
-    """Return a bound on the probability that some size occurs at least `times` times.
+    """Return an upper bound on the probability that some size occurs at least `times` times.
 
     Args:
-        probabilities: of the sizes of one lot.
-        lots: number of lots.
-        times: number of equal sizes.
+        probabilities: probability of each size of a batch.
+        lots: number of batches.
+        times: number of batches of equal size.
     """
     tails = betainc(float(times), float(lots - times + 1), probabilities)
     return float(min(1.0, tails.sum()))
@@ -140,69 +144,73 @@ def chance_of_repeats(probabilities: NDArray[np.float64], lots: int, times: int)
 logger = logging.getLogger(__name__)
 
 _WAYS = (
-    "take lots from engine.batches(x, y), engine.private_loader(loader) or "
+    "take batches from engine.batches(x, y), engine.private_loader(loader) or "
     "PrivacyEngine.make_private(...), or pass lots='poisson' if your loader draws each example "
     "independently with probability batch_size / sample_size"
 )
 
 
 class OutsideLotError(FedsimError, RuntimeError):
-    """A lot of the caller's own loader that the account cannot cover."""
+    """A batch that the engine did not draw has no privacy guarantee."""
 
 
 class OutsideLots:
-    """Sizes and charges of the lots that the engine did not draw.
+    """Checks and charges the batches that the engine did not draw.
 
-    Guarantee: a lot that is not declared a Poisson sample is charged as a release on a known lot.
+    Guarantee: unless it is declared a Poisson sample, a batch is charged as a release on a known
+    batch.
 
     Args:
-        terms: of the engine.
+        terms: the engine's public terms.
+
+    Attributes:
+        are_amplified: whether all batches so far were declared Poisson samples.
     """
 
     def __init__(self, terms: PrivacyTerms) -> None:
         self._terms = terms
         self._sizes = LotSizes(terms.sample_size, terms.batch_size / terms.sample_size)
         self._failure: NotPoissonError | None = None
-        self.are_amplified = True  # whether all lots so far were declared Poisson samples
+        self.are_amplified = True
 
     def check_claim(self) -> None:
-        """Check that no lot has contradicted the declared sampling.
+        """Check that no batch has contradicted the declared sampling.
 
         Raises:
-            NotPoissonError: the lots cannot have been Poisson samples.
+            NotPoissonError: the batches cannot have been Poisson samples.
         """
         if self._failure is not None:
             raise self._failure
 
     def check_size(self, examples: int) -> None:
-        """Refuse a lot with more examples than there can be.
+        """Check that a batch has no more examples than the declared batch or sample size.
 
         Args:
-            examples: in the lot.
+            examples: number of examples in the batch.
 
         Raises:
-            OutsideLotError: some example occurs twice, or rows are no examples.
+            OutsideLotError: an example occurs twice, or the rows are not examples.
         """
         name = "sample_size" if self._terms.lots == "poisson" else "batch_size"
         most: int = getattr(self._terms, name)
         if examples > most:
             raise OutsideLotError(
-                f"a lot of {examples} examples came through loss.backward(), of {name}={most}: "
-                "rows are no examples, or an example occurs twice, and its charge pays for one "
+                f"a batch of {examples} examples came through loss.backward(), of {name}={most}: "
+                "rows are not examples, or an example occurs twice, but each is charged for one "
                 "clipped gradient. For K views of each example make the engine with "
-                f"augmentations=K; else declare the {name} that the loader has"
+                f"augmentations=K; otherwise declare the {name} that the loader has"
             )
 
     def event(self, examples: int, mechanism: DpSgdMechanism) -> Event:
-        """Return the event of a lot, and note its size.
+        """Return the privacy event of a step on a batch, and record the batch's size.
 
         Args:
-            examples: in the lot.
-            mechanism: of the step.
+            examples: number of examples in the batch.
+            mechanism: the mechanism of the step.
 
         Raises:
-            OutsideLotError: the lot has too many examples, or no guarantee.
-            NotPoissonError: lots that are declared Poisson samples cannot be such.
+            OutsideLotError: the batch has too many examples, or no guarantee.
+            NotPoissonError: batches were declared Poisson samples, but cannot be.
         """
         self.check_size(examples)
         if self._terms.lots == "poisson":
@@ -215,8 +223,8 @@ class OutsideLots:
         self._refuse_unaccounted()
         if self.are_amplified:
             logger.warning(
-                "a lot that the engine did not draw is charged without amplification by sampling, "
-                "and so is every further one; for a smaller epsilon %s",
+                "a batch that the engine did not draw is charged without amplification by "
+                "sampling, and so is every further one; for a smaller epsilon %s",
                 _WAYS,
             )
         self.are_amplified = False
@@ -227,10 +235,10 @@ class OutsideLots:
         return {"sizes": self._sizes.counts, "are_amplified": self.are_amplified}
 
     def restore(self, state: Mapping[str, object]) -> None:
-        """Resume from `state`."""
+        """Resume from the counters that `state` returned."""
         sizes = state["sizes"]
         if not isinstance(sizes, Mapping):
-            raise TypeError(f"sizes of lots must be a map, got {sizes!r}")
+            raise TypeError(f"sizes of batches must be a map, got {sizes!r}")
         self._sizes.restore(dict(sizes))
         self.are_amplified = bool(state["are_amplified"])
 
@@ -239,10 +247,10 @@ class OutsideLots:
         if terms.target_epsilon is not None:
             raise OutsideLotError(
                 f"the noise was calibrated to target_epsilon={terms.target_epsilon:g} for Poisson "
-                f"lots, and this lot came from outside; {_WAYS}"
+                f"samples, and the engine did not draw this batch; {_WAYS}"
             )
         if terms.adjacency == "add_remove":
             raise OutsideLotError(
-                "adjacency='add_remove' has no guarantee for lots from outside: one more example "
-                f"may move others to another lot; {_WAYS}"
+                "adjacency='add_remove' has no guarantee for batches that the engine did not draw: "
+                f"one more example may move others to another batch; {_WAYS}"
             )

@@ -1,4 +1,4 @@
-"""One forward pass of an attached model, filled in by the user's backward pass through it."""
+"""Records a forward pass of an attached model, and the gradients that reach it."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,19 +15,19 @@ from fedsim.core.errors import FedsimError
 
 
 class BackwardError(FedsimError, RuntimeError):
-    """Gradients that cannot be attributed to examples."""
+    """The gradients of a backward pass cannot be attributed to single examples."""
 
 
 @dataclass
 class PassContext:
-    """What all forward passes of an attached model share.
+    """The state that all forward passes of an attached model share.
 
     Attributes:
-        pending: the passes that a backward pass has reached, and that are in no lot.
-        part: returns the number of the part of a lot that is given out now.
-        losses: number of losses of the `engine.backward` call that is running; None: none is.
-        outputs: of the last forward pass, until it is checked that losses keep its rows apart.
-        checks_left: calls of `engine.backward` that are still checked.
+        pending: forward passes that a backward pass has reached, and that are not in a batch yet.
+        part: returns the number of the physical batch that the training loop has now.
+        losses: number of losses in the running call of `engine.backward`, or None outside a call.
+        outputs: output tensors of the last forward pass, kept until the losses are checked.
+        checks_left: how many further calls of `engine.backward` are checked.
     """
 
     pending: "list[RecordedPass]"
@@ -38,21 +38,24 @@ class PassContext:
 
 
 class RecordedPass:
-    """One forward pass of an attached model, in tiles of a public number of rows.
+    """The record of one forward pass of an attached model, in padded batches.
 
-    It adds itself to the pending passes when a backward pass reaches it: a forward pass without a
+    A record joins the pending passes when a backward pass reaches it: a forward pass without a
     backward pass leaves nothing behind.
 
     Args:
-        parameters: of the model; their values stay where they are.
-        examples: n.
-        views: K, the rows of each example, side by side.
-        context: of the model.
+        parameters: the model's trainable parameters; their values stay in their memory.
+        examples: n, number of examples.
+        views: K, number of rows of each example, side by side.
+        context: the state that the model's forward passes share.
 
     Attributes:
-        tiles: in the order of their examples.
-        part: of a lot, given out when the pass was made.
-        losses: number of losses given to `engine.backward`; None: the caller ran backward.
+        examples: n, number of examples.
+        views: K, number of rows of each example.
+        tiles: the recordings of the padded batches, in the order of their examples.
+        part: number of the physical batch that the training loop had at the forward pass.
+        losses: number of losses given to `engine.backward`, or None if the training loop called
+            `loss.backward()`.
     """
 
     def __init__(
@@ -62,37 +65,38 @@ class RecordedPass:
         self.part = context.part()
         self.losses: int | None = None
         self._context, self._taken = context, False
-        self._ways = set[int | None]()  # what the backward passes through it were called with
+        self._ways = set[int | None]()  # `losses` of the context at each backward pass
         self._parameters = parameters
         self._values = [tensor.detach().unsqueeze(0) for tensor in parameters.tensors]
 
     def start_tile(self, rows: int) -> "TileRecording":
-        """Return the recording of the next tile, of so many rows."""
+        """Return the recording of the next padded batch, which has `rows` rows."""
         tile = TileRecording(self._parameters, self._values, rows, self)
         self.tiles.append(tile)
         return tile
 
     def note(self) -> None:
-        """Note that a backward pass has reached a use.
+        """Record that a backward pass has reached a use of a parameter.
 
         Raises:
-            BackwardError: the gradients of this forward pass are in a lot already.
+            BackwardError: the gradients of this forward pass are in a batch already.
         """
         if self._taken:
             raise BackwardError(
-                "backward ran again through a forward pass whose gradients are in the lot already "
-                "(retain_graph); its examples would count twice. Add the losses up and call "
-                "backward once, or make a new forward pass after optimizer.step()"
+                "backward ran again through a forward pass whose gradients are in the batch's sum "
+                "already (retain_graph); its examples would count twice. Add the losses up and "
+                "call backward once, or make a new forward pass after optimizer.step()"
             )
         self._ways.add(self._context.losses)
         if not any(other is self for other in self._context.pending):
             self._context.pending.append(self)
 
     def take(self) -> None:
-        """Note that the uses are put into a lot.
+        """Check the gradients, and record that they are added to a batch.
 
         Raises:
-            BackwardError: two backward passes went through one use, or losses of several kinds.
+            BackwardError: two backward passes went through one use of a parameter, or backward
+                passes had losses of different kinds.
         """
         uses = [use for tile in self.tiles for use in tile.uses]
         if len({id(use) for use in uses}) < len(uses):
@@ -113,36 +117,36 @@ class RecordedPass:
         self._taken = True
 
     def gradient_factor(self, *, is_mean: bool) -> float:
-        """Return the factor from what was recorded to an example's own gradient.
+        """Return the factor from the recorded gradients to per-example gradients.
 
-        That is the mean over its views. Losses of `engine.backward` have no factor of their own, so
-        that n does not enter.
+        A per-example gradient is the mean over the example's views. Losses of `engine.backward` are
+        not divided by n, so their factor does not depend on n.
 
         Args:
-            is_mean: whether the caller's loss is a mean over the rows, not a sum.
+            is_mean: whether the loss of the training loop is a mean over the rows, not a sum.
         """
         if self.losses is None and is_mean:
             return float(self.examples)
         return 1.0 if self.losses == self.examples else 1.0 / self.views
 
     def clear(self) -> None:
-        """Drop the gradients."""
+        """Drop the recorded gradients and activations."""
         self._ways.clear()
         for tile in self.tiles:
-            if self._taken:  # the user's graph may live on
+            if self._taken:  # the training loop may still hold the autograd graph
                 for use in tile.uses:
                     use.forget()
             tile.uses.clear()
 
 
 class TileRecording(Recording):
-    """The uses of parameters in one tile of a forward pass.
+    """Records the uses of parameters in one padded batch of a forward pass.
 
     Args:
-        parameters: of the model.
-        values: of one client (1, *shape), by index.
-        rows: of the tile.
-        whole: the forward pass.
+        parameters: the model's trainable parameters.
+        values: value of each parameter, with a leading dimension of one client (1, *shape).
+        rows: number of rows of the padded batch.
+        whole: the forward pass that the padded batch is in.
     """
 
     def __init__(
@@ -152,10 +156,10 @@ class TileRecording(Recording):
         self._whole = whole
 
     def note(self, use: ExampleUse) -> None:
-        """Note a use that a backward pass has filled in.
+        """Record a use of a parameter that a backward pass has reached.
 
         Raises:
-            BackwardError: the gradients of this forward pass are in a lot already.
+            BackwardError: the gradients of this forward pass are in a batch already.
         """
         if not self.is_running:
             self._whole.note()
@@ -163,11 +167,12 @@ class TileRecording(Recording):
 
 
 class RecordingForward:
-    """The `forward` of an attached model.
+    """Replaces the `forward` of an attached model, so that its calls are recorded.
 
     Args:
         model: the model.
-        record: runs the model's own forward on the given arguments, and records it.
+        record: takes the original `forward`, its positional and its keyword arguments; records the
+            call and returns the outputs.
     """
 
     def __init__(
@@ -181,7 +186,7 @@ class RecordingForward:
         self._active = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the model's outputs, recorded where a backward pass may follow."""
+        """Return the model's outputs, and record the call if gradients are enabled."""
         if not (self._active and torch.is_grad_enabled()):
             return self._original(*args, **kwargs)
         return self._record(self._original, args, kwargs)
@@ -192,10 +197,10 @@ class RecordingForward:
         self._model.forward = self
 
     def restore(self) -> None:
-        """Put the model's own `forward` back."""
+        """Restore the original `forward` of the model."""
         self._active = False
         if vars(self._model).get("forward") is not self:
-            return  # patched since by other code, which calls the original through this object
+            return  # other code has patched it, and calls the original through this object
         if self._had_own:
             self._model.forward = self._original
         else:
@@ -203,7 +208,7 @@ class RecordingForward:
 
     @contextmanager
     def removed(self) -> Iterator[None]:
-        """Put the model's own `forward` back within the context."""
+        """Restore the original `forward` of the model within the context."""
         installed = vars(self._model).get("forward") is self
         self.restore()
         try:
@@ -214,12 +219,16 @@ class RecordingForward:
                 self._model.forward = self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A copy or a pickle of an attached model is a plain model with its own forward.
+        # A copy or a pickle of an attached model is a plain model with the original forward.
         return getattr, (self._model, "forward")
 
 
 def refuse_gradient(name: str) -> Callable[[Tensor], None]:
-    """Return a hook that refuses gradients of a parameter that no recorded pass has seen."""
+    """Return a hook that raises an error if a parameter gets a gradient outside a recorded pass.
+
+    Args:
+        name: name of the parameter, for the message.
+    """
 
     def refuse(parameter: Tensor) -> None:
         parameter.grad = None

@@ -1,16 +1,17 @@
-"""Losses that a function of torch reduced to one value, with the value of each example kept.
+"""Keeps the loss of each example when a torch loss function reduces a batch to one value.
 
-A loss of the caller's own is a mean of the examples of a lot, a sum, or neither: found by a probe.
+Training scripts call `criterion(model(x), y).backward()`. The engine sees only the gradients of
+that backward pass, which do not show whether the loss mixed examples. So the outputs of an attached
+model are `ModelOutput`s: a torch loss function that is called with one is computed for each
+example, then reduced. The result keeps the losses of the rows, and `backward()` of the result is
+`engine.backward(losses)`.
 
-Scripts call `criterion(model(x), y).backward()`. What reaches the engine of that backward pass is a
-gradient, which does not show whether the loss kept examples apart. So the outputs of an attached
-model are `ModelOutput`s: a loss function of torch that is called with one is computed for each
-example, then reduced. The result remembers its parts, and `backward()` of the result is
-`engine.backward(parts)`.
+For any other loss, `find_reduction` finds out whether it is a mean of the examples, a sum, or
+neither.
 
-Guarantee: the parts of a loss are functions of the outputs of their own rows and of the targets,
-in the way that torch's function says. A result of any other operation is a plain tensor, with
-which nothing is remembered: arithmetic of the caller may divide by what depends on the whole lot.
+Guarantee: the loss of a row is a function of the outputs of that row and of the targets, as torch's
+function defines it. The result of any other operation is a plain tensor without losses of rows, as
+arithmetic of the caller may divide by something that depends on the whole batch.
 """
 
 import inspect
@@ -32,8 +33,8 @@ class ForwardPass:
     """A forward pass of an attached model.
 
     Attributes:
-        rows: of the model's input and outputs.
-        backward: runs backward through one loss for each row.
+        rows: number of rows of the model's input and outputs.
+        backward: takes one loss for each row and runs backward through them.
     """
 
     rows: int
@@ -41,11 +42,12 @@ class ForwardPass:
 
 
 class ModelOutput(Tensor):
-    """An output of an attached model, its image under an operation by row, or a reduced loss.
+    """A tensor that comes from an attached model by row-wise operations, or a loss reduced from it.
 
     Attributes:
-        origin: the forward pass; None once other values may be in the tensor.
-        losses: of a loss that was reduced to one value, the value of each row (n,).
+        origin: the forward pass, or None if an in-place change may have put other values into the
+            tensor.
+        losses: for a reduced loss, the loss of each row (n,); otherwise None.
     """
 
     origin: ForwardPass | None = None
@@ -59,31 +61,31 @@ class ModelOutput(Tensor):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Call a function of torch, and keep the parts of a loss that it reduces."""
+        """Call a torch function, and keep the losses of the rows if it reduces them."""
         call = _Call(func, args, dict(kwargs or {}))
         rule = _RULES.get(func)
-        found = None if rule is None else rule(call)
-        if found is not None:
-            return found.value
+        outcome = None if rule is None else rule(call)
+        if outcome is not None:
+            return outcome.value
         result = call.plain()
         for value in [result] if isinstance(result, Tensor) else pytree.tree_leaves(result):
-            if isinstance(value, ModelOutput):  # changed in place
+            if isinstance(value, ModelOutput):  # the function changed it in place
                 value.origin = value.losses = None
         return result
 
 
 def with_origin(outputs: Any, origin: ForwardPass) -> Any:
-    """Return nested outputs of a model whose tensors remember the forward pass.
+    """Return the outputs of a model with their forward pass attached to each tensor.
 
     Args:
-        outputs: plain tensors.
-        origin: the forward pass.
+        outputs: plain tensors in nested containers.
+        origin: the forward pass that they come from.
     """
     return pytree.tree_map_only(Tensor, lambda value: _noted(value, origin), outputs)
 
 
 def without_origin(value: Tensor) -> Tensor:
-    """Return the same tensor as a plain one."""
+    """Return a tensor as a plain `Tensor`, with the same values and gradients."""
     if not isinstance(value, ModelOutput):
         return value
     return _Call(Tensor.as_subclass, (value, Tensor), {}).plain()
@@ -91,7 +93,7 @@ def without_origin(value: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Call:
-    """A call of a function of torch with at least one `ModelOutput`."""
+    """A call of a torch function with at least one `ModelOutput` among its arguments."""
 
     func: Callable[..., Any]
     args: tuple[Any, ...]
@@ -103,7 +105,7 @@ class _Call:
 
     @property
     def first(self) -> Any:
-        """The first argument, whose rows the function keeps apart."""
+        """The first argument, whose rows the function does not mix."""
         return next(iter(self.args), self.kwargs.get("input"))
 
     @property
@@ -120,7 +122,7 @@ class _Found:
 
 
 def _noted(result: Any, origin: ForwardPass, losses: Tensor | None = None) -> Any:
-    """Return a tensor that remembers a forward pass, if gradients flow through it."""
+    """Return a tensor with its forward pass and losses attached, if it requires a gradient."""
     if type(result) is not Tensor or not result.requires_grad:
         return result
     noted = result.as_subclass(ModelOutput)
@@ -129,10 +131,10 @@ def _noted(result: Any, origin: ForwardPass, losses: Tensor | None = None) -> An
 
 
 def _reduced(values: Tensor, origin: ForwardPass, *, mean: bool) -> _Found | None:
-    """Return the mean or sum of values that have a row, or several, for each row of a pass."""
+    """Return the mean or sum of values that have the same number for each row of a pass."""
     if not values.requires_grad or not values.ndim:
         return None
-    if not values.numel():  # an empty lot, for which torch's mean is NaN
+    if not values.numel():  # an empty batch, for which torch's mean is NaN
         return _Found(_noted(values.sum(), origin, values.flatten()))
     if not origin.rows or values.numel() % origin.rows:
         return None
@@ -142,11 +144,11 @@ def _reduced(values: Tensor, origin: ForwardPass, *, mean: bool) -> _Found | Non
 
 
 def _loss(call: _Call) -> _Found | None:
-    """Compute a loss function of torch for each example, then reduce it.
+    """Compute a torch loss function for each example, then reduce the losses.
 
-    Weights may be made from the whole lot, and a mean with weights or with ignored labels divides
-    by what depends on all examples: there is no rule for them. A label of -100 is a loss of 0 here,
-    and does not change the divisor.
+    Weights may be computed from the whole batch, and a mean with weights or with ignored labels
+    divides by something that depends on all examples: these have no rule. A label of -100 gives a
+    loss of 0 here, and does not change the divisor.
     """
     bound = _SIGNATURES[call.func].bind(*call.args, **call.kwargs)
     bound.apply_defaults()
@@ -175,7 +177,7 @@ def _reduction(call: _Call) -> _Found | None:
 
 
 def _added(call: _Call) -> _Found | None:
-    """Add losses of one forward pass; a number of Python adds no gradient."""
+    """Add losses of one forward pass; a Python number may be added too, as it has no gradient."""
     losses = [value for value in call.args if _is_loss(value)]
     numbers = [value for value in call.args if isinstance(value, int | float)]
     passes = {id(loss.origin) for loss in losses}
@@ -188,12 +190,12 @@ def _added(call: _Call) -> _Found | None:
 
 
 def _by_row(call: _Call) -> _Found | None:
-    """Apply an operation that computes each row, or each element, from itself alone."""
+    """Apply an operation that computes each row from the same row alone."""
     return None if call.origin is None else _Found(_noted(call.plain(), call.origin))
 
 
 def _along_dimension(call: _Call) -> _Found | None:
-    """Apply a softmax along another dimension than that of the examples."""
+    """Apply a softmax along a dimension other than that of the examples."""
     dimension = next(iter(call.args[1:]), call.kwargs.get("dim"))
     if call.origin is None or not isinstance(dimension, int):
         return None
@@ -205,7 +207,7 @@ def _part(call: _Call) -> _Found | None:
     place: Any = call.args[1]
     if not isinstance(place, tuple) or place[:1] != (slice(None),):
         return None
-    return _by_row(call) if all(isinstance(one, int | slice) for one in place) else None
+    return _by_row(call) if all(isinstance(index, int | slice) for index in place) else None
 
 
 def _backward(call: _Call) -> _Found | None:
@@ -262,7 +264,7 @@ _RULES: Mapping[Callable[..., Any], Callable[[_Call], _Found | None]] = {
 
 Reduction = Literal["mean", "sum", "none"]
 
-_MAX_EXAMPLES = 32  # different ones; each costs a backward pass
+_MAX_EXAMPLES = 32  # number of different examples; each costs a backward pass
 
 
 def find_reduction(
@@ -272,25 +274,26 @@ def find_reduction(
     targets: Tensor,
     lot: int,
 ) -> Reduction:
-    """Return how a loss treats a lot of the size that is trained; "none": one value per example.
+    """Return how a loss reduces over the examples of a batch: "mean", "sum" or "none".
 
-    The gradient of a lot, filled by repeating the examples, is compared with those of the examples
-    alone. Class weights under a mean, ignored labels under a mean and couplings that need a large
-    lot make it neither their mean nor their sum.
+    The gradient of a batch, filled by repeating the examples, is compared with those of single
+    examples. With class weights under a mean, ignored labels under a mean, or a loss that mixes
+    examples in large batches, it is neither their mean nor their sum.
 
     Args:
-        model: as it will be trained.
-        loss: from outputs and targets (n, ...) to one value, or one per example.
-        features: at least 2 public examples (n, ...); the first 32 are used.
-        targets: their targets (n, ...), with all kinds of labels that the loss treats apart.
-        lot: examples in a lot.
+        model: the model as it will be trained.
+        loss: maps outputs and targets (n, ...) to one value, or to one value per example ("none").
+        features: features of at least 2 public examples (n, ...); the first 32 are used.
+        targets: targets of these examples (n, ...), with all kinds of labels that the loss treats
+            differently.
+        lot: batch size of the training.
 
     Guarantee:
         parameters, buffers, modes and global random generators are restored.
 
     Raises:
-        UnsafeModelError: the loss is neither a mean nor a sum over the examples, or the examples
-            have no gradient.
+        UnsafeModelError: the loss is neither a mean nor a sum over the examples, or all gradients
+            of the examples are 0.
     """
     most = min(len(features), _MAX_EXAMPLES)
     places = torch.arange(max(lot, most)) % most
@@ -298,7 +301,7 @@ def find_reduction(
     few = ProbeLot(features[:most], targets[:most])
     whole = ProbeLot(features[places.to(features.device)], targets[places.to(targets.device)])
     with preserve_state(model), torch.enable_grad():
-        model.eval()  # dropout would draw different masks for a lot and for one example
+        model.eval()  # dropout would draw different masks for a batch and for one example
         probe = Probe(model, loss)
         if probe.losses(whole).ndim:
             return "none"

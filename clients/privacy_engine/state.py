@@ -1,4 +1,4 @@
-"""State of a privacy engine: ε and remaining budget of its ledger, and `state_dict`."""
+"""The state of a privacy engine: its `state_dict`, and ε and remaining budget of its ledger."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -24,20 +24,20 @@ _SCHEMA = 2
 def engine_state(
     steps: PrivateSteps, streams: EngineStreams, terms: PrivacyTerms
 ) -> dict[str, Any]:
-    """Return the state as plain values.
+    """Return the state of an engine as plain values.
 
     Args:
-        steps: ledger, schedule and clipping.
-        streams: the seed.
-        terms: the noise multiplier.
+        steps: the engine's steps, with ledger, schedule and clipping.
+        streams: the engine's random streams, with the seed.
+        terms: the engine's public terms, with the noise multiplier.
 
     Raises:
-        RuntimeError: a lot is open.
+        RuntimeError: a batch is unfinished: its sum has no noise yet.
     """
     if steps.is_open:
         raise RuntimeError(
-            "a lot is open: the sum of virtual_step() has no noise yet and must not be stored; "
-            "call optimizer.step() first"
+            "a batch is unfinished: the sum of virtual_step() has no noise yet and must not be "
+            "stored; call optimizer.step() first"
         )
     return {
         "schema": _SCHEMA,
@@ -53,18 +53,18 @@ def engine_state(
 def restore_state(
     state: Mapping[str, Any], steps: PrivateSteps, streams: EngineStreams, terms: PrivacyTerms
 ) -> None:
-    """Restore a state, all of it or nothing.
+    """Restore the state of an engine; after an error the engine is unchanged.
 
     Guarantee: no charge of this engine is lost.
 
     Args:
-        state: of `engine_state`.
-        steps: restored: ledger, schedule and clipping.
-        streams: restored: the seed.
-        terms: of this engine.
+        state: the state that `engine_state` returned.
+        steps: the engine's steps, whose ledger, schedule and clipping are restored.
+        streams: the engine's random streams, whose seed is restored.
+        terms: the engine's public terms.
 
     Raises:
-        ValueError: the state is of another schema or noise, or lacks charges of this engine.
+        ValueError: the state has another schema or noise, or lacks charges of this engine.
     """
     if state.get("schema") != _SCHEMA:
         raise ValueError(
@@ -75,8 +75,8 @@ def restore_state(
     ours = steps.schedule.steps
     if steps.is_open or ours > taken or not ledger.starts_with(steps.ledger):
         raise ValueError(
-            f"this engine has taken {ours} steps that the state, of {taken}, does not have; to "
-            "load it would un-spend them. Load it into a new engine"
+            f"this engine has taken {ours} steps, and the state of {taken} steps does not contain "
+            "them; loading it would erase their charges. Load it into a new engine"
         )
     if terms.planned_steps and state["noise_multiplier"] != terms.noise_multiplier:
         raise ValueError(
@@ -93,15 +93,15 @@ def restore_state(
 
 
 def ledger_spent(ledger: PrivacyLedger, terms: PrivacyTerms, delta: float | None) -> PrivacySpent:
-    """Return ε of a ledger by the terms' accountant, with the slack of the sampler.
+    """Return ε of a ledger by the accountant of the terms, with the slack of the sampler.
 
     Args:
-        ledger: all charges.
-        terms: accountant, adjacency and target δ.
-        delta: δ; None: the target δ.
+        ledger: the ledger with all charges.
+        terms: the engine's public terms, with accountant, adjacency and target δ.
+        delta: δ; None stands for the target δ.
 
     Returns:
-        ε at δ, and the accountant's Rényi order behind it.
+        ε at δ, and the Rényi order that it comes from.
     """
     account, delta = _account(ledger, terms), _delta(terms, delta)
     epsilon = epsilon_with_slack(account.get_epsilon, delta)
@@ -115,14 +115,14 @@ def affordable_events(
     target_epsilon: float,
     delta: float | None,
 ) -> int | None:
-    """Return the number of further events within a budget; None if the ledger exceeds it.
+    """Return how often an event can be repeated within a budget, or None if it is exceeded already.
 
     Args:
-        ledger: all charges so far.
-        terms: accountant, adjacency and target δ.
+        ledger: the ledger with all charges so far.
+        terms: the engine's public terms, with accountant, adjacency and target δ.
         event: the event to repeat.
-        target_epsilon: the budget.
-        delta: δ of the budget; None: the target δ.
+        target_epsilon: ε of the budget.
+        delta: δ of the budget; None stands for the target δ.
     """
     limit, inner_delta = target_without_slack(target_epsilon, _delta(terms, delta))
     if terms.alphas is not None:
@@ -140,7 +140,7 @@ def affordable_events(
 
 
 def _account(ledger: PrivacyLedger, terms: PrivacyTerms) -> Accountant:
-    """Return the terms' accountant with all charges of a ledger."""
+    """Return the accountant of the terms, with all charges of a ledger composed."""
     if terms.alphas is None:
         account = make_accountant(terms.accountant, adjacency=terms.adjacency)
     else:

@@ -1,4 +1,4 @@
-"""Step of an attached optimizer: lot, charge, noise, update, in this order."""
+"""The step of an attached optimizer: it sums a batch, charges, adds noise and updates the model."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -30,9 +30,12 @@ from fedsim.protocol.noisy_sums import LearntBound
 
 @dataclass
 class _OpenLot:
-    """Clipped sum of a lot's physical batches so far, in steps of the grid.
+    """The clipped sum of the physical batches of a logical batch so far, in grid steps.
 
-    It is float32 for a lot of one short batch (`SumRounding`), else float64.
+    Attributes:
+        total: the flat sum (size,), float32 for a single small physical batch (`SumRounding`),
+            otherwise float64.
+        statistics: counts of the summed examples and unclipped gradients.
     """
 
     total: Tensor
@@ -49,22 +52,26 @@ _WAYS = (
 
 
 class UncheckedLossError(FedsimError, RuntimeError):
-    """An ε was asked for that would hold for losses of one kind only, which nobody has checked."""
+    """No ε is known, as `loss.backward()` ran and nobody checked that the loss is safe."""
 
 
 class LossEvidence:
-    """Whether all losses so far were given by example, or checked.
+    """Records whether all losses so far are known not to mix examples.
 
-    A loss of one value may divide by what depends on all examples (class weights or ignored labels
-    under a mean), or by another number than declared. Then one example moves the gradients of all
-    others, and backward passes do not show it.
+    A reduced loss may divide by something that depends on all examples (class weights or ignored
+    labels under a mean), or by another number than declared. Then one example changes the gradients
+    of all others, and backward passes do not show it.
+
+    Attributes:
+        has_plain_backward: whether gradients came from a `loss.backward()` of an unknown loss.
+        is_checked: whether `check_isolation` has checked the loss.
     """
 
     def __init__(self) -> None:
         self.has_plain_backward = self.is_checked = False
 
     def note_plain_backward(self) -> None:
-        """Note gradients of a `loss.backward()` of the caller's own."""
+        """Record that gradients came from a `loss.backward()` of an unknown loss."""
         if not self.has_plain_backward and not self.is_checked:
             logger.warning(
                 "loss.backward() does not show whether the loss keeps examples apart, so "
@@ -74,10 +81,10 @@ class LossEvidence:
         self.has_plain_backward = True
 
     def require(self) -> None:
-        """Check that every loss is known to keep examples apart.
+        """Check that every loss is known not to mix examples.
 
         Raises:
-            UncheckedLossError: a `loss.backward()` is not covered by a check.
+            UncheckedLossError: `loss.backward()` ran, and no check of the loss did.
         """
         if self.has_plain_backward and not self.is_checked:
             raise UncheckedLossError(
@@ -86,33 +93,34 @@ class LossEvidence:
             )
 
     def state(self) -> dict[str, bool]:
-        """Return what to resume from."""
+        """Return the attributes to resume from."""
         return {"has_plain_backward": self.has_plain_backward, "is_checked": self.is_checked}
 
     def restore(self, state: Mapping[str, bool]) -> None:
-        """Resume from `state`; a check of this engine stays."""
+        """Resume from what `state` returned; a check that this engine did stays valid."""
         self.has_plain_backward = bool(state["has_plain_backward"])
         self.is_checked = self.is_checked or bool(state["is_checked"])
 
 
 class PrivateSteps:
-    """Sums physical batches to lots, and releases each lot once.
+    """Sums physical batches to logical batches, and releases each logical batch once.
 
-    Guarantee: a release is in `ledger` before the optimizer sees it; a lot is released at most
-    once, even if the step is interrupted; noise is added once per lot.
+    Guarantee: a release is in `ledger` before the optimizer sees it; a batch is released at most
+    once, even if the step is interrupted; noise is added once per logical batch.
 
     Attributes:
-        mechanism: of the next step.
-        ledger: all charges.
-        feed: feeds the lots of `schedule` to the training loop.
-        losses: what is known about the caller's losses.
-        private_statistics: counts of the last lot's examples.
+        mechanism: the mechanism of the next step.
+        ledger: the ledger with all charges.
+        schedule: draws the batches, and computes the charges.
+        feed: yields the batches of `schedule` to the training loop.
+        losses: records whether the losses are known not to mix examples.
+        private_statistics: counts of the last batch's examples, or None before the first step.
 
     Args:
         model: computes the clipped sums.
-        mechanism: bound to the model.
-        terms: public terms.
-        streams: of lots and noise.
+        mechanism: the mechanism for this model.
+        terms: the engine's public terms.
+        streams: the engine's random streams.
     """
 
     def __init__(
@@ -134,40 +142,47 @@ class PrivateSteps:
 
     @property
     def is_open(self) -> bool:
-        """Whether a lot has batches and is not released."""
+        """Whether a logical batch has physical batches, but is not released yet."""
         return self._lot is not None
 
     def virtual_step(self) -> None:
-        """Add the clipped gradients of the last backward pass to the lot, without noise.
+        """Add the clipped gradients of the last backward pass to the logical batch, without noise.
 
         Raises:
-            LotReuseError: its examples are not those of the lot that the engine drew.
-            OutsideLotError: views of examples, in a part of a lot that the engine did not draw.
+            LotReuseError: the examples are not those of the batch that the engine drew.
+            OutsideLotError: with augmentations, the engine did not draw the batch.
         """
         recorded = self._take()
         if recorded is not None:
             if recorded.views > 1 and not self.feed.part:
                 recorded.clear()
                 raise OutsideLotError(
-                    "with augmentations, a lot from outside is one forward pass on all views of "
-                    "all its examples, those of an example side by side; take lots from "
-                    "engine.batches(x, y) with max_physical_batch where it exceeds memory"
+                    "with augmentations, a batch that the engine did not draw needs one forward "
+                    "pass on all views of all its examples, those of an example side by side; if "
+                    "that exceeds memory, take batches from engine.batches(x, y) with "
+                    "max_physical_batch"
                 )
             lot = self._new_lot(recorded) if self._lot is None else self._lot
             self._add(recorded, lot)
             self._lot = lot
 
     def step(self, update: Callable[[], Any]) -> Any:
-        """Release the lot as the parameters' gradients and call `update`.
+        """Release the noisy sum of the batch as the parameters' gradients, and call `update`.
 
-        A part of a lot that is not the last one is added, and nothing is released.
+        Unless the physical batch is the last of its logical batch, it is only added to the sum.
+
+        Args:
+            update: the original `optimizer.step`.
+
+        Returns:
+            The result of `update`, or None if it was not called.
 
         Raises:
             BudgetExhaustedError: all calibrated steps are taken.
-            LotReuseError: the examples are not those of the lot that the engine drew.
-            NotPoissonError: the lots cannot be the Poisson samples that they are declared.
-            OutsideLotError: the account cannot cover a lot that the engine did not draw.
-            EpochError: the lot belongs to no pass over shuffled data.
+            LotReuseError: the examples are not those of the batch that the engine drew.
+            NotPoissonError: batches were declared Poisson samples, but cannot be.
+            OutsideLotError: a batch that the engine did not draw has no privacy guarantee.
+            EpochError: the batch is outside the passes over shuffled data.
         """
         if self.feed.parts_left:
             self.virtual_step()
@@ -176,7 +191,7 @@ class PrivateSteps:
         self.feed.check_open()
         last = self._take()
         self.feed.check_used()
-        # From here on the lot is closed: an interrupted step does not release it again.
+        # From here on the batch is closed: an interrupted step does not release it again.
         lot, self._lot = self._lot, None
         examples = (lot.statistics.examples if lot else 0) + (last.examples if last else 0)
         number = self.schedule.steps
@@ -186,20 +201,20 @@ class PrivateSteps:
         return update()
 
     def drop(self) -> None:
-        """Drop the open lot, and the gradients that are in no lot."""
+        """Drop the sum of the unfinished batch, and all gradients that are not in a sum yet."""
         self._lot = None
         self._model.discard()
 
     def use_mechanism(self, mechanism: DpSgdMechanism) -> None:
-        """Use another mechanism from the next step on."""
+        """Set the mechanism of the next steps."""
         if mechanism is not self.mechanism:
             self.mechanism = mechanism.for_model(self._model.parameters)
 
     def split_lots(self, most: int | None) -> None:
-        """Run lots in parts of at most so many examples from now on; drops an open lot.
+        """Set the largest physical batch, and drop the sum of the unfinished batch.
 
         Args:
-            most: examples in a forward pass; None: lots are not split.
+            most: largest number of examples in a forward pass; None does not split batches.
         """
         self.drop()
         self.mechanism = replace(self.mechanism, max_physical_batch=most)
@@ -207,16 +222,16 @@ class PrivateSteps:
         self._model.use_tiles(self.mechanism.tile_rows)
 
     def clipping_state(self) -> dict[str, LearntBound] | None:
-        """Return the state of adaptive clipping; None where the bound is fixed."""
+        """Return the state of adaptive clipping, or None if the clip norm is fixed."""
         norm = self.mechanism.clipping.adapted_clip_norm
         return None if norm is None else {"max_grad_norm": norm}
 
     def clipping_from(self, state: Mapping[str, LearntBound]) -> None:
-        """Resume from `clipping_state`."""
+        """Resume adaptive clipping from what `clipping_state` returned."""
         self.use_mechanism(self.mechanism.resume(state["max_grad_norm"]))
 
     def _take(self) -> RecordedPass | None:
-        """Return the last backward pass, counted."""
+        """Return the forward pass of the last backward pass, after counting its examples."""
         recorded = self._model.take()
         if recorded is not None:
             try:
@@ -229,7 +244,7 @@ class PrivateSteps:
         return recorded
 
     def _release(self, lot: _OpenLot | None, last: RecordedPass | None, number: int) -> None:
-        """Release the open lot and the last pass as the gradients."""
+        """Release the noisy sum of the batch and the last pass as the parameters' gradients."""
         parameters, noise = self._model.parameters, self._streams.noise(number)
         lot = lot or self._new_lot(last)
         if last is not None:
@@ -244,7 +259,7 @@ class PrivateSteps:
         self.use_mechanism(self.mechanism.adapt(lot.statistics, noise))
 
     def _lengths(self) -> Scales:
-        """Return the length of a step of each group's grid in a release."""
+        """Return the length of a grid step of each group, in units of the released gradient."""
         parameters, mechanism = self._model.parameters, self.mechanism
         groups = mechanism.groups(parameters)
         steps = torch.tensor([mechanism.grid_steps(groups)], dtype=torch.float64)
@@ -253,7 +268,7 @@ class PrivateSteps:
         return [(place, lengths[:, group : group + 1]) for place, group in places]
 
     def _add(self, recorded: RecordedPass, lot: _OpenLot) -> None:
-        """Add the clipped gradients of a pass to a lot."""
+        """Add the clipped gradients of a pass to the sum of a batch."""
         groups = self.mechanism.groups(self._model.parameters)
         if lot.statistics.examples:
             lot.total = lot.total.double()

@@ -1,6 +1,6 @@
-"""Public terms of a privacy engine: its arguments, checked and calibrated once.
+"""The public terms of a privacy engine: its checked arguments, and the calibrated noise.
 
-Nothing here depends on the data; everything may be published.
+Nothing in this module depends on the data, and all of it may be published.
 """
 
 import logging
@@ -21,7 +21,7 @@ from fedsim.clients.sampling.sampling import Sampling
 
 logger = logging.getLogger(__name__)
 
-# A loader of the user's own draws its lots in one of these two ways.
+# A loader that the engine did not make can draw its batches in one of these two ways only.
 EngineSamplingName = Literal["poisson", "shuffle"]
 LossReduction = Literal["mean", "sum"]
 LotSource = Literal["engine", "poisson"]
@@ -29,24 +29,24 @@ LotSource = Literal["engine", "poisson"]
 
 @dataclass(frozen=True)
 class PrivacyTerms:
-    """An engine's step, and the plan that its noise was calibrated for.
+    """The public parameters of an engine's steps, noise and privacy accounting.
 
     Attributes:
-        batch_size: expected lot, the public normaliser of every released sum.
+        batch_size: expected batch size, by which every released sum is divided.
         sample_size: public number of examples.
         noise_multiplier: z; the noise has standard deviation z · C on the sum.
-        sampling: the sampling that lots are charged as.
-        loss_reduction: reduction of the user's loss over a batch.
+        sampling: the sampling that batches are charged as.
+        loss_reduction: how the loss of the training loop reduces over a batch.
         accountant: the accountant of the reported ε.
-        alphas: its Rényi orders; None: its own.
-        adjacency: neighbouring data sets of the reported ε.
+        adjacency: which data sets are neighbours for the reported ε.
         target_delta: δ of the calibration, and the default δ of reports.
-        target_epsilon: ε that the noise was calibrated to; None where the noise was given.
-        planned_steps: steps it was calibrated for; None where the noise was given.
-        max_physical_batch: most examples in one forward pass; None without a limit.
-        lots: "poisson": lots of the caller's own loader are Poisson samples, as the caller
-            declares; "engine": only lots that the engine draws are.
-        augmentations: K, the views of each example that the model gets.
+        target_epsilon: ε that the noise was calibrated to, or None if the noise was given.
+        planned_steps: number of steps that the noise was calibrated for, or None if it was given.
+        max_physical_batch: largest number of examples in a forward pass, or None without a limit.
+        lots: "poisson" if the caller declares that batches of other loaders than the engine's are
+            Poisson samples; "engine" if only batches that the engine draws are.
+        augmentations: K, number of views of each example that the model gets.
+        alphas: Rényi orders of the accountant; None stands for the accountant's default orders.
     """
 
     batch_size: int
@@ -66,12 +66,12 @@ class PrivacyTerms:
 
     @property
     def lots_per_epoch(self) -> int:
-        """Lots of one pass: ⌈sample_size / batch_size⌉."""
+        """Number of batches in a pass over the data: ⌈sample_size / batch_size⌉."""
         return math.ceil(self.sample_size / self.batch_size)
 
     @property
     def by_epoch(self) -> bool:
-        """Whether one event pays for an epoch instead of a step."""
+        """Whether one privacy event is charged for an epoch instead of a step."""
         return self.sampling.scheme.by_epoch
 
 
@@ -93,13 +93,13 @@ def privacy_terms(
     augmentations: int,
     alphas: Sequence[float] | None = None,
 ) -> PrivacyTerms:
-    """Return the checked terms, with noise calibrated to `target_epsilon` where it is given.
+    """Check the arguments of `PrivacyEngine`, and calibrate the noise if `target_epsilon` is given.
 
     Raises:
         ValueError: an argument is outside its range, or arguments exclude each other.
     """
     sample_size = checked_count("sample_size", sample_size, "the public number of examples")
-    batch_size = checked_count("batch_size", batch_size, "the expected number of examples in a lot")
+    batch_size = checked_count("batch_size", batch_size, "the expected batch size")
     if batch_size > sample_size:
         raise ValueError(
             f"batch_size must be at most sample_size={sample_size}, got {batch_size}: the sampling "
@@ -157,7 +157,7 @@ def privacy_terms(
 def _accountant(
     name: AccountantName | None, alphas: Sequence[float] | None, target_epsilon: float | None
 ) -> tuple[AccountantName, tuple[float, ...] | None]:
-    """Return the accountant, and the Rényi orders that were asked for."""
+    """Return the accountant's name, and the given Rényi orders or None."""
     if alphas is None:
         return name or "pld", None
     if name not in (None, "rdp"):
@@ -178,18 +178,18 @@ def clipping_for(
     *,
     noisy: bool,
 ) -> Clipping:
-    """Return the clipping of the engine's argument `max_grad_norm`.
+    """Return the clipping for the engine's argument `max_grad_norm`.
 
     Args:
-        max_grad_norm: a number bounds the whole gradient. A sequence has one bound for each layer
-            (a module with trainable parameters of its own, in the model's order) or one for each
-            trainable tensor. A clipping is returned as it is.
-        parameters: of the model.
-        noisy: whether noise is added, which needs finite bounds.
+        max_grad_norm: a number is the clip norm of the whole gradient. A sequence has one clip norm
+            for each layer (a module that directly holds trainable parameters, in the model's order)
+            or one for each trainable tensor. A `Clipping` is returned unchanged.
+        parameters: the model's trainable parameters.
+        noisy: whether noise is added, which needs finite clip norms.
 
     Raises:
-        ValueError: a bound is not positive, or infinite although noise is added, or the sequence
-            fits neither the layers nor the tensors.
+        ValueError: a clip norm is not positive, or infinite although noise is added, or the
+            sequence has neither the number of layers nor that of tensors.
     """
     if isinstance(max_grad_norm, Clipping):
         clipping = max_grad_norm
@@ -292,15 +292,15 @@ def _checked_bound(value: float) -> float:
 
 
 def checked_count(name: str, value: int, meaning: str) -> int:
-    """Return a whole number of at least 1.
+    """Return an argument as an int, checked to be a whole number of at least 1.
 
     Args:
-        name: of the argument.
-        value: as given.
-        meaning: what it counts.
+        name: name of the argument, for the message.
+        value: value of the argument.
+        meaning: the quantity that the argument counts, for the message.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: the value is not a whole number, or below 1.
     """
     if isinstance(value, bool) or value != int(value) or value < 1:
         raise ValueError(f"{name} must be a whole number >= 1 ({meaning}), got {value!r}")

@@ -1,1 +1,1 @@
-"""Samplings: which examples enter a step, and the event that the step is charged as."""
+"""Sampling of batches: which examples enter a step, and the privacy event that is charged."""

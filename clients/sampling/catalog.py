@@ -1,4 +1,4 @@
-"""The samplings by their names in `privacy.sampling`."""
+"""The classes of sampling by their names in `privacy.sampling`."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""Lots that divide the examples: anew in every epoch, or once, in cycles of a fixed distance."""
+"""Samplings that partition the examples into batches: anew in every epoch, or once and for all."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,59 +26,61 @@ from fedsim.clients.sampling.schemes import (
 
 @dataclass(frozen=True)
 class ShuffledEpochs(EpochLots):
-    """Each epoch shuffles the examples anew and cuts them into `batches` lots of even length.
+    """Each epoch shuffles the examples anew and cuts them into `batches` batches of even size.
 
-    Guarantee: an example is in exactly one lot of an epoch, and which one does not depend on any
-    example's value. That is all: the lots of one shuffle depend on each other, so no amplification
-    by sampling is claimed, and an epoch costs one release about a known lot (Chua et al. 2024).
+    Guarantee: an example is in exactly one batch of an epoch, and which one does not depend on any
+    example's value. No more is claimed: the batches of a shuffle depend on each other, so there is
+    no amplification by sampling, and an epoch costs one release on a known batch (Chua et al.
+    2024).
     """
 
     scheme: ClassVar[SamplingScheme] = SHUFFLE
     has_even_lots: ClassVar[bool] = True
 
     def divide(self, num_examples: int, generator: np.random.Generator) -> list[np.ndarray]:
-        """Return the lots of one epoch; their lengths differ by at most one."""
+        """Return the example indices of each batch of one epoch; sizes differ by at most one."""
         return np.array_split(generator.permutation(num_examples), self.batches)
 
     def event(self, mechanism: Event) -> EpochShuffled:
-        """Return the event of one epoch that applies `mechanism` to each lot."""
+        """Return the privacy event of one epoch that applies `mechanism` to each batch."""
         return EpochShuffled(self.batches, mechanism)
 
 
 @dataclass(frozen=True)
 class BallsAndBins(EpochLots):
-    """Each epoch throws every example into one of `batches` lots, uniformly and independently.
+    """Each epoch allocates every example to one of `batches` batches at random (balls and bins).
 
-    Guarantee: allocations are independent over examples and epochs; lots may be empty. This is
-    what `RandomAllocation` accounts for (Chua et al. 2025; Feldman and Shenfeld 2025).
+    Guarantee: allocations are uniform and independent over examples and epochs; batches may be
+    empty. This is what `RandomAllocation` accounts for (Chua et al. 2025; Feldman and Shenfeld
+    2025).
     """
 
     scheme: ClassVar[SamplingScheme] = BALLS_AND_BINS
 
     def divide(self, num_examples: int, generator: np.random.Generator) -> list[np.ndarray]:
-        """Return the lots of one epoch, ascending; their lengths are random."""
+        """Return the ascending example indices of each batch of one epoch; sizes are random."""
         bins = generator.integers(self.batches, size=num_examples)
         ends = np.cumsum(np.bincount(bins, minlength=self.batches))
         return np.split(np.argsort(bins, kind="stable"), ends[:-1])
 
     def event(self, mechanism: Event) -> RandomAllocation:
-        """Return the event of one epoch that applies `mechanism` to each lot."""
+        """Return the privacy event of one epoch that applies `mechanism` to each batch."""
         return RandomAllocation(self.batches, mechanism)
 
     def within_rounds(self, steps: int) -> "BallsAndBinsByRound":
-        """Return the sampling with new epochs in every round of `steps` steps."""
+        """Return the sampling that starts a new epoch in every round of `steps` steps."""
         return BallsAndBinsByRound(self.batches, steps)
 
 
 @dataclass(frozen=True)
 class BallsAndBinsByRound(BallsAndBins):
-    """Balls and bins for lots from the operating system: every round starts a new epoch.
+    """Balls and bins where every round starts a new epoch, for batches drawn with secure noise.
 
-    Nothing of a division outlives its round, so a round's last epoch may end early. It is charged
-    in full: the releases about some lots of an epoch are a part of the releases about all of them.
+    Allocations are not kept after a round, so the last epoch of a round may end early. It is
+    charged in full: releases on some batches of an epoch are a part of the releases on all of them.
 
     Attributes:
-        round_steps: steps of every round of a client; only its last round may have fewer.
+        round_steps: number of steps in every round of a client; the last round may have fewer.
 
     Raises:
         ValueError: there are no batches, or rounds have no steps.
@@ -92,20 +94,20 @@ class BallsAndBinsByRound(BallsAndBins):
             raise ValueError(f"a round needs at least one step, got {self.round_steps}")
 
     def num_events(self, steps: int) -> int:
-        """Return one event for each epoch that the steps start."""
+        """Return the number of epochs that the first `steps` steps start, each one event."""
         rounds, rest = divmod(steps, self.round_steps)
         return rounds * super().num_events(self.round_steps) + super().num_events(rest)
 
     def charges(self, mechanism: Event, first_step: int, steps: int) -> Charges:
-        """Return the charge for every epoch that the steps start.
+        """Return the privacy events of the epochs that some steps start, as (event, count) pairs.
 
         Args:
-            mechanism: the release about one lot.
-            first_step: number of the first step, which starts an epoch.
+            mechanism: the privacy event of the release on one batch.
+            first_step: number of the first step, which must start an epoch.
             steps: number of steps.
 
         Raises:
-            ValueError: the first step is within an epoch, and its lots are not stored.
+            ValueError: the first step is within an epoch, whose batches are not stored.
         """
         self._position(first_step, first=True)
         return super().charges(mechanism, first_step, steps)
@@ -118,10 +120,10 @@ class BallsAndBinsByRound(BallsAndBins):
         epochs: EpochStream,
         first_step: int,
     ) -> Iterator[np.ndarray]:
-        """Yield the lots of one epoch after the other, all of them drawn from `stream`.
+        """Yield the batches of one epoch after the other, all drawn from `stream`.
 
         Raises:
-            ValueError: the first step is within an epoch, and its lots are not stored.
+            ValueError: the first step is within an epoch, whose batches are not stored.
         """
         divided: list[np.ndarray] = []
         for step in count(first_step):
@@ -131,22 +133,22 @@ class BallsAndBinsByRound(BallsAndBins):
             yield divided[position]
 
     def _position(self, step: int, *, first: bool) -> int:
-        """Return the place of a step's lot in its epoch; the first step of a round has place 0."""
+        """Return the position of a step within its epoch, which is 0 for a round's first step."""
         position = step % self.round_steps % self.batches
         if first and position:
             raise ValueError(
-                f"rounds of {self.round_steps} steps start a new epoch of {self.batches} lots each "
-                f"time, and step {step} is within an epoch"
+                f"every round of {self.round_steps} steps must start a new epoch of {self.batches} "
+                f"batches, and step {step} is within an epoch"
             )
         return position
 
 
 @dataclass(frozen=True)
 class CyclicLots(EpochLots):
-    """The examples are divided once, and the `batches` lots come in the same order in each cycle.
+    """Cuts the examples once into `batches` batches, which every cycle uses in the same order.
 
-    Guarantee: an example is in one lot of a cycle, always the same one, which does not depend on
-    any example's value. Lots are known, so no amplification is claimed: a cycle costs one release.
+    Guarantee: an example is in one batch of a cycle, always the same one, which does not depend on
+    any example's value. Batches are known, so there is no amplification: a cycle costs one release.
     """
 
     scheme: ClassVar[SamplingScheme] = CYCLIC
@@ -154,15 +156,15 @@ class CyclicLots(EpochLots):
 
     @property
     def separation(self) -> int:
-        """Steps from an example's lot to its next one: the lots of a cycle."""
+        """Number of steps between two uses of an example: the number of batches in a cycle."""
         return self.batches
 
     def divide(self, num_examples: int, generator: np.random.Generator) -> list[np.ndarray]:
-        """Return the lots of a cycle; their lengths differ by at most one."""
+        """Return the example indices of each batch of a cycle; sizes differ by at most one."""
         return np.array_split(generator.permutation(num_examples), self.batches)
 
     def event(self, mechanism: Event) -> EpochShuffled:
-        """Return the event of one cycle that applies `mechanism` to each lot."""
+        """Return the privacy event of one cycle that applies `mechanism` to each batch."""
         return EpochShuffled(self.batches, mechanism)
 
     def lots(
@@ -173,18 +175,22 @@ class CyclicLots(EpochLots):
         epochs: EpochStream,
         first_step: int,
     ) -> Iterator[np.ndarray]:
-        """Yield the lots of one cycle after the other, all cycles divided by epoch 0's stream."""
+        """Yield the batches of one cycle after the other, always those of epoch 0's stream."""
         return super().lots(num_examples, stream, epochs=lambda _: epochs(0), first_step=first_step)
 
 
 @dataclass(frozen=True)
 class CyclicPoisson(Sampling):
-    """The examples are divided once into `groups`, which take turns; Poisson within a group.
+    """Divides the examples once into groups that take turns, with Poisson sampling in each group.
 
-    Guarantee: at step t each example of group t mod `groups` enters the lot with probability
+    Guarantee: at step t each example of group t mod `groups` enters the batch with probability
     `rate`, independently of all others and of other steps, and no other example does. An example
-    has one chance in a cycle of `groups` steps, which is `PoissonSampled` (Choquette-Choo et al.
-    2023, arXiv:2306.08153, section 5). The division does not depend on any example's value.
+    is sampled once in a cycle of `groups` steps, which is `PoissonSampled` (Choquette-Choo et al.
+    2023, arXiv:2306.08153, section 5). The groups do not depend on any example's value.
+
+    Attributes:
+        groups: number of groups.
+        rate: probability that an example of the current group enters the batch.
 
     Raises:
         ValueError: there are no groups, or the rate is not in [0, 1].
@@ -204,7 +210,13 @@ class CyclicPoisson(Sampling):
     def for_client(
         cls, num_examples: int, batch_size: int, *, sampling_rate: float | None = None
     ) -> tuple[Self, float]:
-        """Return one group with Poisson lots; `spaced` divides it."""
+        """Return the sampling with a single group, and its expected batch size.
+
+        Args:
+            num_examples: the client's public number of examples, at least 1.
+            batch_size: expected batch size, if no rate is given.
+            sampling_rate: the sampling rate; None stands for batch_size / num_examples.
+        """
         lots, expected = PoissonSampling.for_client(
             num_examples, batch_size, sampling_rate=sampling_rate
         )
@@ -212,37 +224,38 @@ class CyclicPoisson(Sampling):
 
     @property
     def sampling_rate(self) -> float:
-        """Expected fraction of the examples in one lot: rate / groups."""
+        """Expected share of the examples in a batch: rate / groups."""
         return self.rate / self.groups
 
     @property
     def separation(self) -> int:
-        """Steps from an example's chance to its next one: the number of groups."""
+        """Least number of steps between two uses of an example: the number of groups."""
         return self.groups
 
     def spaced(self, steps: int) -> "CyclicPoisson":
-        """Return the sampling with `steps` groups, and the rate that keeps the expected lot.
+        """Return the sampling with `steps` groups and the same expected batch size.
 
         Args:
-            steps: at least 1.
+            steps: number of groups, at least 1.
 
         Raises:
-            ValueError: groups so small that their lots would need a rate above 1.
+            ValueError: the groups would be smaller than the expected batch.
         """
         rate = self.sampling_rate * steps
         if rate > 1.0 + 1e-9:
             raise ValueError(
-                f"lots of {self.sampling_rate:.3g} of the examples cannot come from one of {steps} "
-                f"groups: at most {int(1.0 / self.sampling_rate + 1e-9)} groups are that large"
+                f"batches of {self.sampling_rate:.3g} of the examples cannot come from one of "
+                f"{steps} groups: at most {int(1.0 / self.sampling_rate + 1e-9)} groups are that "
+                "large"
             )
         return CyclicPoisson(steps, min(1.0, rate))
 
     def event(self, mechanism: Event) -> PoissonSampled:
-        """Return the event of one cycle that applies `mechanism` to each lot."""
+        """Return the privacy event of one cycle that applies `mechanism` to each batch."""
         return PoissonSampled(self.rate, mechanism)
 
     def num_events(self, steps: int) -> int:
-        """Return one event for each cycle that the steps start."""
+        """Return the number of cycles that the first `steps` steps start, each one event."""
         return -(-steps // self.groups)
 
     def lots(
@@ -253,7 +266,7 @@ class CyclicPoisson(Sampling):
         epochs: EpochStream,
         first_step: int,
     ) -> Iterator[np.ndarray]:
-        """Yield lots, ascending, each drawn from the group of its step."""
+        """Yield the ascending indices of one batch after the other, drawn from the step's group."""
         divided = np.array_split(epochs(0).permutation(num_examples), self.groups)
         groups = [np.sort(group) for group in divided]
         for step in count(first_step):

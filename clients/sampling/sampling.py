@@ -1,8 +1,8 @@
-"""How the lots of a client are drawn, and the events that its steps are charged as.
+"""How the batches of a client are drawn, and the privacy events that its steps are charged as.
 
-`schemes.py` has the facts of each sampling that need no numbers. A new sampling needs a scheme
-there, a subclass of `Sampling`, an entry of `catalog.py`, and its rows in docs/experiment_file.md
-and docs/dp_sgd.md.
+`schemes.py` has the facts of each sampling that do not depend on numbers. A new sampling needs a
+scheme there, a subclass of `Sampling`, an entry of `catalog.py`, and rows in
+docs/experiment_file.md and docs/dp_sgd.md.
 """
 
 import math
@@ -22,89 +22,99 @@ EpochStream = Callable[[int], np.random.Generator]
 
 
 class Sampling(ABC):
-    """How the lots of a client are drawn.
+    """How the batches of a client are drawn, with the privacy events of its steps.
 
-    Steps are numbered from 0 over the whole life of a client, across its rounds.
+    Steps are numbered from 0 over the whole run of a client, across its rounds.
 
-    Guarantee: a client that runs steps first_step ... first_step + steps − 1 with lots of `lots`
-    and releases `mechanism` about each lot has released no more than `charges(mechanism,
-    first_step, steps)` under each adjacency of `scheme`, given that the steps before were charged
-    likewise.
+    Guarantee: a client that runs steps first_step ... first_step + steps − 1 with batches of `lots`
+    and applies `mechanism` to each batch has released no more than `charges(mechanism, first_step,
+    steps)` under each adjacency of `scheme`, given that earlier steps were charged likewise.
+
+    Attributes:
+        scheme: name and properties of the sampling.
+        has_even_lots: whether batch sizes differ by at most one.
     """
 
     scheme: ClassVar[SamplingScheme]
-    has_even_lots: ClassVar[bool] = False  # whether sizes of lots differ by at most one
+    has_even_lots: ClassVar[bool] = False
 
     @classmethod
     @abstractmethod
     def for_client(
         cls, num_examples: int, batch_size: int, *, sampling_rate: float | None = None
     ) -> tuple[Self, float]:
-        """Return the sampling of one client and its expected lot, in examples.
+        """Return the sampling of one client, and its expected batch size.
 
         Args:
-            num_examples: the public number of examples, at least 1.
-            batch_size: examples in a lot: expected, or at most where an epoch is divided.
-            sampling_rate: the exact rate behind `batch_size`, where the rate was given.
+            num_examples: the client's public number of examples, at least 1.
+            batch_size: expected batch size; a limit of the mean where an epoch is divided.
+            sampling_rate: the exact rate from which `batch_size` was rounded, or None if the
+                settings give no rate.
         """
 
     @property
     @abstractmethod
     def sampling_rate(self) -> float:
-        """Expected fraction of the examples in one lot."""
+        """Expected share of the examples in a batch."""
 
     def within_rounds(self, steps: int) -> "Sampling":
-        """Return the sampling for lots that no later round can draw again; this one, as a rule.
+        """Return the sampling for batches that cannot be drawn again in a later round.
+
+        Most samplings return `self`; one whose epochs span rounds starts a new epoch in each.
 
         Args:
-            steps: steps of every round of a client; only its last round may have fewer.
+            steps: number of steps in every round of a client; the last round may have fewer.
         """
         return self
 
     @property
     def separation(self) -> int:
-        """Least number of steps from a lot that an example can be in to the next such lot."""
+        """Least number of steps between two batches that an example can be in."""
         return 1
 
     def spaced(self, steps: int) -> "Sampling":
-        """Return the sampling with the same expected lot and a separation of at least `steps`.
+        """Return the sampling with a separation of at least `steps`, and the same expected batch.
 
         Args:
-            steps: at least 1.
+            steps: least number of steps between two uses of an example, at least 1.
 
         Raises:
-            ValueError: there is none.
+            ValueError: the sampling cannot keep this distance.
         """
         if steps > self.separation:
             raise ValueError(
-                f"sampling {self.scheme.name} lets an example be in two lots {self.separation} "
+                f"sampling {self.scheme.name} lets an example be in two batches {self.separation} "
                 f"step{'s' if self.separation > 1 else ''} apart, and {steps} are needed"
             )
         return self
 
     def usual_lot(self, expected_lot: float) -> int:
-        """Return a public number of examples that few lots exceed, fewer than one in a hundred.
+        """Return a public batch size that fewer than one batch in a hundred exceeds.
 
         Args:
-            expected_lot: expected number of examples in a lot.
+            expected_lot: expected batch size.
         """
         variance = 0.0 if self.has_even_lots else expected_lot * (1 - self.sampling_rate)
         return math.ceil(expected_lot + 2.5 * math.sqrt(variance))
 
     @abstractmethod
     def event(self, mechanism: Event) -> Event:
-        """Return the event of `mechanism` about one lot, or about each lot of one epoch."""
+        """Return the privacy event of applying `mechanism` to a batch, or to all of an epoch.
+
+        Args:
+            mechanism: the privacy event of the release on one given batch.
+        """
 
     @abstractmethod
     def num_events(self, steps: int) -> int:
-        """Return the number of events that the first `steps` steps of a client cost."""
+        """Return how many events the first `steps` steps of a client are charged as."""
 
     def charges(self, mechanism: Event, first_step: int, steps: int) -> Charges:
-        """Return (event, count) for the additional cost of some steps.
+        """Return the privacy events of further steps, as (event, count) pairs.
 
         Args:
-            mechanism: the release about one lot.
-            first_step: number of the first step.
+            mechanism: the privacy event of the release on one given batch.
+            first_step: number of the first of these steps.
             steps: number of steps.
         """
         count = self.num_events(first_step + steps) - self.num_events(first_step)
@@ -119,31 +129,31 @@ class Sampling(ABC):
         epochs: EpochStream,
         first_step: int,
     ) -> Iterator[np.ndarray]:
-        """Yield the indices of the lots from `first_step` on, without end.
+        """Yield the example indices of one batch after the other from `first_step` on, forever.
 
         Args:
-            num_examples: examples of the client.
-            stream: the client's sampling stream of this round.
-            epochs: returns the client's stream of an epoch by its number, the same in every
-                round: an unfinished epoch continues in the next round.
-            first_step: steps that the client was charged for before.
+            num_examples: number of examples of the client.
+            stream: the client's random stream of this round for sampling.
+            epochs: returns the client's random stream of an epoch by its number, the same in every
+                round, so that an unfinished epoch continues in the next round.
+            first_step: number of steps that the client was charged for before.
         """
 
 
 class IndependentLots(Sampling):
-    """A sampling with independent lots: every step is an event."""
+    """A sampling that draws each batch independently, so that every step is one event."""
 
     @abstractmethod
     def lot(self, num_examples: int, generator: np.random.Generator) -> np.ndarray:
-        """Return the indices of one lot, ascending.
+        """Return the ascending example indices of one batch.
 
         Args:
-            num_examples: examples of the client.
-            generator: of the lot.
+            num_examples: number of examples of the client.
+            generator: random generator to draw the batch from.
         """
 
     def num_events(self, steps: int) -> int:
-        """Return one event for each step."""
+        """Return `steps`: every step is one event."""
         return steps
 
     def lots(
@@ -154,17 +164,20 @@ class IndependentLots(Sampling):
         epochs: EpochStream,
         first_step: int,
     ) -> Iterator[np.ndarray]:
-        """Yield lots drawn one after the other from `stream`."""
+        """Yield the example indices of one batch after the other, drawn from `stream`."""
         while True:
             yield self.lot(num_examples, stream)
 
 
 @dataclass(frozen=True)
 class EpochLots(Sampling):
-    """A sampling that divides all examples among the `batches` lots of an epoch.
+    """A sampling that divides all examples among the `batches` batches of an epoch.
 
-    The division comes from the epoch's own stream, never from hidden state, so an epoch continues
-    over rounds and over a restart. It is charged once, when its first lot is drawn.
+    Each epoch has a separate random stream and there is no hidden state, so an epoch continues over
+    rounds and over a restart. It is charged once, when its first batch is drawn.
+
+    Attributes:
+        batches: number of batches in an epoch.
 
     Raises:
         ValueError: there are no batches.
@@ -180,17 +193,23 @@ class EpochLots(Sampling):
     def for_client(
         cls, num_examples: int, batch_size: int, *, sampling_rate: float | None = None
     ) -> tuple[Self, float]:
-        """Return epochs of as few lots as keep each to `batch_size` on average, and that mean."""
+        """Return epochs of the fewest batches with a mean size up to `batch_size`, and that mean.
+
+        Args:
+            num_examples: the client's public number of examples, at least 1.
+            batch_size: upper limit of the mean batch size.
+            sampling_rate: not used.
+        """
         batches = math.ceil(num_examples / batch_size)
         return cls(batches), num_examples / batches
 
     @property
     def sampling_rate(self) -> float:
-        """Expected fraction of the examples in one lot: 1 / batches."""
+        """Expected share of the examples in a batch: 1 / batches."""
         return 1.0 / self.batches
 
     def num_events(self, steps: int) -> int:
-        """Return one event for each epoch that the steps start."""
+        """Return the number of epochs that the first `steps` steps start, each one event."""
         return -(-steps // self.batches)
 
     def lots(
@@ -201,7 +220,7 @@ class EpochLots(Sampling):
         epochs: EpochStream,
         first_step: int,
     ) -> Iterator[np.ndarray]:
-        """Yield the lots of one epoch after the other."""
+        """Yield the example indices of each batch, one epoch after the other."""
         if self.batches == 1:
             yield from repeat(np.arange(num_examples))
         divided: list[np.ndarray] = []
@@ -213,16 +232,21 @@ class EpochLots(Sampling):
 
     @abstractmethod
     def divide(self, num_examples: int, generator: np.random.Generator) -> list[np.ndarray]:
-        """Return the lots of one epoch; each example is in exactly one."""
+        """Return the example indices of each batch of one epoch; each example is in one batch.
+
+        Args:
+            num_examples: number of examples of the client.
+            generator: random generator of the epoch.
+        """
 
 
 @dataclass(frozen=True)
 class PoissonSampling(IndependentLots):
-    """Each example enters each lot independently with probability `rate`.
+    """Each example enters each batch independently with probability `rate`.
 
-    Guarantee: inclusion is independent over examples and steps; a lot may be empty, and an empty
-    lot is a lot like any other. This is what `PoissonSampled` accounts for (Abadi et al. 2016,
-    section 3; Mironov et al. 2019).
+    Guarantee: inclusion is independent over examples and steps; a batch may be empty, and is then
+    used like any other. This is what `PoissonSampled` accounts for (Abadi et al. 2016, section 3;
+    Mironov et al. 2019).
 
     Raises:
         ValueError: the rate is not in [0, 1].
@@ -239,7 +263,13 @@ class PoissonSampling(IndependentLots):
     def for_client(
         cls, num_examples: int, batch_size: int, *, sampling_rate: float | None = None
     ) -> tuple[Self, float]:
-        """Return the sampling at the given rate, or at batch_size / num_examples, at most 1."""
+        """Return the sampling, and its expected batch size.
+
+        Args:
+            num_examples: the client's public number of examples, at least 1.
+            batch_size: expected batch size, if no rate is given.
+            sampling_rate: the sampling rate; None stands for batch_size / num_examples, at most 1.
+        """
         if sampling_rate is not None:
             return cls(sampling_rate), sampling_rate * num_examples
         lot = min(batch_size, num_examples)
@@ -247,25 +277,25 @@ class PoissonSampling(IndependentLots):
 
     @property
     def sampling_rate(self) -> float:
-        """Expected fraction of the examples in one lot: the rate."""
+        """Expected share of the examples in a batch: `rate`."""
         return self.rate
 
     def lot(self, num_examples: int, generator: np.random.Generator) -> np.ndarray:
-        """Return the indices of one lot, ascending; its length is random, unless the rate is 1."""
+        """Return the ascending example indices of one batch, whose size is random."""
         if self.rate == 1.0:
             return np.arange(num_examples)
         return (generator.random(num_examples) < self.rate).nonzero()[0]
 
     def event(self, mechanism: Event) -> PoissonSampled:
-        """Return the event of one step that applies `mechanism` to a lot."""
+        """Return the privacy event of one step that applies `mechanism` to a batch."""
         return PoissonSampled(self.rate, mechanism)
 
 
 @dataclass(frozen=True)
 class FixedSizeSampling(IndependentLots):
-    """Each lot is a uniformly random subset of `batch` of the `population` examples.
+    """Each batch is a uniformly random subset of `batch` of the `population` examples.
 
-    Guarantee: subsets are independent over steps. Another example fills the place of a missing
+    Guarantee: subsets are independent over steps. Another example takes the place of a missing
     one, so only replace-one adjacency is claimed (Wang, Balle, Kasiviswanathan 2019); the number
     of examples is public.
 
@@ -288,28 +318,34 @@ class FixedSizeSampling(IndependentLots):
     def for_client(
         cls, num_examples: int, batch_size: int, *, sampling_rate: float | None = None
     ) -> tuple[Self, float]:
-        """Return lots of `batch_size` examples, or of all where there are fewer."""
+        """Return the sampling of `batch_size` examples, at most all, and that batch size.
+
+        Args:
+            num_examples: the client's public number of examples, at least 1.
+            batch_size: number of examples in a batch.
+            sampling_rate: not used.
+        """
         lot = min(batch_size, num_examples)
         return cls(num_examples, lot), float(lot)
 
     @property
     def sampling_rate(self) -> float:
-        """Fraction of the examples in one lot."""
+        """Share of the examples in a batch: batch / population."""
         return self.batch / self.population
 
     def lot(self, num_examples: int, generator: np.random.Generator) -> np.ndarray:
-        """Return the indices of one lot, ascending.
+        """Return the ascending example indices of one batch.
 
         Raises:
             ValueError: the client does not hold the public number of examples.
         """
         if num_examples != self.population:
             raise ValueError(
-                f"lots of fixed size were charged for {self.population} examples, got "
+                f"batches of fixed size were charged for {self.population} examples, got "
                 f"{num_examples}"
             )
         return np.sort(generator.choice(num_examples, self.batch, replace=False, shuffle=False))
 
     def event(self, mechanism: Event) -> FixedSizeSampled:
-        """Return the event of one step that applies `mechanism` to a lot."""
+        """Return the privacy event of one step that applies `mechanism` to a batch."""
         return FixedSizeSampled(self.population, self.batch, mechanism)

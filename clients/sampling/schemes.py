@@ -1,7 +1,7 @@
-"""Facts about each sampling that need no numbers: its name, event, adjacencies and sentence.
+"""Properties of each sampling that do not depend on numbers, such as name, event and adjacencies.
 
-Read by settings, the privacy statement and the command line, so this module imports nothing heavy.
-The samplers themselves are in `sampling.py`.
+Settings, the privacy statement and the command line read them, so this module imports nothing
+heavy. The classes that draw batches are in `sampling.py`.
 """
 
 from collections.abc import Mapping
@@ -18,18 +18,19 @@ SamplingName = Literal[
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingScheme:
-    """One way to draw lots, and how it is accounted for.
+    """A way to draw batches, and the privacy accounting that goes with it.
 
     Attributes:
         name: value of `privacy.sampling` in the experiment file.
-        description: how lots are drawn, as in the table of docs/experiment_file.md.
-        event: type of its events in a ledger.
+        description: how batches are drawn, as in the table of docs/experiment_file.md.
+        event: class name of the sampling's privacy events in a ledger.
         adjacencies: the adjacencies under which the event is a guarantee.
-        obstacle: why there is no guarantee under the other adjacencies; empty where it has all.
-        by_epoch: whether one event pays for all lots of an epoch, which may span rounds.
-        is_cyclic: whether an example's lots keep a fixed distance, as correlated noise needs.
-        divides_rounds: whether secure noise divides the examples anew in each round.
-        statement: its sentence in the privacy statement, without capital and full stop.
+        obstacle: why there is no guarantee under other adjacencies; "" if it holds under all.
+        by_epoch: whether one event is charged for all batches of an epoch, which may span rounds.
+        is_cyclic: whether two uses of an example are a fixed distance apart, which correlated
+            noise needs.
+        divides_rounds: whether a new epoch starts in every round under secure noise.
+        statement: the sampling's sentence in the privacy statement, without capital and full stop.
     """
 
     name: SamplingName
@@ -43,7 +44,7 @@ class SamplingScheme:
     statement: str
 
     def refusal(self, adjacency: str) -> str:
-        """Return why an adjacency is refused, and which settings have a guarantee."""
+        """Return the error message for an adjacency without a guarantee, with possible fixes."""
         others = [
             scheme.name
             for scheme in SAMPLING_SCHEMES.values()

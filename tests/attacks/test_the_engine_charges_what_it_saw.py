@@ -82,7 +82,7 @@ def some_left_out(model: nn.Module, optimizer: Any, x: Tensor, y: Tensor) -> Non
 ATTACKS: dict[str, tuple[Loop, str]] = {
     "backward again": (backward_again, "40 examples came through"),
     "rows again": (rows_again, "80 examples came through"),
-    "step again": (step_again, "the lot is released already"),
+    "step again": (step_again, "the batch is released already"),
     "half twice": (half_twice, "0 examples came through"),
     "some left out": (some_left_out, "1 examples came through"),
 }
@@ -160,7 +160,7 @@ def test_a_forward_pass_of_another_lot_is_refused() -> None:
             kept.pop(0).backward()
             optimizer.step()
 
-    with pytest.raises(LotReuseError, match="before this lot was given out"):
+    with pytest.raises(LotReuseError, match="before this batch was given out"):
         train()
     assert engine.steps == 1
 

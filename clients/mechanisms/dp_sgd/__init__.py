@@ -1,1 +1,1 @@
-"""A step of DP-SGD: a drawn lot, clipped gradients, and noise on their sum."""
+"""DP-SGD: a step draws a batch, clips per-example gradients, and adds noise to their sum."""

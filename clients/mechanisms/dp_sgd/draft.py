@@ -1,4 +1,4 @@
-"""Draft of a client's steps of DP-SGD: lots, clipping and correlation, from its settings."""
+"""Turns a client's settings into its DP-SGD step: sampling, clipping and noise correlation."""
 
 from dataclasses import replace
 
@@ -25,17 +25,17 @@ from fedsim.clients.sampling.sampling import Sampling
 
 
 def draft(request: PlanRequest) -> Draft:
-    """Return the draft of a client whose every local step is a release.
+    """Return the draft of a client that trains with DP-SGD.
 
     Under zero-out and replace-one, the client's public size sets the sampling rate and the expected
-    lot. Under add-remove the size is private, and the declared size takes its place.
+    batch size. Under add-remove the size is private, and the declared size takes its place.
 
     Args:
-        request: its settings, its schedule and its model.
+        request: the client's settings, schedule and model.
 
     Raises:
-        PrivacyPlanError: the accountant has no rule for the sampling under this adjacency, or lots
-            do not fit the correlation.
+        PrivacyPlanError: the accountant does not support the sampling under this adjacency, or
+            an example returns too soon for the correlated noise.
     """
     privacy, local, parameters = request.privacy, request.local, request.parameters
     size = privacy.adjacency.declared_examples or request.examples
@@ -45,7 +45,7 @@ def draft(request: PlanRequest) -> Draft:
         sampling = sampling.within_rounds(round_steps)
     steps = request.planned_steps
     steps = round_steps * request.planned_rounds if steps is None else steps
-    steps = steps if size else 0  # nothing to train on, no step
+    steps = steps if size else 0  # a client without examples takes no step
     correlation = _correlation(privacy, steps)
     if correlation is not None:
         sampling = _spaced(sampling, correlation.bands)
@@ -94,7 +94,7 @@ def draft(request: PlanRequest) -> Draft:
 def _sampling(
     privacy: PrivacySettings, local: LocalSettings, public_size: int
 ) -> tuple[Sampling, float]:
-    """Return the sampling and its expected lot; lots of an epoch have at most `batch_size`."""
+    """Return the sampling of a client and its expected batch size."""
     rate = privacy.sampling.rate
     batch_size = local.lot(public_size) if rate is None else max(1, round(rate * public_size))
     kind = SAMPLINGS[privacy.sampling.name]
@@ -103,15 +103,15 @@ def _sampling(
 
 
 def whole_round_steps(privacy: PrivacySettings | None, local: LocalSettings, examples: int) -> int:
-    """Return the local steps of a client in a whole round, from public facts.
+    """Return the number of local steps of a client in a full round, from public facts alone.
 
     Args:
-        privacy: the client's settings; None without privacy, where nothing is kept secret.
+        privacy: the client's privacy settings, or None without privacy.
         local: the `local` section.
         examples: the client's number of examples.
 
     Raises:
-        PrivacyPlanError: the epochs are more than the largest number of steps.
+        PrivacyPlanError: the local epochs have more steps than are allowed.
     """
     if local.steps is not None:
         return local.steps
@@ -130,7 +130,7 @@ def _steps_at(local: LocalSettings, rate: float) -> int:
 
 
 def _correlation(privacy: PrivacySettings, steps: int) -> NoiseCorrelation | None:
-    """Return the correlation of a client's noise over its planned steps."""
+    """Return the correlation of a client's noise over its planned steps, or None without one."""
     settings = privacy.noise_correlation
     if settings == "none" or not steps:
         return None
@@ -138,7 +138,7 @@ def _correlation(privacy: PrivacySettings, steps: int) -> NoiseCorrelation | Non
 
 
 def _spaced(sampling: Sampling, bands: int) -> Sampling:
-    """Return the sampling with lots of an example at least `bands` steps apart."""
+    """Return the sampling with at least `bands` steps between two uses of an example."""
     try:
         return sampling.spaced(bands)
     except ValueError as error:
@@ -149,14 +149,14 @@ def _spaced(sampling: Sampling, bands: int) -> Sampling:
 
 
 def _largest_lot(privacy: PrivacySettings, public_size: int) -> int:
-    """Return the public number of examples that no lot exceeds."""
+    """Return the public upper limit of the batch size."""
     if privacy.adjacency.name != "add_remove":
         return public_size
     return max(_MOST_EXAMPLES_OVER_DECLARED * public_size, _MOST_EXAMPLES)
 
 
 def _check_accountable(privacy: PrivacySettings, sampling: Sampling) -> None:
-    """Refuse a sampling that the accountant cannot compose, before any release."""
+    """Raise an error, before any release, if the accountant does not support the sampling."""
     if privacy.adjacency.name not in sampling.scheme.adjacencies:
         raise PrivacyPlanError(sampling.scheme.refusal(privacy.adjacency.name))
     accountant = make_accountant(privacy.accounting, adjacency=privacy.adjacency.name)
@@ -181,17 +181,17 @@ def chosen_noise(privacy: PrivacySettings) -> ChosenNoise:
     """Return how the noise of a step is divided among the groups of `clipping.groups`."""
     groups = privacy.clipping.groups.values()
     return ChosenNoise(
-        given=tuple(one.noise_multiplier for one in groups),
-        relative=tuple(one.relative_noise or 1.0 for one in groups),
+        given=tuple(group.noise_multiplier for group in groups),
+        relative=tuple(group.relative_noise or 1.0 for group in groups),
     )
 
 
 def given_noise(privacy: PrivacySettings, expected_lot: float) -> float | None:
-    """Return the noise multiplier of a whole step that the settings give; None: calibrate it.
+    """Return the noise multiplier of a step that the settings give, or None if they give none.
 
     Args:
-        privacy: the client's settings.
-        expected_lot: its expected number of examples in a step.
+        privacy: the client's privacy settings.
+        expected_lot: the client's expected batch size.
     """
     if not has_all_noise(privacy.clipping.groups):
         return privacy.noise_multiplier
@@ -202,7 +202,7 @@ def given_noise(privacy: PrivacySettings, expected_lot: float) -> float | None:
 def _groups(privacy: PrivacySettings, expected_lot: float) -> PatternClipping:
     settings = privacy.clipping
     clipping = PatternClipping(
-        tuple(settings.groups), tuple(one.max_grad_norm for one in settings.groups.values())
+        tuple(settings.groups), tuple(group.max_grad_norm for group in settings.groups.values())
     )
     if settings.name != "adaptive":
         return clipping
@@ -210,11 +210,11 @@ def _groups(privacy: PrivacySettings, expected_lot: float) -> PatternClipping:
 
 
 def clipping_of(privacy: PrivacySettings, expected_lot: float) -> Clipping:
-    """Return the clipping of a step.
+    """Return the clipping that the settings describe.
 
     Args:
-        privacy: the client's settings.
-        expected_lot: its expected number of examples in a step.
+        privacy: the client's privacy settings.
+        expected_lot: the client's expected batch size.
     """
     settings = privacy.clipping
     if settings.groups:
@@ -231,7 +231,7 @@ def clipping_of(privacy: PrivacySettings, expected_lot: float) -> Clipping:
 
 
 def _adaptation(settings: AdaptiveClippingSettings, expected_lot: float) -> dict[str, float]:
-    """Return the attributes of a bound that is learnt."""
+    """Return the attributes of adaptive clipping by name."""
     noise = settings.count_noise
     return {
         "count_noise": expected_lot / LOT_OVER_COUNT_NOISE if noise is None else noise,

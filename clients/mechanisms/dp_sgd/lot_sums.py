@@ -1,4 +1,4 @@
-"""Sums of the clipped gradients of lots, in float32 where its rounding is small (`SumRounding`)."""
+"""Sums the clipped gradients of batches, in float32 where rounding stays small (`SumRounding`)."""
 
 from collections.abc import Iterator, Sequence
 
@@ -9,20 +9,20 @@ from fedsim.clients.gradients.layers.base import Part
 from fedsim.clients.gradients.per_example import ClippedRows, PerExampleGradients
 from fedsim.noise.grid import SumRounding
 
-_SMALL = 1 << 14  # values of a model; smaller models add up all clients in one call
-_CACHED = 1 << 17  # values of the sums that a core's cache holds until they are released
+_SMALL = 1 << 14  # largest size of a model for which one call adds up all clients
+_CACHED = 1 << 17  # number of values of sums that stay in the cache of a core until released
 
 
 class LotSums:
-    """Adds up the lots of the clients of a block.
+    """Sums the clipped gradients of one batch for each of K vectorized clients.
 
-    Guarantee: the sum of a client is a function of its own rows and of the public shape of the
-    block, to the last bit.
+    Guarantee: the sum of a client is a function of that client's rows and of the public shape of
+    the block, to the last bit.
 
     Args:
-        gradients: of the model.
-        roundings: of each client's sums; None: the client is absent.
-        rows: R of the tiles.
+        gradients: computes the per-example gradients of the model.
+        roundings: the rounding of each client's sums; an entry is None where the client is absent.
+        rows: R, number of rows of each client in a padded batch.
     """
 
     def __init__(
@@ -35,7 +35,8 @@ class LotSums:
         data, clients = gradients.parameters.data, len(roundings)
         is_single = data.dtype == torch.float32 and products_are_exact(data.device)
         self._most = [
-            min(one.rows, rows) if one is not None and is_single else 0 for one in roundings
+            min(rounding.rows, rows) if rounding is not None and is_single else 0
+            for rounding in roundings
         ]
         self._size = gradients.parameters.size
         self._together = data.is_cuda or self._size <= _SMALL
@@ -45,10 +46,10 @@ class LotSums:
         self.begin([0] * clients)
 
     def begin(self, sizes: Sequence[int]) -> None:
-        """Begin a step.
+        """Reset the sums for the next step.
 
         Args:
-            sizes: examples of each client's lot.
+            sizes: number of examples in each client's batch (K,).
         """
         self._sizes, self._waits = sizes, True
         self._long = {
@@ -58,28 +59,29 @@ class LotSums:
         }
 
     def add(self, rows: ClippedRows | None) -> Iterator[tuple[slice, Tensor]]:
-        """Add a tile up, and yield the lots that end with it: clients and their sums (k, size).
-
-        Sums are overwritten when the next ones are read.
+        """Add a padded batch to the sums, and yield the sums of the batches that end with it.
 
         Args:
-            rows: the clipped gradients of the tile; None: there was no tile.
+            rows: the clipped gradients of the padded batch, or None to add nothing.
+
+        Yields:
+            Slices of the clients and their sums (k, size). The next sums overwrite these.
         """
         for k, total in self._long.items():
             if rows is not None:
                 rows.add_to(self._views(total), Part(k))
-        if self._waits:  # the first tile has all short lots
+        if self._waits:  # the first padded batch has the whole of all short batches
             self._waits = False
             yield from self._short(rows)
 
     def end(self) -> Iterator[tuple[slice, Tensor]]:
-        """Yield the other lots, as `add` does."""
+        """Yield the sums that `add` has not yielded yet, in the same form."""
         yield from self.add(None)
         for k, total in self._long.items():
             yield slice(k, k + 1), total
 
     def _short(self, rows: ClippedRows | None) -> Iterator[tuple[slice, Tensor]]:
-        """Yield the lots of one tile, of a few clients at a time."""
+        """Yield the sums of batches that fit into one padded batch, a few clients at a time."""
         clients, most = len(self._sizes), len(self._cached)
         for start in range(0, clients, most):
             group = range(start, min(start + most, clients))
@@ -99,7 +101,7 @@ class LotSums:
 
 
 def _neighbours(numbers: Sequence[int]) -> Iterator[slice]:
-    """Yield ascending numbers as slices."""
+    """Yield the runs of consecutive numbers in an ascending sequence, as slices."""
     start = 0
     for at in range(1, len(numbers) + 1):
         if at == len(numbers) or numbers[at] != numbers[at - 1] + 1:
@@ -108,7 +110,7 @@ def _neighbours(numbers: Sequence[int]) -> Iterator[slice]:
 
 
 def products_are_exact(device: torch.device) -> bool:
-    """Whether products of float32 have its own precision: no TF32 and no bfloat16 inside."""
+    """Whether float32 matrix products are computed in float32, not in TF32 or bfloat16."""
     mkldnn = torch.backends.mkldnn
     kinds = (torch.backends, mkldnn, getattr(mkldnn, "matmul", None))
     if device.type == "cuda":

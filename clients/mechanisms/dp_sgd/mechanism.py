@@ -1,10 +1,10 @@
-"""The mechanism of a DP-SGD step: its clipping, its noise and the event that is charged.
+"""The mechanism of a DP-SGD step: its clipping, its noise and its privacy event.
 
-Edge cases of a step with clipping bound C, noise multiplier z and expected lot L:
+Edge cases of a step with clip norm C, noise multiplier z and expected batch size L:
 
 | case                          | release                                 | event                |
 |-------------------------------|-----------------------------------------|----------------------|
-| the lot is empty              | noise alone, divided by L               | the same, charged    |
+| the batch is empty            | noise alone, divided by L               | the same, charged    |
 | a gradient is NaN or infinite | that example contributes exactly 0      | the same             |
 | z = 0                         | the clipped sum over L, without a grid  | Gaussian(0): ε is ∞  |
 | z = 0 and C infinite          | the plain sum over L                    | Gaussian(0): ε is ∞  |
@@ -45,29 +45,32 @@ COUNT_SENSITIVITY = 0.5  # of Σ (b_i − ½), where b_i is 1 if example i is wi
 
 @dataclass(frozen=True)
 class DpSgdMechanism(SummedMechanism):
-    """The noisy gradient of DP-SGD (Abadi et al. 2016, Algorithm 1).
+    """Releases the noisy gradient of a DP-SGD step (Abadi et al. 2016, Algorithm 1).
 
-    A step draws a lot, clips each per-example gradient, sums them, adds Gaussian noise to the sum
-    once, and divides by the public expected lot. Groups of parameters may have bounds C_m and noise
-    z_m C_m of their own: together they are one Gaussian release inside the sampling. Sums and noise
-    are integers of a grid (`fedsim.noise`): `event` has the noise multipliers that this leaves.
+    A step draws a batch, clips each per-example gradient, sums them, adds Gaussian noise to the sum
+    once, and divides by the public expected batch size. Each group of parameters may have a
+    separate clip norm C_m and noise z_m C_m: together the groups are one Gaussian release inside
+    the sampling. Sums and noise are integers of a grid (`fedsim.noise`), and `event` accounts for
+    the rounding.
 
     Guarantee: one step is `event`, under the adjacencies of `sampling`. Every attribute is public;
     nothing released depends on the number of examples drawn except through the noisy sum, and an
-    empty lot releases noise like any other.
+    empty batch releases noise like any other.
 
     Attributes:
-        sampling: how lots are drawn.
-        clipping: the bounds of an example's contribution.
+        sampling: how batches are drawn.
+        clipping: how per-example gradients are clipped.
         noise_multiplier: z of the whole release of a step.
-        expected_lot: public number that sums are divided by.
-        allocation: how groups share the noise (see `group_noise`).
-        max_physical_batch: most examples in memory at once; None: the whole lot. It changes
-            the order of summation, and nothing else.
-        bound_groups: the groups of the model that the step is for, set by `for_model`.
-        largest_lot: public number of examples that no lot exceeds: it bounds the rounding of sums.
-        correlation: the correlation of noise from step to step, for lots that are as many steps
-            apart as it has bands. All planned steps are then one event; None: independent noise.
+        expected_lot: L, the public expected batch size, by which sums are divided.
+        allocation: how the noise is divided among groups (see `group_noise`).
+        max_physical_batch: largest physical batch, in examples; None puts the whole batch in memory
+            at once. It changes the order of summation, and nothing else.
+        bound_groups: groups of the parameters of the model, set by `for_model`, or None as long
+            as the model is unknown.
+        largest_lot: public upper limit of the batch size, which bounds the rounding of sums.
+        correlation: the correlation of noise from step to step, or None if noise is independent.
+            With it, two uses of an example must be as many steps apart as it has bands, and all
+            planned steps are one event.
 
     Raises:
         ValueError: an attribute is outside its range, or the attributes contradict each other.
@@ -88,59 +91,63 @@ class DpSgdMechanism(SummedMechanism):
             raise ValueError(f"expected_lot must be > 0 and finite, got {self.expected_lot!r}")
         if self.max_physical_batch is not None and self.max_physical_batch < 1:
             raise ValueError(f"max_physical_batch must be >= 1, got {self.max_physical_batch}")
-        gradient_noise = self.clipping.gradient_noise(self.noise_multiplier)  # of a free count
-        chosen = isinstance(self.allocation, ChosenNoise)  # by group, beside what counts cost
+        gradient_noise = self.clipping.gradient_noise(self.noise_multiplier)
+        chosen = isinstance(self.allocation, ChosenNoise)  # z_m of groups leave out the counts
         check_allocation(self.allocation, gradient_noise if chosen else self.noise_multiplier)
         if self.correlation is not None:
             self._check_correlation(self.correlation)
 
     @cached_property
     def event(self) -> Event:
-        """The event of one step, or of a whole epoch or cycle of lots."""
+        """The privacy event of one step, or of a whole epoch or cycle of batches."""
         return self.sampling.event(self.mechanism)
 
     @property
     def mechanism(self) -> Event:
-        """The release about a given lot: one Gaussian, or several that are one jointly.
+        """The privacy event of a step given its batch: one Gaussian, or a joint one of its groups.
 
-        Noise multipliers are those that the grid leaves (`effective_multiplier`). Before
-        `for_model` nothing is known of the grid, and they are the nominal ones. With correlated
-        noise it is all that the run releases about one lot of an example.
+        The noise multipliers are those that are left after rounding to the grid
+        (`effective_multiplier`); before `for_model` they are the nominal ones. With correlated
+        noise the event covers everything that the run releases about one use of an example.
         """
         parts = self._part_multipliers()
         return Gaussian(parts[0]) if len(parts) == 1 else JointGaussian(parts)
 
     @property
     def sampling_rate(self) -> float:
-        """Expected share of a client's examples in a lot."""
+        """Expected share of a client's examples in a batch."""
         return self.sampling.sampling_rate
 
     @property
     def adapted_clip_norm(self) -> LearntBound | None:
-        """The bound of the next lot, where clipping learns it; None where it is fixed."""
+        """The clip norm of the next batch under adaptive clipping, or None if it is fixed."""
         return self.clipping.adapted_clip_norm
 
     @property
     def effective_noise_multiplier(self) -> float:
-        """Effective noise multiplier z' ≤ z of `mechanism`, all of its parts together."""
+        """Effective noise multiplier z' ≤ z of `mechanism`, of all groups and counts together."""
         return group_noise_multiplier(self._part_multipliers())
 
     def charges(self, first_step: int, steps: int, *, noise_factor: float = 1.0) -> Charges:
-        """Return (event, count) for steps of a client.
+        """Return the privacy events of further steps of a client, as (event, count) pairs.
 
         Args:
-            first_step: steps that the client took before.
+            first_step: number of steps that the client took before.
             steps: number of further steps.
-            noise_factor: noise of what is seen over the noise of the step, for a sum of releases.
+            noise_factor: standard deviation of the noise that an adversary faces, divided by that
+                of the step alone; above 1 where only a noisy sum is visible.
 
         Raises:
-            ValueError: steps with correlated noise go beyond the plan, or a factor other than 1
-                with a joint release.
+            ValueError: steps with correlated noise go beyond the plan, or the factor is not 1 for
+                correlated noise or a joint release.
         """
         correlation, mechanism = self.correlation, self.mechanism
         if noise_factor != 1.0:
             if correlation is not None or not isinstance(mechanism, Gaussian):
-                raise ValueError("noise of a sum is known for one independent Gaussian a step only")
+                raise ValueError(
+                    "the noise of a sum is known only for steps of one Gaussian release, without "
+                    "correlated noise, parameter groups or adaptive clipping"
+                )
             mechanism = Gaussian(noise_factor * mechanism.noise_multiplier)
         if correlation is None:
             return self.sampling.charges(mechanism, first_step, steps)
@@ -149,22 +156,25 @@ class DpSgdMechanism(SummedMechanism):
 
     @property
     def most_examples(self) -> int:
-        """Most examples that a client may have: those of the largest lot."""
+        """Largest number of examples that a client may have: the upper limit of the batch size."""
         return self.largest_lot
 
     def steps_of_round(self, planned: range, charged: range, *, has_examples: bool) -> range:
-        """Return the numbers of the charged steps: every local step is a release."""
+        """Return the numbers of the round's local steps: `charged`, as each step is a release."""
         return charged
 
     def releases_of(self, steps: int) -> int:
-        """Return the releases of a round: every local step is one."""
+        """Return the number of releases in a round: one for each local step."""
         return steps
 
     def for_model(self, parameters: FlatParameters) -> Self:
-        """Return the step for one model: its event has the noise of each group.
+        """Return the mechanism for a model; its event has the noise of each parameter group.
+
+        Args:
+            parameters: the model's trained parameters.
 
         Raises:
-            NoiseRangeError: the model's type cannot hold the noise or the clipped gradients.
+            NoiseRangeError: the parameters' dtype cannot hold the noise or the clipped gradients.
             ValueError: the clipping or the allocation does not fit the model.
         """
         bound = replace(self, bound_groups=self.clipping.groups(parameters))
@@ -172,10 +182,10 @@ class DpSgdMechanism(SummedMechanism):
         return bound
 
     def groups(self, parameters: FlatParameters) -> Groups:
-        """Return the groups of a model.
+        """Return the groups of a model's parameters, with clip norms and sizes.
 
         Raises:
-            ValueError: the step is bound to a model with other parameters.
+            ValueError: the mechanism was made for a model with another number of parameters.
         """
         if self.bound_groups is None:
             return self.clipping.groups(parameters)
@@ -188,136 +198,140 @@ class DpSgdMechanism(SummedMechanism):
         return self.bound_groups
 
     def standard_deviations(self, groups: Groups) -> tuple[float, ...]:
-        """Return σ_m of the noise on the clipped sum, for each group."""
+        """Return σ_m, the standard deviation of the noise on the clipped sum, for each group."""
         z = self.clipping.gradient_noise(self.noise_multiplier)
         return group_noise(self.allocation, z, groups)
 
     def release_deviations(self, groups: Groups, dtype: torch.dtype) -> tuple[float, ...]:
-        """Return σ_m / L of the noise in a release, for each group.
+        """Return σ_m / L, the standard deviation of the noise in a release, for each group.
 
         Args:
-            groups: bounds of the model's groups.
-            dtype: of the release.
+            groups: the groups of the model's parameters.
+            dtype: dtype of the release.
 
         Raises:
-            NoiseRangeError: the type cannot hold the noise or the clipped gradients.
+            NoiseRangeError: the dtype cannot hold the noise or the clipped gradients.
         """
         deviations = tuple(s / self.expected_lot for s in self.standard_deviations(groups))
-        if self.noise_multiplier == 0.0:  # no privacy, so no law to keep
+        if self.noise_multiplier == 0.0:  # no noise, so no distribution to preserve
             return deviations
         hint = "choose another max_grad_norm; lr can make up for it"
-        if 0.0 in deviations:  # of a product that no float holds
+        if 0.0 in deviations:  # a product underflowed
             raise NoiseRangeError(f"the standard deviation of noise underflows to 0; {hint}")
         bounds = groups.bounds
-        for what, sizes in (
+        for name, sizes in (
             ("noise_multiplier · max_grad_norm / expected lot", deviations),
             ("max_grad_norm", bounds),
             ("max_grad_norm / expected lot", [bound / self.expected_lot for bound in bounds]),
         ):
             try:
-                check_deviations(sizes, dtype, what)
+                check_deviations(sizes, dtype, name)
             except NoiseRangeError as error:
                 raise NoiseRangeError(f"{error}; {hint}") from error
         self._check_grid(groups)
         return deviations
 
     def _check_correlation(self, correlation: NoiseCorrelation) -> None:
-        """Refuse correlated noise for which the charge would be too small."""
+        """Raise an error if correlated noise has no guarantee with this sampling and clipping."""
         if self.sampling.separation < correlation.bands:
             raise ValueError(
-                f"an example's lots may be {self.sampling.separation} steps apart, and "
+                f"two uses of an example may be {self.sampling.separation} steps apart, and "
                 f"{correlation.bands} bands of correlated noise need as many steps"
             )
         if self.clipping.count_noises:
             raise ValueError("correlated noise needs a fixed clipping bound")
 
     def _check_grid(self, groups: Groups) -> None:
-        """Refuse noise so small that the sum of a few usual lots would leave the grid."""
+        """Raise an error if the noise is so small that usual sums would exceed the grid's range."""
         least = _LOTS_ON_GRID * self.expected_lot * DEVIATION / SATURATION
         for sigma, bound in zip(self.standard_deviations(groups), groups.bounds, strict=True):
             if sigma < least * bound:
                 raise NoiseRangeError(
-                    f"noise of {sigma / bound:.3g} clipping bounds is too small for lots of "
+                    f"a noise_multiplier of {sigma / bound:.3g} is too small for batches of "
                     f"{self.expected_lot:g}: their sums would be cut off at the end of the grid; "
                     f"set a noise_multiplier of {least:.2g} or more, or 0 for no privacy"
                 )
 
     def grid_steps(self, groups: Groups) -> tuple[float, ...]:
-        """Return σ_m · 2⁻²⁴, the length of a step of each group's grid; 1 where there is no noise.
+        """Return σ_m · 2⁻²⁴, the length of a grid step of each group; 1 without noise.
 
-        Clipped gradients are added up in this unit.
+        Clipped gradients are summed in this unit.
         """
         sigmas = self.standard_deviations(groups)
         return tuple(sigma / DEVIATION if sigma else 1.0 for sigma in sigmas)
 
     @property
     def tile_rows(self) -> int:
-        """R, the public number of rows in which lots are computed (see `tiles`)."""
+        """R, the public number of rows of a client in a padded batch (see `tiles`)."""
         return tile_rows(self.sampling.usual_lot(self.expected_lot), self.max_physical_batch)
 
     @cached_property
     def rounding(self) -> SumRounding:
-        """How the gradients of a lot are added up; `max_physical_batch` changes no noise."""
+        """How sums of gradients are rounded; it does not depend on `max_physical_batch`."""
         rows = tile_rows(self.sampling.usual_lot(self.expected_lot))
         return SumRounding.of(self.largest_lot, rows)
 
     def adapt(self, statistics: LotStatistics, noise: NoiseSource) -> Self:
-        """Return the step of the next lot, with the clipping adapted to this one.
+        """Return the mechanism of the next batch, with the clip norm adapted to the current batch.
 
-        The count that clipping adapts to is part of `event`, so call this once for each release.
-        Clipping with a fixed bound draws no noise and returns the step itself.
+        The noisy count that adaptive clipping uses is part of `event`, so call this once for each
+        release. With a fixed clip norm the method draws no noise and returns `self`.
 
         Args:
-            statistics: counts of the released lot.
-            noise: the noise source of that release.
+            statistics: counts of examples and unclipped gradients in the current batch.
+            noise: the noise source of the current release.
         """
         sigmas = self.clipping.count_noises
         if not sigmas:
             return self
-        # Centred, so that an example moves the count by ½ and not by 1, absent or present.
+        # Centred, so that the presence of an example changes the count by ½ and not by 1.
         half = COUNT_SENSITIVITY * statistics.examples
         steps = [sigma / DEVIATION for sigma in sigmas]
         centred = [w - half for w in statistics.within]
         noisy = torch.tensor(
-            [[one / step for one, step in zip(centred, steps, strict=True)]], dtype=torch.float64
+            [[count / step for count, step in zip(centred, steps, strict=True)]],
+            dtype=torch.float64,
         )
         places = [(slice(m, m + 1), noisy.new_tensor([[step]])) for m, step in enumerate(steps)]
         release_(noisy, [noise], places, noisy)
-        within = [one / self.expected_lot + 0.5 for one in noisy[0].tolist()]
+        within = [count / self.expected_lot + 0.5 for count in noisy[0].tolist()]
         return self._with_clipping(self.clipping.adapt(*within))
 
     def resume(self, clip_norm: LearntBound | None) -> Self:
-        """Return the step with the adapted bound `clip_norm`; None: with its first bound.
+        """Return the mechanism with an adapted clip norm.
 
-        Guarantee: `event` is the same for every bound: a wrong one costs accuracy only.
+        Guarantee: `event` is the same for every clip norm, so a wrong one costs accuracy only.
+
+        Args:
+            clip_norm: the clip norm that adaptive clipping had reached; None keeps the first one.
 
         Raises:
-            ValueError: the clipping cannot have such a bound.
+            ValueError: the clipping is not adaptive, or cannot have such a clip norm.
         """
         if clip_norm is None:
             return self
         return self._with_clipping(self.clipping.resume(clip_norm))
 
     def equivalent(self, steps: int) -> tuple[Sampling, int, float]:
-        """Return Gaussian releases that cost as much, for a search of the noise."""
+        """Return the sampling, `steps` and 1: DP-SGD costs as much as sampled Gaussian releases."""
         return self.sampling, steps, 1.0
 
     def sum_scale(self, weight: int, *, lr: float, clip_norm: float) -> float:
-        """Return a_k C_k: by how much one example moves the client's weighted update at most."""
+        """Return a_k C_k, the L2 sensitivity of the client's weighted update to one example."""
         return weight * lr / self.expected_lot * clip_norm
 
     @property
     def largest_integer(self) -> int:
-        """The largest size of an integer of a clipped sum before its noise, rounded up."""
+        """Upper bound of the absolute value of an integer of the clipped sum before noise."""
         return math.ceil(self.largest_lot / self.noise_multiplier * DEVIATION * 1.001) + 1
 
     def release_variance(
         self, parameters: FlatParameters, lr: float | None, round_steps: int
     ) -> float | None:
-        """Return the expected squared length of the noise of a step in a model.
+        """Return the expected squared L2 norm of a step's noise in the model, or None if unknown.
 
-        None with a stateful optimizer or correlated noise, which add up steps in another way, and
-        where the bound of each step stays with the client.
+        It is unknown with a stateful optimizer or correlated noise, whose steps add up differently,
+        and where only the client knows the adaptive clip norm of each step.
         """
         bound = self.adapted_clip_norm
         if lr is None or self.correlation is not None:
@@ -331,14 +345,14 @@ class DpSgdMechanism(SummedMechanism):
         return square * (lr / self.expected_lot) ** 2
 
     def _with_clipping(self, clipping: Clipping) -> Self:
-        """Return the step with other bounds."""
+        """Return the mechanism with another clipping, and its clip norms in `bound_groups`."""
         groups, bound = self.bound_groups, clipping.adapted_clip_norm
         if groups is not None and bound is not None:
             groups = replace(groups, bounds=bound if isinstance(bound, tuple) else (bound,))
         return replace(self, clipping=clipping, bound_groups=groups)
 
     def _part_multipliers(self) -> tuple[float, ...]:
-        """Return the noise multipliers of all parts of the release: the groups and the counts."""
+        """Return the noise multipliers of the groups, then of the counts of adaptive clipping."""
         z = self.clipping.gradient_noise(self.noise_multiplier)
         count = tuple(sigma / COUNT_SENSITIVITY for sigma in self.clipping.count_noises)
         groups = self.bound_groups
@@ -353,7 +367,8 @@ class DpSgdMechanism(SummedMechanism):
         bands = 1 if self.correlation is None else self.correlation.bands
         norm = self._column_norm
         return tuple(
-            effective_multiplier(own, d, error, column_norm=norm, bands=bands) for own, d in parts
+            effective_multiplier(multiplier, d, error, column_norm=norm, bands=bands)
+            for multiplier, d in parts
         )
 
     @property
@@ -362,8 +377,8 @@ class DpSgdMechanism(SummedMechanism):
 
     @property
     def _column_norm(self) -> float:
-        """By how much correlated noise enlarges what an example in one lot moves; 1 without it."""
+        """Factor by which correlated noise increases an example's sensitivity; 1 without it."""
         return 1.0 if self.correlation is None else self.correlation.column_norm
 
 
-_LOTS_ON_GRID = 4.0  # Poisson lots are larger than usual ones
+_LOTS_ON_GRID = 4.0  # a Poisson batch may be larger than expected

@@ -1,4 +1,4 @@
-"""Allocation of one step's noise to groups of parameters."""
+"""Allocation of the noise of a step to groups of parameters."""
 
 import math
 from dataclasses import dataclass
@@ -10,11 +10,11 @@ from fedsim.clients.clipping.clipping import Groups
 
 @dataclass(frozen=True)
 class ChosenNoise:
-    """Noise multipliers of some groups as given; the others share what is left.
+    """Noise multipliers that are given for some groups; the others share the remaining privacy.
 
     Attributes:
-        given: z_m of each group; None: it follows.
-        relative: r_m of each group: where none is given, z_m ∝ r_m.
+        given: z_m of each group; an entry is None where z_m is to be computed.
+        relative: r_m of each group; computed z_m are proportional to it.
     """
 
     given: tuple[float | None, ...]
@@ -22,12 +22,12 @@ class ChosenNoise:
 
     @property
     def together(self) -> float | None:
-        """Z of all groups where every one is given; None: some follow."""
-        known = [one for one in self.given if one is not None]
+        """Noise multiplier z of all groups together, or None if not all z_m are given."""
+        known = [z_m for z_m in self.given if z_m is not None]
         return group_noise_multiplier(known) if len(known) == len(self.given) else None
 
     def multipliers(self, noise_multiplier: float) -> tuple[float, ...]:
-        """Return z_m of each group.
+        """Return the noise multiplier z_m of each group.
 
         Guarantee: (Σ z_m⁻²)^(−1/2) = z.
 
@@ -35,24 +35,25 @@ class ChosenNoise:
             noise_multiplier: z > 0 of all groups together.
 
         Raises:
-            ValueError: the given ones are together below z, or are all and not z.
+            ValueError: the given z_m leave no privacy for the other groups, or all z_m are given
+                and together are not z.
         """
-        known = [one for one in self.given if one is not None]
+        known = [z_m for z_m in self.given if z_m is not None]
         if len(known) == len(self.given):
             check_allocation(tuple(known), noise_multiplier)
             return tuple(known)
-        spent = math.fsum((noise_multiplier / one) ** 2 for one in known)  # share of z⁻²
+        spent = math.fsum((noise_multiplier / z_m) ** 2 for z_m in known)  # share of z⁻²
         if spent >= 1.0:
             raise ValueError(
                 f"groups with noise multipliers {known} have {group_noise_multiplier(known):.4g} "
                 f"together, and the whole step needs more than {noise_multiplier:.4g}: nothing is "
                 "left for the other groups; give these groups more noise, or allow a larger ε"
             )
-        free = [r for r, one in zip(self.relative, self.given, strict=True) if one is None]
+        free = [r for r, z_m in zip(self.relative, self.given, strict=True) if z_m is None]
         scale = noise_multiplier / (group_noise_multiplier(free) * math.sqrt(1.0 - spent))
         return tuple(
-            scale * r if one is None else one
-            for r, one in zip(self.relative, self.given, strict=True)
+            scale * r if z_m is None else z_m
+            for r, z_m in zip(self.relative, self.given, strict=True)
         )
 
 
@@ -62,14 +63,14 @@ _ROUNDING_TOLERANCE = 1e-9  # relative
 
 
 def check_allocation(allocation: NoiseAllocation, noise_multiplier: float) -> None:
-    """Check that explicit noise multipliers z_m together are `noise_multiplier`.
+    """Check that explicit noise multipliers z_m of groups combine to `noise_multiplier`.
 
     Args:
-        allocation: a rule, which always fits, or z_m of all or some groups.
+        allocation: z_m of all or some groups, or the name of a rule, which passes the check.
         noise_multiplier: z of the whole step.
 
     Raises:
-        ValueError: (Σ z_m⁻²)^(−1/2) is another number; it is named.
+        ValueError: (Σ z_m⁻²)^(−1/2) is not z; the message names it.
     """
     if isinstance(allocation, str):
         return
@@ -102,9 +103,9 @@ def group_noise(
     | one group            | σ = z C under every rule                       |
 
     Args:
-        allocation: the rule, or one z_m for each group.
+        allocation: name of the rule, or one z_m for each group.
         noise_multiplier: z of the whole step.
-        groups: bounds C_m and dimensions d_m.
+        groups: bounds C_m and dimensions d_m of the M groups.
 
     Guarantee: (Σ C_m² / σ_m²)^(−1/2) = z, so all groups together are one Gaussian release with z.
 
@@ -131,4 +132,4 @@ def group_noise(
         return tuple(least_energy_noise(z, bounds, groups.dimensions).tolist())
     # z is raised where a count is released as well; all groups are raised by the same factor.
     factor = z / group_noise_multiplier(allocation)
-    return tuple(factor * own * bound for own, bound in zip(allocation, bounds, strict=True))
+    return tuple(factor * z_m * bound for z_m, bound in zip(allocation, bounds, strict=True))

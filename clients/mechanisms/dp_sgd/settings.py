@@ -1,8 +1,8 @@
 """Settings of DP-SGD: `privacy.sampling`, `privacy.clipping` and `privacy.noise_correlation`.
 
-Every group of parameters has a bound C_m of its own. Its noise multiplier z_m is given, or follows
-from the noise of the whole step: groups without one share what is left, in the ratio of their
-`relative_noise`.
+Each group of parameters has a separate clip norm C_m. The noise multiplier z_m of a group is given,
+or follows from the noise of the whole step: groups without one share the remaining privacy, in the
+ratio of their `relative_noise`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,44 +17,45 @@ from fedsim.core.settings import Choice, Settings, Share
 
 
 class SamplingSettings(Settings):
-    """How lots are drawn from a client's examples."""
+    """How batches are drawn from a client's examples."""
 
     name: SamplingName = Field(description="which sampling; see `privacy.sampling`")
     rate: Share | None = Field(
         default=None,
-        description="expected share of a client's examples in a lot, the same for clients of all "
-        "sizes; null: local.batch_size / declared client size",
+        description="expected share of a client's examples in a batch, the same for clients of all "
+        "sizes; null stands for local.batch_size / declared client size",
     )
 
     @property
     def scheme(self) -> SamplingScheme:
-        """What is known of the sampling without numbers."""
+        """The properties of the sampling that do not depend on numbers."""
         return SAMPLING_SCHEMES[self.name]
 
 
 class GroupSettings(Settings):
-    """One group of parameters, named by a pattern."""
+    """Clip norm and noise of one group of parameters, which a pattern of names selects."""
 
     max_grad_norm: float = Field(
-        gt=0, description="L2 bound C_m of one example's gradient in the group"
+        gt=0, description="clip norm C_m of a per-example gradient in the group"
     )
     noise_multiplier: float | None = Field(
         default=None,
         gt=0,
-        description="noise standard deviation in the group divided by its max_grad_norm; null: it "
-        "follows from the noise of the whole step",
+        description="noise standard deviation in the group divided by its max_grad_norm; with null "
+        "it follows from the noise of the whole step",
     )
     relative_noise: float | None = Field(
         default=None,
         gt=0,
-        description="noise multiplier over that of other groups without one; null: 1",
+        description="noise multiplier relative to the other groups without a noise_multiplier; "
+        "null stands for 1",
     )
 
     @model_validator(mode="after")
     def _given_or_relative(self) -> Self:
         if self.noise_multiplier is not None and self.relative_noise is not None:
             raise ValueError(
-                "the group has a noise_multiplier, so nothing of its noise is relative; remove "
+                "the group has a noise_multiplier, so relative_noise has no effect; remove "
                 "relative_noise"
             )
         return self
@@ -66,29 +67,29 @@ Groups = Mapping[str, GroupSettings]
 _OwnGroups = Annotated[
     dict[str, GroupSettings],
     Field(
-        description="groups of parameters by patterns of their names, such as conv.*, each with a "
-        "bound of its own; every trained parameter is in exactly one, and * is all others",
+        description="groups of parameters by patterns of their names, such as conv.*, each with "
+        "its clip norm; every trained parameter is in exactly one group, and * is all others",
     ),
 ]
 _NO_GROUPS: Groups = MappingProxyType({})
 
 
 class FlatClippingSettings(Settings):
-    """One bound for the whole gradient, for each group, or for the whole update of a client."""
+    """A fixed clip norm of the gradient, of each group, or of a client's whole update."""
 
     name: Literal["flat"] = Field(description="which clipping; see `privacy.clipping`")
     groups: _OwnGroups = Field(default={})
 
 
 class AutomaticClippingSettings(Settings):
-    """Gradients are normalised."""
+    """Each per-example gradient is normalised (automatic clipping)."""
 
     name: Literal["automatic"] = Field(description="which clipping; see `privacy.clipping`")
     groups: ClassVar[Groups] = _NO_GROUPS
 
 
 class LayerClippingSettings(Settings):
-    """A bound for each layer."""
+    """A clip norm for each layer."""
 
     name: Literal["per_layer"] = Field(description="which clipping; see `privacy.clipping`")
     rule: Literal["equal", "by_dimension"] = Field(
@@ -101,20 +102,25 @@ class LayerClippingSettings(Settings):
 
 
 class AdaptiveClippingSettings(Settings):
-    """A bound that follows a quantile of the norms, learnt from a noisy count."""
+    """An adaptive clip norm that follows a quantile of the norms, by a noisy count."""
 
     name: Literal["adaptive"] = Field(description="which clipping; see `privacy.clipping`")
     quantile: float = Field(
-        default=0.5, ge=0, le=1, description="share of gradients, or updates, that stay whole"
+        default=0.5,
+        ge=0,
+        le=1,
+        description="target share of gradients, or updates, that are not clipped",
     )
     learning_rate: float = Field(
-        default=0.2, gt=0, description="how fast the bound follows, in e-folds"
+        default=0.2,
+        gt=0,
+        description="learning rate of the clip norm, in its logarithm",
     )
     count_noise: float | None = Field(
         default=None,
         gt=0,
-        description="noise standard deviation on the count; null: expected lot / 20, or with unit: "
-        "client clients of a round / 20",
+        description="noise standard deviation on the count; null stands for expected batch size / "
+        "20, or with unit: client for clients of a round / 20",
     )
     groups: _OwnGroups = Field(default={})
 
@@ -129,61 +135,63 @@ ClippingSettings = Annotated[
 
 
 def has_all_noise(groups: Groups) -> bool:
-    """Whether every group has a noise multiplier of its own, so that nothing is left to scale."""
-    return bool(groups) and all(one.noise_multiplier is not None for one in groups.values())
+    """Whether there are groups and every one has a given noise multiplier."""
+    return bool(groups) and all(group.noise_multiplier is not None for group in groups.values())
 
 
 def check_groups(groups: Groups, given: Mapping[str, object]) -> None:
     """Check the groups against the other keys of the `privacy` section.
 
     Args:
-        groups: by pattern.
-        given: the other keys that matter, by name; their values.
+        groups: the groups of `privacy.clipping.groups`, by pattern.
+        given: values of `max_grad_norm`, `noise_correlation` and `noise_multiplier`, by name.
 
     Raises:
         ValueError: two keys contradict each other; the message names both and the fix.
     """
     if given["max_grad_norm"] is not None:
         raise ValueError(
-            "groups have bounds of their own, and the bound of the whole gradient follows from "
-            "them; remove max_grad_norm"
+            "every group has a max_grad_norm, and the bound of the whole gradient follows from "
+            "these; remove max_grad_norm outside clipping.groups"
         )
     if given["noise_correlation"] != "none":
         raise ValueError(
-            "groups have no proof for correlated noise; remove groups, or use noise_correlation: "
-            "none"
+            "correlated noise has no guarantee with groups; remove groups, or set "
+            "noise_correlation: none"
         )
-    if given["noise_multiplier"] == 0.0 and any(one.noise_multiplier for one in groups.values()):
+    if given["noise_multiplier"] == 0.0 and any(
+        group.noise_multiplier for group in groups.values()
+    ):
         raise ValueError(
-            "noise_multiplier: 0 is no privacy, and a group has noise; remove the noise_multiplier "
-            "of every group, or that of privacy"
+            "noise_multiplier: 0 means no privacy, but a group has a noise_multiplier; remove the "
+            "noise_multiplier of every group, or privacy.noise_multiplier"
         )
     if has_all_noise(groups) and given["noise_multiplier"] is not None:
         raise ValueError(
-            "every group has a noise_multiplier, and together they are that of the whole step; "
-            "remove privacy.noise_multiplier, or that of one group"
+            "every group has a noise_multiplier, and that of the whole step follows from these; "
+            "remove privacy.noise_multiplier, or the noise_multiplier of one group"
         )
 
 
 _REASONS = {
-    "sampling": "an example's lots must be at least `bands` steps apart",
+    "sampling": "two uses of an example must be at least `bands` steps apart",
     "noise": "the noise of earlier steps is computed again from the seed, and secure noise "
     "cannot be",
-    "adjacency": "its guarantee is proven for an example that is zeroed",
-    "clipping": "all steps are charged with one clipping bound",
+    "adjacency": "its guarantee is proven for zero_out only",
+    "clipping": "all steps are charged with one fixed clip norm",
     "on_exhausted": "the whole run is one event, charged before its first step",
 }
 
 
 class ToeplitzSettings(Settings):
-    """Banded Toeplitz square root of the prefix sums."""
+    """Correlated noise by a banded Toeplitz matrix, the square root of the prefix sums."""
 
     name: Literal["toeplitz"] = Field(description="the kind of correlation")
     bands: int = Field(
         ge=2,
         le=MAX_NOISE_BANDS,
-        description="steps over which a step's noise is taken back, its own included; an example's "
-        "lots are at least as many steps apart",
+        description="number of steps, including the first, over which the noise of a step is "
+        "partly cancelled; two uses of an example are at least as many steps apart",
     )
 
 
@@ -194,10 +202,10 @@ def check_correlation_needs(given: Mapping[str, tuple[str, Sequence[str]]]) -> N
     """Check that the other settings allow correlated noise.
 
     Args:
-        given: of each key, its value and the values that are allowed.
+        given: for each key, its value and the values that correlated noise allows.
 
     Raises:
-        ValueError: a value is not among them.
+        ValueError: a value is not allowed.
     """
     for key, (value, allowed) in given.items():
         if value not in allowed:

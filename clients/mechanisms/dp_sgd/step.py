@@ -1,11 +1,11 @@
-"""A step of DP-SGD of the clients of a block: Abadi et al. 2016, Algorithm 1.
+"""A DP-SGD step of vectorized clients (Abadi et al. 2016, Algorithm 1).
 
-draw        a lot of each client, by the sampling that is charged (before: `training.block`)
-gradient    g_i of each example i of the lot
+draw        a batch of each client, by the sampling that is charged (done by `training.block`)
+gradient    g_i of each example i of the batch
 clip        g_i · min(1, C / ‖g_i‖), in each group of parameters; a factor of each g_i, not a copy
-sum         S = Σ_i of them over the grid's length σ / 2²⁴, with σ = z C
-noise       rint(S) + Z, with Z rounded normals of deviation 2²⁴: that is σ
-divide      by the public expected lot L, and times the grid's length
+sum         S = Σ_i of these, divided by the length of a grid step σ / 2²⁴, with σ = z C
+noise       rint(S) + Z, with Z rounded normals of deviation 2²⁴, which stands for σ
+divide      by the public expected batch size L, and multiply by the length of a grid step
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,19 +23,20 @@ from fedsim.noise.sources import NoiseSource
 
 
 class PrivateStep:
-    """The steps of K clients that train together, each by its own mechanism.
+    """DP-SGD steps of K vectorized clients, each with a separate mechanism.
 
-    Guarantee: what a client releases in a step is its mechanism's `event`, a function of its own
-    lot, its values and its noise, to the last bit.
+    Guarantee: the release of a client in a step has the `event` of its mechanism, and is a function
+    of that client's batch, parameters and noise alone, to the last bit.
 
     Attributes:
-        adapts: whether a client's bound is learnt from the counts of its lots.
+        adapts: whether any client clips adaptively, so that unclipped gradients are counted.
 
     Args:
-        gradients: of the model.
-        mechanisms: of each client; None: the client is absent.
-        rows: R of the tiles that lots are cut into.
-        divides: whether a release is divided by the expected lot; else it is the integers.
+        gradients: computes the per-example gradients of the model.
+        mechanisms: the mechanism of each client; an entry is None where the client is absent.
+        rows: R, number of rows of each client in a padded batch.
+        divides: whether a release is divided by the expected batch size; otherwise it is the
+            integers of the grid.
     """
 
     def __init__(
@@ -48,30 +49,38 @@ class PrivateStep:
     ) -> None:
         self._gradients, self._parameters = gradients, gradients.parameters
         self._rows, self._divides = rows, divides
-        roundings = [None if one is None else one.rounding for one in mechanisms]
+        roundings = [None if mechanism is None else mechanism.rounding for mechanism in mechanisms]
         self._sums = LotSums(gradients, roundings, rows)
         self.use(mechanisms)
 
     def use(self, mechanisms: Sequence[DpSgdMechanism | None]) -> None:
-        """Take the next step by these mechanisms."""
-        present = [one for one in mechanisms if one is not None]
-        groups = [None if one is None else one.groups(self._parameters) for one in mechanisms]
-        first = next(own for own in groups if own is not None)
-        grid_lengths = [
-            (1.0,) * len(first.bounds) if one is None or own is None else one.grid_steps(own)
-            for one, own in zip(mechanisms, groups, strict=True)
+        """Set the mechanism of each client for the next steps; None where the client is absent."""
+        present = [mechanism for mechanism in mechanisms if mechanism is not None]
+        groups = [
+            None if mechanism is None else mechanism.groups(self._parameters)
+            for mechanism in mechanisms
         ]
-        lots = [[0.0] if one is None else [1.0 / one.expected_lot] for one in mechanisms]
+        first = next(group for group in groups if group is not None)
+        grid_lengths = [
+            (1.0,) * len(first.bounds)
+            if mechanism is None or group is None
+            else mechanism.grid_steps(group)
+            for mechanism, group in zip(mechanisms, groups, strict=True)
+        ]
+        lots = [
+            [0.0] if mechanism is None else [1.0 / mechanism.expected_lot]
+            for mechanism in mechanisms
+        ]
         units, bounds, shares = (
             torch.tensor(table, dtype=torch.float64, device=self._parameters.data.device)
-            for table in (grid_lengths, [(own or first).bounds for own in groups], lots)
+            for table in (grid_lengths, [(group or first).bounds for group in groups], lots)
         )
         scales = self._by_row(units.reciprocal())
         self._clip = ClipBounds(present[0].clipping, first.members, self._by_row(bounds), scales)
         divided = units * shares if self._divides else torch.ones_like(units)
         places = self._parameters.group_slices(first.members)
         self._release_scales: Scales = [(place, divided[:, m : m + 1]) for place, m in places]
-        self.adapts = any(one.clipping.count_noises for one in present)
+        self.adapts = any(mechanism.clipping.count_noises for mechanism in present)
 
     def take(
         self,
@@ -81,23 +90,23 @@ class PrivateStep:
         noises: Sequence[NoiseSource | None],
         into: Tensor,
     ) -> np.ndarray:
-        """Overwrite `into` (K, size) with the releases of a step.
+        """Compute a step of every client, and write the noisy gradients into `into`.
 
         Args:
-            values: each client's flat parameters (K, size).
-            tiles: of the clients' lots.
-            sizes: examples of each lot.
-            noises: of each client; None: none is added.
-            into: the releases.
+            values: flat parameters of each client (K, size).
+            tiles: the padded batches that together hold the clients' batches.
+            sizes: number of examples in each client's batch (K,).
+            noises: the noise source of each client; an entry is None where no noise is added.
+            into: tensor that is overwritten with the releases (K, size).
 
         Returns:
-            How many examples of each client are within the bound of each group (K, m), for a bound
-            that adapts; else zeros.
+            Under adaptive clipping, the number of unclipped gradients of each client in each group
+            (K, m); otherwise zeros.
         """
         within = np.zeros((len(sizes), len(self._clip.members)), dtype=np.int64)
         self._sums.begin(sizes)
         for tile in tiles:
-            weights = tile.example_weights.unsqueeze(1)  # 0: the row is no example
+            weights = tile.example_weights.unsqueeze(1)  # 0 marks a row of padding
             clip = replace(self._clip, scales=self._clip.scales * weights)
             rows = self._gradients.clipped(values, tile, clip)
             if self.adapts:
@@ -113,11 +122,11 @@ class PrivateStep:
         noises: Sequence[NoiseSource | None],
         into: Tensor,
     ) -> None:
-        """Add noise to the sums of whole lots, and divide by the expected lot."""
+        """Add noise to the sums of whole batches, and scale them to releases."""
         for clients, total in sums:
-            scales = [(place, own[clients]) for place, own in self._release_scales]
+            scales = [(place, factors[clients]) for place, factors in self._release_scales]
             release_(total, noises[clients], scales, into[clients])
 
     def _by_row(self, values: Tensor) -> Tensor:
-        """Return values of clients (K, m) for each row of a tile (K · R, m)."""
+        """Return values of clients (K, m) repeated for each row of a padded batch (K · R, m)."""
         return values.repeat_interleave(self._rows, 0, output_size=len(values) * self._rows)

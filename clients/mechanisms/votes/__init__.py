@@ -1,1 +1,1 @@
-"""The release of a client's votes on public queries, for PATE."""
+"""PATE on the client: noisy votes on public queries."""

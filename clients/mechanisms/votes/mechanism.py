@@ -1,8 +1,8 @@
-"""The release of a client's votes on public queries, for PATE: one ballot in a round.
+"""PATE's mechanism: clients (teachers) vote on public queries, with noise, one ballot a round.
 
-Ballots alternate. In an odd round clients vote on every query of a batch, and the noisy shares tell
-which queries the teachers agree on: the check. In an even round they vote on the accepted queries:
-the vote. The noisy sum of a ballot is a noisy histogram for each of its queries.
+Ballots alternate. In the check, in odd rounds, clients vote on every query of a batch, and the
+noisy counts show on which queries the teachers agree. In the vote, in even rounds, they vote on
+these queries. The noisy sum of a ballot is a noisy histogram for each of its queries.
 
 Source: Papernot, Song, Mironov, Raghunathan, Talwar, Erlingsson 2018, "Scalable Private Learning
 with PATE", arXiv:1802.08908, Algorithm 1 (Confident-GNMax); here
@@ -38,10 +38,10 @@ from fedsim.protocol.arrays import to_numpy
 from fedsim.protocol.messages import TrainRequest
 
 NO_LABEL = -1
-"""The label of a row in which a client does not vote."""
+"""The label of a row of a ballot in which a client does not vote."""
 
 MAX_DEVIATION = 2.0**17
-"""Most noise on a count, in votes: one vote then is 128 steps of the grid."""
+"""Largest standard deviation of the noise on a count, in votes: one vote then is 128 grid steps."""
 
 MIN_DEVIATION = 2.0**-17
 
@@ -53,11 +53,11 @@ _NO_BALLOTS = Ballots(Ballot(0, 1.0), Ballot(0, 1.0))
 
 @dataclass(frozen=True)
 class VoteMechanism(UpdateMechanism):
-    """A client's one-hot votes on the queries of a ballot, as integers of the grid, with noise.
+    """Releases a client's one-hot votes on the queries of a ballot, as grid integers with noise.
 
     Guarantee: the release of a ballot of m queries is m Gaussian releases of noise multiplier
-    z σ / √2, each on the counts of one query, for every two values of everything that the client
-    has, and for the client's zero-out.
+    z σ / √2, each on the counts of one query, for any two data sets of the client, and for the
+    client's zero-out.
 
     Proof. A vote adds c = ⌊2²⁴ / (z σ)⌋ to one integer of its query and 0 to the others; the noise
     is a rounded normal of deviation 2²⁴ on each. Another teacher moves the integers of a query by
@@ -69,8 +69,9 @@ class VoteMechanism(UpdateMechanism):
     compose as m releases each, however many queries are asked. ∎
 
     Attributes:
-        ballots: sizes and noise of the two kinds of ballots.
-        round_number: the round of this release; None: of a run, from round 1 on.
+        ballots: sizes and noise of the two alternating ballots.
+        round_number: number of the round that this mechanism is for, or None if it is for a whole
+            run from round 1 on.
     """
 
     ballots: Ballots = _NO_BALLOTS
@@ -82,55 +83,59 @@ class VoteMechanism(UpdateMechanism):
 
     @property
     def mechanism(self) -> Event:
-        """The release of one query of the ballot."""
+        """The privacy event of one query of the ballot."""
         return self._event(self.ballots.of_round(self.round_number or 1), 1.0)
 
     @property
     def effective_noise_multiplier(self) -> float:
-        """Noise multiplier of one Gaussian release that costs as much as a check and a vote."""
+        """Noise multiplier of the one Gaussian release that costs as much as check plus vote."""
         return self.noise_multiplier / math.sqrt(self.cost(2))
 
     def cost(self, rounds: int) -> float:
-        """Return Σ 2 / σ² over the queries of the first ballots, at noise multiplier 1.
+        """Return Σ 2 / σ² over all queries of the first `rounds` ballots.
 
-        Gaussian releases compose to one Gaussian release: its multiplier is z / √cost.
+        Their Gaussian releases compose to one Gaussian release with multiplier z / √cost.
 
         Args:
             rounds: number of ballots.
         """
         ballots = [self.ballots.of_round(number) for number in range(1, rounds + 1)]
-        return math.fsum(2.0 * one.queries / one.deviation**2 for one in ballots)
+        return math.fsum(2.0 * ballot.queries / ballot.deviation**2 for ballot in ballots)
 
     def charges(self, first_step: int, steps: int, *, noise_factor: float = 1.0) -> Charges:
-        """Return (event, count) for ballots of a client: one event for each query.
+        """Return the privacy events of a client's ballots, one for each query.
 
         Args:
-            first_step: ballots before; of a mechanism of one round they say nothing.
+            first_step: number of earlier ballots; ignored if `round_number` is set.
             steps: number of further ballots.
-            noise_factor: noise of what is seen over the noise of the release, for a sum.
+            noise_factor: standard deviation of the noise that an adversary faces, divided by that
+                of the release alone; above 1 where only a noisy sum is visible.
+
+        Returns:
+            (event, count) pairs.
         """
         first = first_step + 1 if self.round_number is None else self.round_number
         counts = dict[Ballot, int]()
         for number in range(first, first + steps):
             ballot = self.ballots.of_round(number)
             counts[ballot] = counts.get(ballot, 0) + ballot.queries
-        return [(self._event(one, noise_factor), count) for one, count in counts.items()]
+        return [(self._event(kind, noise_factor), count) for kind, count in counts.items()]
 
     def equivalent(self, steps: int) -> tuple[Sampling, int, float]:
-        """Return the one Gaussian release that all ballots of a client compose to."""
+        """Return the one Gaussian release to which all ballots of a client compose."""
         return PoissonSampling(1.0), 1, math.sqrt(self.cost(steps))
 
     def for_model(self, parameters: FlatParameters) -> Self:
-        """Return the mechanism for a board of counts.
+        """Return the mechanism for a ballot's flat array of counts.
 
         Args:
-            parameters: the counts.
+            parameters: the counts, one for each row and class.
 
         Raises:
             NoiseRangeError: the noise on a count is too small or too large for the grid.
         """
-        for one in (self.ballots.check, self.ballots.vote):
-            deviation = self.noise_multiplier * one.deviation
+        for ballot in (self.ballots.check, self.ballots.vote):
+            deviation = self.noise_multiplier * ballot.deviation
             if not MIN_DEVIATION <= deviation <= MAX_DEVIATION:
                 raise NoiseRangeError(
                     f"the noise on a count has a standard deviation of {deviation:.3g} votes, and "
@@ -140,17 +145,17 @@ class VoteMechanism(UpdateMechanism):
         return replace(self, dimensions=parameters.size)
 
     def with_effective_noise(self, noise_multiplier: float) -> Self:
-        """Return the mechanism with another noise multiplier; the grid takes nothing of it."""
+        """Return the mechanism with another noise multiplier; rounding leaves z' = z for votes."""
         return replace(self, noise_multiplier=noise_multiplier)
 
     def vote_steps(self, round_number: int) -> int:
-        """Return c, the steps of the grid that one vote adds to its count in a round."""
+        """Return c, the number of grid steps that a vote adds to a count in a round."""
         deviation = self.noise_multiplier * self.ballots.of_round(round_number).deviation
         return math.floor(DEVIATION / deviation * _ROUNDED_DOWN)
 
     @property
     def largest_integer(self) -> int:
-        """The largest integer of a release before its noise."""
+        """The largest released integer before noise."""
         return max(self.vote_steps(number) for number in (1, 2))
 
     def _event(self, ballot: Ballot, noise_factor: float) -> Event:
@@ -161,13 +166,14 @@ class VoteMechanism(UpdateMechanism):
 def release_votes(
     labels: NDArray[np.int64], classes: int, *, vote: int, noise: NoiseSource
 ) -> NDArray[np.float64]:
-    """Return the votes of a ballot plus noise, whole numbers in float64 (rows · classes,).
+    """Return one-hot votes plus noise, whole numbers in float64 (rows · classes,).
 
     Args:
-        labels: class that the client votes for in each row (rows,); `NO_LABEL`: no vote.
+        labels: the class that the client votes for in each row of the ballot (rows,); `NO_LABEL`
+            where it does not vote.
         classes: number of classes.
-        vote: what a vote adds to its count.
-        noise: the client's own, or zeros where another party adds it.
+        vote: number of grid steps that a vote adds to its count.
+        noise: the client's noise source, zeros where another party adds the noise.
     """
     votes = torch.zeros(len(labels), classes, dtype=torch.float64)
     rows = np.flatnonzero(labels != NO_LABEL)
@@ -180,10 +186,11 @@ def draft(request: PlanRequest) -> Draft:
     """Return the draft of a client that votes in every round.
 
     Args:
-        request: its settings, its rounds, its ballots as the problem, and the board as the model.
+        request: the client's settings and rounds; its `problem` is the `Ballots`, and its
+            `parameters` are the counts.
 
     Raises:
-        TypeError: the problem is no ballots.
+        TypeError: the `problem` of the request is not of type `Ballots`.
     """
     privacy, rounds, parameters = request.privacy, request.planned_rounds, request.parameters
     if not isinstance(request.problem, Ballots):
@@ -217,15 +224,15 @@ def draft(request: PlanRequest) -> Draft:
 
 
 def votes_of(task: ClientTask, request: TrainRequest) -> NDArray[np.generic]:
-    """Return a client's votes of a ballot (rows · classes,), flat as the values of an update.
+    """Return the votes that a client uploads for a ballot (rows · classes,), with noise.
 
     Args:
-        task: of the client, with a voter.
-        request: the round and the board.
+        task: the client's task, with a voter.
+        request: the server's request, with the round number and the board of queries and results.
 
     Raises:
         ValueError: the task has no voter.
-        TypeError: its plan is none for votes.
+        TypeError: the task's privacy plan is not for votes.
     """
     number, voter = request.round_number, task.training.voter
     if voter is None:
@@ -239,19 +246,20 @@ def votes_of(task: ClientTask, request: TrainRequest) -> NDArray[np.generic]:
 def noisy_votes(
     labels: NDArray[np.int64], classes: int, plan: PrivacyPlan | None, key: StreamKey
 ) -> NDArray[np.generic]:
-    """Return what leaves a client for its labels (rows · classes,).
+    """Return the flat votes that a client uploads for its labels (rows · classes,).
 
     Guarantee: with privacy the result is a function of one release of the plan's `VoteMechanism`:
-    integers of the grid for a noisy sum, else these times the length of a step.
+    grid integers for a noisy sum, otherwise these times the length of a grid step.
 
     Args:
-        labels: class that the client votes for in each row (rows,); `NO_LABEL`: no vote.
+        labels: the class that the client votes for in each row of the ballot (rows,); `NO_LABEL`
+            where it does not vote.
         classes: number of classes.
-        plan: of the client; None: votes without noise.
-        key: of the client's streams in the round.
+        plan: the client's privacy plan, or None for votes without noise.
+        key: key of the client's random streams in the round.
 
     Raises:
-        TypeError: the plan is none for votes.
+        TypeError: the plan is not for votes.
     """
     if plan is None:
         return release_votes(labels, classes, vote=1, noise=NoNoise()).astype(np.float32)

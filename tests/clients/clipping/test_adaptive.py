@@ -197,7 +197,7 @@ def test_a_bound_that_was_never_learnt_is_refused(bound: float) -> None:
 def test_a_fixed_bound_does_not_go_on_from_a_learnt_one() -> None:
     fixed = DpSgdMechanism(PoissonSampling(0.5), FlatClipping(1.0), 1.0, 10.0)
     assert fixed.resume(None) is fixed
-    with pytest.raises(ValueError, match="cannot go on from a learnt one"):
+    with pytest.raises(ValueError, match="cannot resume from an adapted one"):
         fixed.resume(0.5)
 
 
@@ -213,7 +213,7 @@ def test_a_step_for_a_model_has_the_same_event() -> None:
 
 @pytest.mark.parametrize("z", [10.0, 12.0])
 def test_a_count_that_would_spend_everything_is_refused(z: float) -> None:
-    with pytest.raises(ValueError, match=r"count noise > noise_multiplier / 2 .* larger lots"):
+    with pytest.raises(ValueError, match=r"count noise > noise_multiplier / 2 .* larger batches"):
         step(AdaptiveClipping(0.7, count_noise=5.0), z=z)
 
 

@@ -114,7 +114,7 @@ def test_adaptive_clipping_as_published_or_as_given() -> None:
 
 
 def test_a_lot_too_small_to_count_is_refused_with_the_fix() -> None:
-    with pytest.raises(PrivacyPlanError, match=r"privacy.clipping cannot .* use larger lots"):
+    with pytest.raises(PrivacyPlanError, match=r"privacy.clipping cannot .* use larger batches"):
         plan(clipping={"name": "adaptive", "count_noise": 0.55})
 
 

@@ -675,7 +675,7 @@ def test_a_skipped_lot_is_noticed() -> None:
     model = net()
     with (
         engine_for(model).attach(sgd(model)) as engine,
-        pytest.raises(SkippedLotError, match=r"the lot of step 0 was followed by 0 calls"),
+        pytest.raises(SkippedLotError, match=r"the batch of step 0 was followed by 0 calls"),
     ):
         for _ in engine.batches(x, y, steps=3):
             pass

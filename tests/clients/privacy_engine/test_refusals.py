@@ -485,7 +485,7 @@ def test_two_shuffles_are_never_in_one_pass() -> None:
     loop = engine.batches(x, y, steps=2)
     loss(model, *next(loop)).backward()
     engine.begin_epoch()
-    with pytest.raises(EpochError, match="take the lots of one loop at a time"):
+    with pytest.raises(EpochError, match="use one loop over batches at a time"):
         optimizer.step()
     _, _, poisson = attached()
     with pytest.raises(EpochError, match="is for sampling='shuffle'"):
@@ -510,11 +510,11 @@ def test_loading_never_unspends() -> None:
     optimizer.step()
     earlier = engine.state_dict()
     optimizer.step()
-    with pytest.raises(ValueError, match="to load it would un-spend them"):
+    with pytest.raises(ValueError, match="loading it would erase their charges"):
         engine.load_state_dict(earlier)
     _, other_optimizer, other = attached(noise_multiplier=2.0)
     other_optimizer.step()
-    with pytest.raises(ValueError, match="would un-spend"):
+    with pytest.raises(ValueError, match="would erase their charges"):
         other.load_state_dict(engine.state_dict())
     assert other.steps == 1
     with pytest.raises(ValueError, match="not the state of this version's privacy engine"):
@@ -596,7 +596,7 @@ def wrong_loaders() -> Iterator[tuple[Any, str]]:
     weighted = WeightedRandomSampler([1.0] * 8, 8)
     replacing = RandomSampler(dataset, replacement=True)
     yield DataLoader(Stream()), "IterableDataset cannot be sampled"
-    yield DataLoader(dataset, batch_sampler=[[0], [1]]), "batch_sampler of its own"
+    yield DataLoader(dataset, batch_sampler=[[0], [1]]), "no batch_sampler"
     yield DataLoader(dataset, sampler=weighted), "WeightedRandomSampler"
     yield DataLoader(dataset, sampler=replacing), "RandomSampler, whose choice"
     yield DataLoader(TensorDataset(X[:0], Y[:0])), "empty dataset"
