@@ -127,8 +127,8 @@ class SharedModel:
 
         Args:
             released: whole numbers (size,), in float64.
-            request: the global model that the client started from; the result is in memory only if
-                this record is.
+            request: the global model that the client started from; the result is a live record,
+                shared in memory, if this record is one.
             count: integer of the client's noisy bit for an adaptive clip norm; None without.
         """
         whole = released.astype(np.int64)
@@ -144,8 +144,8 @@ class SharedModel:
 
         Args:
             trained: trained parameters (size,), flat; the record keeps this memory, read-only.
-            request: the global model that the client started from; the result is in memory only if
-                this record is.
+            request: the global model that the client started from; the result is a live record,
+                shared in memory, if this record is one.
             private: whether buffers and frozen parameters are copied from the request, and not from
                 the client's model.
         """

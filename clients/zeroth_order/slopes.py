@@ -185,7 +185,8 @@ class SharedCoefficients(SharedModel):
 
         Args:
             trained: coefficients of the round's steps (K · P,).
-            request: the global model; the result is in memory only if this record is.
+            request: the global model; the result is a live record, shared in memory, if this record
+                is one.
             private: not used.
         """
         values = {COEFFICIENTS: np.array(trained).reshape(self._shape)}
