@@ -144,8 +144,8 @@ class ConvolutionUse(LayerUse):
         geometry, gradient = self._geometry, _CONVOLUTIONS[last.ndim][2]
         gs = self.output_gradient.chunk(self.clients)
         images = last.movedim(-1, 1).chunk(self.clients)
-        for client_sum, x, client_g in zip(into, images, gs, strict=True):
-            client_sum += gradient(x, client_sum.shape, client_g, geometry.stride, 0, geometry.dilation)
+        for added, x, client_g in zip(into, images, gs, strict=True):
+            added += gradient(x, added.shape, client_g, geometry.stride, 0, geometry.dilation)
 
     def compute(self, index: int) -> Tensor:
         """Compute the gradients (n, size) of a parameter, with the channels of a tap contiguous."""
