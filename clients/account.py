@@ -16,7 +16,7 @@ The ledger is public, and a plain hash of private examples would let an adversar
 the examples.
 The digest is therefore a keyed hash (BLAKE2b as a MAC), under a key from the seed and the client:
 
-- Without the seed, the digest is a pseudorandom function's value and tells nothing of the examples.
+- Without the seed, the digest is a pseudorandom function's value and reveals nothing of the data.
 - With the seed, seeded noise can be computed and subtracted: ε does not hold against an adversary
   who knows the seed, with or without this digest.
 - Under secure noise the seed need not be secret, so the examples stay out of the digest.
@@ -218,7 +218,7 @@ class PrivacyAccount:
         """Check that the client's correlated noise was charged for the run that is planned now.
 
         Raises:
-            ChargeRefusedError: the first charge is not that of the plan.
+            ChargeRefusedError: the first charge differs from the charge of the plan.
         """
         step, spend = self.plan.release, self.spend
         if step.correlation is None or spend.steps == 0:

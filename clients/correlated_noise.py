@@ -36,9 +36,9 @@ COEFFICIENT_BITS = 16
 class NoiseCorrelation:
     """The coefficients of a client's correlated noise, and the steps that they are planned for.
 
-    Guarantee: where an example can be in at most one of any `bands` successive lots, the releases
-    of a run are, for this example, one release with noise multiplier z / ‖c‖ for each of these lots
-    (docs/correlated_noise.md). `charges` returns these releases.
+    Guarantee: where an example can be in at most one of any `bands` successive batches, the
+    releases of a run are, for this example, one release with noise multiplier z / ‖c‖ for each
+    batch that may have the example (docs/correlated_noise.md). `charges` returns these releases.
 
     Attributes:
         coefficients: c_0 = 1, c_1, ..., one for each band, each a multiple of 2⁻¹⁶.
@@ -145,7 +145,7 @@ class NoiseState:
 
     Attributes:
         step: number of the next step.
-        past: noise (bands − 1, size) of the last steps; that of step s is in row s mod (bands − 1).
+        past: noise (bands − 1, size) of the last steps, where step s has row s mod (bands − 1).
     """
 
     step: int

@@ -280,7 +280,7 @@ class ClientTask:
     def release(self, request: TrainRequest) -> Mechanism | None:
         """Return the client's mechanism with the clip norm of a request; None without privacy.
 
-        Guarantee: the mechanism's event is that of the plan, for every request.
+        Guarantee: the mechanism has the event of the plan, for every request.
 
         Raises:
             ClientFailureError: the clip norm is not one that adaptive clipping can reach.
@@ -342,5 +342,5 @@ class ClientTask:
 
     @property
     def examples(self) -> int:
-        """Public number of examples: that of the privacy plan, or without privacy the real one."""
+        """Public number of examples: the plan's number, or the real one without privacy."""
         return self.privacy.examples if self.privacy else self.data.size

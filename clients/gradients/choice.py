@@ -205,7 +205,7 @@ class _Trial:
         )
 
     def _module_of(self, name: str) -> str:
-        """Return a module's name, or for a part of a parametrised weight that of its module."""
+        """Return the module of a name, which may be a module or a part of a parametrised weight."""
         return name.partition(".parametrizations.")[0].removesuffix("parametrizations").rstrip(".")
 
     def _wrong(self, computed: Tensor, expected: Tensor) -> list[int]:

@@ -265,7 +265,7 @@ class PerExampleGradients(ABC):
     ) -> tuple[Tensor, Tensor | None]:
         """Add each client's scaled sum of clipped gradients to a tensor in place.
 
-        Guarantee: that of `ClippedRows`.
+        Guarantee: the terms of the sum have the guarantee of `ClippedRows`.
 
         Args:
             values: each client's flat parameters (K, size).
@@ -293,7 +293,7 @@ class PerExampleGradients(ABC):
     ) -> LotStatistics:
         """Add scale · Σ_i clip(gradient_i) of one client's n ≥ 0 examples to a tensor in place.
 
-        Guarantee: that of `add_clipped_sums`.
+        Guarantee: the terms of the sum have the guarantee of `ClippedRows`.
 
         Args:
             features: features of the examples (n, ...).

@@ -101,7 +101,7 @@ class Recording:
     def note(self, use: ExampleUse) -> None:
         """Store a use whose gradients a backward pass has filled in.
 
-        Backward passes inside the model's forward are ignored, as they are not those of the loss.
+        Backward passes inside the model's forward are ignored, since they are not of the loss.
         """
         if not self.is_running:
             self.uses.append(use)

@@ -191,8 +191,8 @@ class MaskedUpload:
 
         Raises:
             WireError: a field does not follow its rule, or clients, points and keys do not match.
-            ThresholdError: the threshold is not that of the client's settings; in a sparse graph,
-                it is at most half of the holders, or more than all of them.
+            ThresholdError: the threshold differs from the client's settings; in a sparse graph, it
+                is at most half of the holders, or more than all of them.
             TooFewClientsError: fewer parties than `min_clients` of the client's settings.
             PublicKeyError: a key is unusable or repeated, or the client's key is not its own.
         """

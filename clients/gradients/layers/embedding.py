@@ -69,8 +69,8 @@ class EmbeddingUse(LayerUse):
     def _summed(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return example, table row and gradient of every row that an example looked up.
 
-        The gradients of a row that an example looked up several times are added, since the norm is
-        that of their sum.
+        The gradients of a row that an example looked up several times are added before the norm is
+        taken.
         """
         if self._sums is None:
             n, table = len(self.input), self._tables.shape[1]
