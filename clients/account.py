@@ -50,7 +50,7 @@ class ChargeRefusedError(ClientFailureError):
 
 
 class NoiseReuseError(ChargeRefusedError):
-    """A different answer of this round, with the same noise, was charged before."""
+    """The request would reuse noise of another answer, which the client was charged for before."""
 
     code = NOISE_REUSE
 

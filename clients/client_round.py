@@ -49,7 +49,7 @@ Answer = Reply | Exception
 
 
 def alone(round_number: int, client: int) -> tuple[int, ...]:
-    """Return the block (client,), in which each client trains alone."""
+    """Return the block (client,) for every round, so that each client trains alone."""
     return (client,)
 
 

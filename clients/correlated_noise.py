@@ -164,12 +164,22 @@ class NoiseStates:
         self._states: dict[object, NoiseState] = {}
 
     def take(self, owner: object, step: int) -> NoiseState | None:
-        """Remove the owner's state and return it; None if its next step is not `step`."""
+        """Remove an owner's state and return it; None if its next step is not the given one.
+
+        Args:
+            owner: key of the client.
+            step: number of the next step to draw.
+        """
         state = self._states.pop(owner, None)
         return state if state is not None and state.step == step else None
 
     def keep(self, owner: object, state: NoiseState) -> None:
-        """Store an owner's state, which the caller must not change afterwards."""
+        """Store an owner's state for the next round.
+
+        Args:
+            owner: key of the client.
+            state: the state, which the caller must not change afterwards.
+        """
         self._states[owner] = state
         total = sum(stored.past.nbytes for stored in self._states.values())
         for other in list(self._states):

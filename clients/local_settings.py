@@ -219,7 +219,7 @@ class LocalSettings(Settings):
         gt=0,
         le=MAX_STEPS,
         description="passes over a client's examples per round, in place of steps: a client takes "
-        "epochs · examples / batch_size steps, rounded up",
+        "epochs · examples / expected batch size steps, rounded up",
     )
     batch_size: Literal["full"] | Annotated[int, Field(ge=1, le=MAX_EXAMPLES)] = Field(
         description="expected number of examples in a (logical) batch; with privacy the sampling "

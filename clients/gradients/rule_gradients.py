@@ -26,7 +26,13 @@ class KnownGradient(Protocol):
     def output_gradient(
         self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None
     ) -> Tensor:
-        """Return the gradient (n, ...) of the weighted sum of losses at the outputs."""
+        """Return the gradient (n, ...) of the weighted sum of losses at the outputs.
+
+        Args:
+            outputs: outputs of the model (n, ...).
+            targets: targets of the examples (n, ...).
+            weights: weights of the losses (n,); None for 1.
+        """
         ...
 
 

@@ -114,13 +114,23 @@ class Probe:
         self._seen = None
 
     def outputs(self, lot: ProbeLot, seed: int = _SEED) -> Any:
-        """Return the model's outputs on a batch, with seeded random numbers."""
+        """Return the model's outputs on a batch.
+
+        Args:
+            lot: the batch of n examples.
+            seed: seed of the model's random numbers.
+        """
         _seed_torch(seed, lot.features.device)
         random.seed(seed)
         return self.model(lot.features)
 
     def losses(self, lot: ProbeLot, seed: int = _SEED) -> Tensor:
-        """Return the losses of the examples (n,), or a single loss ()."""
+        """Return the losses of the examples (n,), or a single loss ().
+
+        Args:
+            lot: the batch of n examples.
+            seed: seed of the model's random numbers.
+        """
         return self._losses_of(self.outputs(lot, seed), lot)
 
     def _losses_of(self, outputs: Any, lot: ProbeLot) -> Tensor:
@@ -139,7 +149,12 @@ class Probe:
         return values.flatten(1).sum(1) if values.ndim > 1 else values
 
     def gradients(self, lot: ProbeLot, seed: int = _SEED) -> list[Tensor]:
-        """Return the flat gradient (size,) of each example's loss, or of the single loss."""
+        """Return the flat gradient (size,) of each example's loss, or of the single loss.
+
+        Args:
+            lot: the batch of n examples.
+            seed: seed of the model's random numbers.
+        """
         losses = self.losses(lot, seed)
         return [self._gradient(value) for value in (losses if losses.ndim else [losses])]
 
@@ -257,7 +272,12 @@ class Probe:
 
 
 def rows(outputs: Any, n: int) -> list[Tensor]:
-    """Return the tensors among outputs that have one row per example."""
+    """Return the tensors among a module's outputs that have one row per example.
+
+    Args:
+        outputs: tensors in any nesting of lists, tuples and mappings.
+        n: number of examples.
+    """
     return [
         value
         for value in pytree.tree_leaves(outputs)

@@ -110,7 +110,12 @@ class Block(ABC):
 
 
 def member_rows(member: BlockMember, local: LocalSettings) -> int:
-    """Return the rows R of a member's padded batch where it trains alone."""
+    """Return the number of rows R of a member's padded batch where it trains alone.
+
+    Args:
+        member: the client.
+        local: batch size and largest physical batch, which count without privacy.
+    """
     if member.mechanism is not None:
         return member.mechanism.tile_rows
     return tile_rows(local.lot(len(member.features)), local.max_physical_batch)
@@ -162,7 +167,12 @@ def randomness_of(members: Sequence[BlockMember | None]) -> ModelRandomness:
 
 
 def start_values(shared_model: SharedModel, members: Sequence[BlockMember | None]) -> Tensor:
-    """Return the parameters (members, size) that the members start from."""
+    """Return the flat parameters (members, size) that the members start from.
+
+    Args:
+        shared_model: loaded with the global model.
+        members: the planned members; an entry is None where the client is absent.
+    """
     loaded = shared_model.start_values
     if all(m is None or m.start is None or m.start is loaded for m in members):
         return loaded.expand(len(members), -1)
@@ -170,7 +180,12 @@ def start_values(shared_model: SharedModel, members: Sequence[BlockMember | None
 
 
 def sent_arrays(members: Sequence[BlockMember | None], like: Tensor) -> dict[str, Tensor]:
-    """Return the algorithm's arrays (members, size) by name; zeros for absent members."""
+    """Return the algorithm's arrays (members, size) by name, with zeros for absent members.
+
+    Args:
+        members: the planned members; an entry is None where the client is absent.
+        like: parameters (members, size), for the type and device of the zeros.
+    """
     names = next((member.sent for member in members if member is not None), {})
     zeros = torch.zeros_like(like[0])
     return {

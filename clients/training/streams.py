@@ -95,7 +95,12 @@ def generator_state(device: torch.device) -> torch.Tensor:
 
 @contextmanager
 def seeded_torch(key: StreamKey, device: torch.device) -> Iterator[None]:
-    """Seed torch's random generator from the client's stream, and restore its state afterwards."""
+    """Seed torch's random generator within the context, and restore its state afterwards.
+
+    Args:
+        key: key of the client's random streams.
+        device: device of the generator.
+    """
     seed = torch_seed(key.key_bytes(Purpose.DROPOUT))
     if device.type != "cpu":
         with torch.random.fork_rng(devices=[device]):

@@ -175,6 +175,10 @@ def chunks(rows: int, cols: int) -> Iterator[tuple[slice, slice]]:
     """Yield slices (rows, columns) that cut a table into chunks of at most `CHUNK_VALUES` values.
 
     A chunk has whole rows where rows are shorter than that.
+
+    Args:
+        rows: number of rows of the table.
+        cols: number of columns.
     """
     width = min(max(1, cols), CHUNK_VALUES)
     height = CHUNK_VALUES // width
@@ -212,7 +216,12 @@ class Memory:
         )
 
     def words_of(self, streams: Sequence[ByteStream], columns: int) -> np.ndarray:
-        """Return the next random words of each stream, uint8 (rows, 12 · columns)."""
+        """Return the next random words of each stream, uint8 (rows, 12 · columns).
+
+        Args:
+            streams: a stream of random bytes for each row.
+            columns: number of values in each row.
+        """
         words = self.words[: len(streams) * BYTES * columns].reshape(len(streams), BYTES * columns)
         for stream, line in zip(streams, words, strict=True):
             stream.write(line.data)
@@ -286,7 +295,12 @@ def _centres(
 
 
 def extended_below(threshold: int, stream: ByteStream) -> bool:
-    """Return whether the next 192 bits of a stream are below the last 192 bits of a threshold."""
+    """Return whether the next 192 bits of a stream are below the last 192 bits of a threshold.
+
+    Args:
+        threshold: the last 192 bits of the threshold.
+        stream: random bytes, of which 24 are read.
+    """
     drawn = bytearray(EXTENSION_BITS // 8)
     stream.write(memoryview(drawn))
     return int.from_bytes(drawn, "little") < threshold

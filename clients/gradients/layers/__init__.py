@@ -32,7 +32,12 @@ class Recorder(Protocol):
         ...
 
     def record(self, use: LayerUse, x: Tensor) -> Tensor:
-        """Return the output of a use on its input (n, ...), and record the use."""
+        """Return the output of a layer's use, and record the use.
+
+        Args:
+            use: the use of the layer's parameters.
+            x: input of the layer (n, ...), one row per example.
+        """
         ...
 
 
