@@ -1,4 +1,4 @@
-"""What one client does: local training, DP-SGD, its privacy state, its upload."""
+"""The client: local training, DP-SGD, privacy account and upload."""
 
 if not __name__.startswith("fedsim."):
     raise ImportError(f"import fedsim.{__name__}, not {__name__}")

@@ -5,19 +5,20 @@ was charged for, and the request of that round. It follows two rules:
 
 - Spend first, release second: a charge is written to the durable journal, then to the state. Only
   then does training start. A crash can leave a charge without an update, never the reverse.
-- A repetition is the same bits or a new charge. Noise is keyed by (seed, client, round): two
-  different answers of one client in one round would carry the same noise, and their difference
-  none. The record of a charge holds a digest of everything that the reply depends on. A round is
-  repeated, at no cost, under the same digest only, and the reply is the same, bit for bit. Under
-  another digest it is refused. Secure noise is not keyed: with it every reply is a release of its
-  own, and is charged.
+- A repeated answer has the same bits, or is a new charge. Noise is keyed by (seed, client, round):
+  two different answers of one client in one round would carry the same noise, and their difference
+  would carry none. The record of a charge holds a digest of everything that the reply depends on. A
+  round is repeated, at no cost, under the same digest only, and the reply is the same, bit for bit.
+  Under another digest the request is refused. Secure noise is not keyed: every reply with secure
+  noise is a new release, and is charged.
 
-The ledger is public, and a plain hash of private examples would let anybody test a guess of them.
+The ledger is public, and a plain hash of private examples would let an adversary test guesses of
+the examples.
 The digest is therefore a keyed hash (BLAKE2b as a MAC), under a key from the seed and the client:
 
-- Without the seed, the digest is a pseudorandom function's value and tells nothing of the examples.
-- With the seed, seeded noise can be computed and subtracted: its ε holds against nobody who knows
-  the seed, with or without this digest.
+- Without the seed, the digest is a pseudorandom function's value and reveals nothing of the data.
+- With the seed, seeded noise can be computed and subtracted: ε does not hold against an adversary
+  who knows the seed, with or without this digest.
 - Under secure noise the seed need not be secret, so the examples stay out of the digest.
 """
 
@@ -45,34 +46,34 @@ ACCOUNT = "account"
 
 
 class ChargeRefusedError(ClientFailureError):
-    """The account does not allow this round; nothing was charged and nothing may be released."""
+    """The client's account refuses a round: nothing was charged and nothing may be released."""
 
 
 class NoiseReuseError(ChargeRefusedError):
-    """The round was charged for another answer, with the same noise."""
+    """The request would reuse noise of another answer, which the client was charged for before."""
 
     code = NOISE_REUSE
 
 
 class LedgerUnwritableError(ChargeRefusedError):
-    """The charge cannot be written to disk."""
+    """The charge of a client cannot be written to the ledger on disk."""
 
     code = LEDGER_UNWRITABLE
 
 
 class ClientBudgetExhaustedError(ChargeRefusedError):
-    """The budget affords no further step."""
+    """The client's privacy budget affords no further step."""
 
 
 @dataclass(frozen=True)
 class PrivacyAccount:
-    """A client's spend, and the last request that it was charged for.
+    """The privacy spend of a client, and the last request that was charged.
 
     Attributes:
-        plan: the mechanism and the budget.
+        plan: the client's mechanism and budget.
         spend: everything that the client was charged for.
-        last_round: the last round that it was charged for; 0 before the first.
-        last_request: digest of everything that the answer in that round depends on.
+        last_round: number of the last round that was charged; 0 before the first charge.
+        last_request: digest of everything that the answer in `last_round` depends on.
     """
 
     plan: PrivacyPlan
@@ -84,15 +85,15 @@ class PrivacyAccount:
     def restore(
         cls, state: RecordDict, plan: PrivacyPlan, *, client: int, journal: Journal | None
     ) -> Self:
-        """Return the current account of a client.
+        """Return the current account of a client, from its state and the journal.
 
-        The journal is the truth where there is one: a state that was lost in a crash, or dropped by
-        an engine after an error, catches up with it.
+        The journal decides where there is one: a state that was lost in a crash, or dropped by an
+        engine after an error, is brought up to date from the journal.
 
         Args:
             state: the client's `Context.state`.
-            plan: the mechanism and the budget.
-            client: its number.
+            plan: the client's mechanism and budget.
+            client: number of the client.
             journal: the durable ledger; None if the account is in the state only.
         """
         account = cls._from_state(state, plan, client)
@@ -119,20 +120,20 @@ class PrivacyAccount:
     def propose(self, *, round_number: int, request: str, steps: int) -> Charge | None:
         """Return the charge for a round; None if the same request was charged before.
 
-        The charge has a ledger for each observer of the plan. Nothing is charged yet. The caller
+        The charge has a ledger for each adversary of the plan. Nothing is charged yet. The caller
         writes the charge to the journal, then calls `commit`, and only then releases anything. So
         the charges of many clients reach the disk together.
 
         Guarantee: only steps that the budget affords are charged, and `spend.round_steps` of the
-        account after `commit` says how many may be taken.
+        account after `commit` is the number of steps that the client may take.
 
         Args:
             round_number: the round of the request.
             request: digest of everything that the answer depends on.
-            steps: steps that the server wants.
+            steps: number of steps that the server requests.
 
         Raises:
-            ClientBudgetExhaustedError: not even one more step fits.
+            ClientBudgetExhaustedError: the budget affords not even one more step.
             NoiseReuseError: the round lies in the past, or was charged for another answer.
             ChargeRefusedError: correlated noise was charged for another run than the planned one.
         """
@@ -158,7 +159,7 @@ class PrivacyAccount:
         """Return the account after a charge that is in the journal, and write it to the state.
 
         Args:
-            charge: as `propose` returned it.
+            charge: the charge that `propose` returned.
             state: the client's `Context.state`.
         """
         account = self._after((charge,))
@@ -214,10 +215,10 @@ class PrivacyAccount:
         )
 
     def _refuse_other_run(self) -> None:
-        """Check that correlated noise, which is charged for a whole run, was charged for this one.
+        """Check that the client's correlated noise was charged for the run that is planned now.
 
         Raises:
-            ChargeRefusedError: the first charge is not that of the plan.
+            ChargeRefusedError: the first charge differs from the charge of the plan.
         """
         step, spend = self.plan.release, self.spend
         if step.correlation is None or spend.steps == 0:
@@ -230,7 +231,7 @@ class PrivacyAccount:
             )
 
     def _granted_steps(self, steps: int) -> int:
-        """Return how many of the wanted steps the budget affords, at least one."""
+        """Return how many of the requested steps the budget affords, at least one."""
         if self.plan.affordable_steps is None and self.plan.release.correlation is None:
             return steps
         granted = min(steps, self.plan.steps_to_take - self.spend.steps)
@@ -259,17 +260,19 @@ _DIGEST_BYTES = 32
 
 @dataclass(frozen=True)
 class AnswerInputs:
-    """Everything that a client's answer in a round depends on, beside its seed and its number.
+    """Everything that a client's answer in a round depends on, besides seed and client number.
 
     Attributes:
-        block: planned members of the client's block, ascending.
-        tile_rows: rows of each place in the block's tiles; None: as the client alone has.
-        places: of a tile that any member may fill; None: each member has its own.
+        block: numbers of the planned members of the client's block, ascending.
+        tile_rows: rows of each place in the block's padded batches; None where each client takes
+            the rows that it takes alone.
+        places: number of places of a padded batch that any member's rows may fill; None where each
+            member has a fixed place.
         model: digest of the request's global model.
-        clip_norm: clipping bound of the request; None without.
-        mechanism: text of the client's mechanism, with noise, clipping and sampling.
+        clip_norm: adaptive clip norm in the request; None where the request has none.
+        mechanism: the client's mechanism as text, with noise, clipping and sampling.
         conditions: digest of settings, plug-in sources, versions and device.
-        data: digest of the client's examples; None where it must stay out of the record.
+        data: digest of the client's examples; None where the record must not depend on them.
         sent: digests of the algorithm's arrays in the request; "" where there are none.
     """
 
@@ -285,7 +288,7 @@ class AnswerInputs:
 
 
 def request_digest(inputs: AnswerInputs, *, seed: int, client: int) -> str:
-    """Return the digest of a charge's record: 64 hexadecimal digits.
+    """Return the digest of a request for the record of its charge: 64 hexadecimal digits.
 
     Guarantee: equal digests of one client mean equal inputs, up to a collision of BLAKE2b-256.
 
@@ -312,5 +315,5 @@ def request_digest(inputs: AnswerInputs, *, seed: int, client: int) -> str:
 
 @lru_cache(maxsize=8)
 def _text_of(block: tuple[int, ...]) -> str:
-    """Return a block as text, made once for its members."""
+    """Return the numbers of a block as text, cached for the members of the block."""
     return ",".join(map(str, block))

@@ -1,8 +1,8 @@
 """The clients of one process as a Flower ClientApp: the same code for every engine.
 
-A message to one client goes through Flower's `ClientApp.__call__`, and with it through the app's
-mods. An engine that has many requests at once passes them to `answer_batch`, unless the app has
-mods. Both are one round of clients (`client_round.py`); a single request is a group of one.
+A message to one client goes through Flower's `ClientApp.__call__`, and so through the app's mods.
+An engine that has many requests at once passes them to `answer_batch`, unless the app has mods.
+Both paths run `client_round.answer_rounds`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,7 +26,7 @@ from fedsim.protocol.roll_call import PARTITION, ROLL_CALL, NodeIdentity, roll_c
 Request = tuple[Message, Context]
 
 AnswerGroup = Iterable[Message | Exception]
-"""Answers of one block; in place of an answer, the exception that the client raised."""
+"""Answers of the clients of one block; the exception that a client raised replaces its answer."""
 
 
 @runtime_checkable
@@ -39,25 +39,28 @@ class BatchAnswers(Protocol):
         ...
 
     def answer_batch(self, requests: Sequence[Request]) -> Iterator[AnswerGroup]:
-        """Yield groups of answers, in the order of the requests.
+        """Yield the answers to train requests in groups, in the order of the requests.
 
-        Answers are computed while their group is read. Read a group before asking for the next
-        one, which may take long.
+        A group is an iterator that trains clients while it is read. Read a whole group before the
+        next group.
 
-        Guarantee: each answer is the one that a call with the message returns.
+        Guarantee: each answer equals the reply of a single call of the app with the message.
 
         Args:
-            requests: of one round, in ascending order of clients; as many as the caller has.
+            requests: the train requests of one round, in ascending order of clients.
         """
         ...
 
 
 class BatchClientApp(ClientApp):
-    """The clients of one process; the client of a message is its node's `partition-id`.
+    """A Flower ClientApp for all clients of one process.
+
+    The client of a message is the number `partition-id` of the node's configuration.
 
     Args:
         task_of: returns the task of a client by its number; called once for each request.
-        block_of: planned members of a client's block in a round; by default each client is alone.
+        block_of: function of (round, client) that returns the planned members of the client's
+            block, ascending; by default each client is alone.
         mods: Flower mods around every message. With mods, messages are answered one at a time.
     """
 
@@ -71,7 +74,7 @@ class BatchClientApp(ClientApp):
         super().__init__(mods=list(mods))
         self._task_of = task_of
         self._block_of = block_of
-        # A subclass with a `__call__` of its own must see every message, as a mod must.
+        # A subclass that overrides `__call__` must see every message, as a mod must.
         self.takes_batches = not mods and type(self).__call__ is ClientApp.__call__
         self.query(ROLL_CALL)(_answer_roll_call)
         self.train()(self._train)
@@ -80,13 +83,13 @@ class BatchClientApp(ClientApp):
             self.query(stage)(_stage_handler(stage, task_of))
 
     def answer_batch(self, requests: Sequence[Request]) -> Iterator[AnswerGroup]:
-        """Yield the answers of one block after the other, in the order of the requests.
+        """Yield the answers to train requests block by block, in the order of the requests.
 
-        Guarantee: every charge of a block is durable before the block trains; each answer is the
-        one that a call with the message returns.
+        Guarantee: every charge of a block is durable before the block trains; each answer equals
+        the reply of a single call of the app with the message.
 
         Args:
-            requests: of one round, in ascending order of clients; as many as the caller has.
+            requests: the train requests of one round, in ascending order of clients.
         """
         messages = (message for message, _ in requests)
         read = ((_read_request(message), context) for message, context in requests)
@@ -96,10 +99,11 @@ class BatchClientApp(ClientApp):
     def answer_requests(
         self, requests: Iterable[tuple[TrainRequest, Context]]
     ) -> Iterator[Iterator[Answer]]:
-        """Yield answers as `answer_batch` does, without messages.
+        """Yield answers block by block, as `answer_batch` does, for requests without messages.
 
         Args:
-            requests: of one round, in ascending order of clients; as many as the caller has.
+            requests: the train requests of one round with the contexts of their clients, in
+                ascending order of clients.
         """
         return self._answer(requests)
 
@@ -112,7 +116,7 @@ class BatchClientApp(ClientApp):
     def _request_of(
         self, request: TrainRequest | ProtocolError, context: Context
     ) -> ClientRequest | Exception:
-        """Return the request to the client of a node; an error is its answer."""
+        """Return the request to the client of a node, or the error that answers it."""
         try:
             client = partition_of(context)
             with contained_exits():
@@ -124,7 +128,7 @@ class BatchClientApp(ClientApp):
                 raise request
             block = self._block_of(request.round_number, client)
             if client not in block:
-                raise ValueError(f"the block of client {client} lacks it: {block}")
+                raise ValueError(f"client {client} is not in its planned block {block}")
         except Exception as error:  # noqa: BLE001  likewise
             return task.failure(error)
         return ClientRequest(task, request, context, block)
@@ -175,14 +179,14 @@ def _stage_handler(
 
 
 def to_message(answer: Answer, request: Message) -> Message | Exception:
-    """Return an answer as the reply to a message.
+    """Return a client's answer as the reply to a Flower message.
 
-    A client's own failure is a reply and not an exception: the reason then reads the same on every
-    engine, and no engine throws the client's state away. Another exception is returned as it is.
+    A `ClientFailureError` becomes an error reply: its reason then reads the same on every engine,
+    and no engine drops the client's state. Any other exception is returned unchanged.
 
     Args:
-        answer: the client's reply, or what it raised.
-        request: the message that it answers.
+        answer: the client's reply, or the exception that it raised.
+        request: the message to reply to.
     """
     if isinstance(answer, ClientFailureError):
         return Message(Error(code=answer.code, reason=str(answer)), reply_to=request)
@@ -195,8 +199,12 @@ def evaluate_and_reply(task: ClientTask, message: Message) -> Message:
     Guarantee: a client with a privacy plan, or with sealed updates, refuses every request: a score
     is a release about its examples that was not charged.
 
+    Args:
+        task: the client.
+        message: an evaluate request, which holds the model.
+
     Raises:
-        ClientFailureError: the client does not evaluate, or a fault strikes it in this round.
+        ClientFailureError: the client does not evaluate, or an injected fault occurs in this round.
     """
     score = task.scores.evaluate
     if task.privacy is not None or task.secure is not None or score is None:
@@ -204,16 +212,16 @@ def evaluate_and_reply(task: ClientTask, message: Message) -> Message:
     request = EvaluateRequest.from_message(message)
     fault = task.faults.of(task.client, request.round_number)
     fault.before_charge()
-    fault.after_charge()  # a client that drops out there does not answer here
+    fault.after_charge()  # a client that drops out after its charge does not answer here
     examples, metrics = score(request.arrays)
     return EvaluateReply(examples, metrics, delay=fault.delay).to_message(message)
 
 
 def partition_of(context: Context) -> int:
-    """Return the number of the client on this node.
+    """Return the number of the client on a node.
 
     Raises:
-        ValueError: the node's configuration has no whole number for it.
+        ValueError: the node's configuration has no whole number `partition-id`.
     """
     partition = context.node_config.get(PARTITION)
     if not isinstance(partition, int):
@@ -225,7 +233,7 @@ def partition_of(context: Context) -> int:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Limit torch to one thread: the order of float32 sums must not depend on the cores."""
+    """Limit torch to one thread, as the order of float32 sums must not depend on the cores."""
     threads = torch.get_num_threads()
     if threads == 1:
         yield

@@ -1,8 +1,8 @@
-"""A round of the clients of one process: opened, charged, trained and answered in blocks.
+"""One round of all clients of a process: requests are checked, charged, trained and answered.
 
-A single request is a group of one. Requests are cut into planned blocks, and blocks into chunks.
-All clients of a chunk are charged in one append to the ledger. Then each block trains, and its
-answers are yielded.
+Requests are grouped into planned blocks, whose clients train together, and blocks into chunks. All
+clients of a chunk are charged in one append to the ledger. Then each block trains, and its answers
+are yielded.
 """
 
 import logging
@@ -40,16 +40,16 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 BlockOf = Callable[[int, int], tuple[int, ...]]
-"""(round, client) -> the planned members of the client's block, ascending."""
+"""Function of (round, client) that returns the planned members of the client's block, ascending."""
 
 Reply = TrainReply | SealedReply | Withdrawal
 
 Answer = Reply | Exception
-"""A client's reply; in place of a reply, the exception that the client raised."""
+"""A client's reply, or the exception that the client raised."""
 
 
 def alone(round_number: int, client: int) -> tuple[int, ...]:
-    """Return a block of the client alone."""
+    """Return the block (client,) for every round, so that each client trains alone."""
     return (client,)
 
 
@@ -58,10 +58,10 @@ class ClientRequest:
     """A train request to one client.
 
     Attributes:
-        task: the client.
-        request: the global model and the round.
-        context: holds the client's state.
-        block: planned members of the client's block, ascending.
+        task: the client, with data, model and settings.
+        request: the global model and the number of the round.
+        context: Flower's context of the client, which holds its state.
+        block: numbers of the planned members of the client's block, ascending.
     """
 
     task: ClientTask
@@ -75,13 +75,14 @@ class ClientRound:
     """One client in one round, before it trains.
 
     Attributes:
-        asked: the request.
-        fault: the fault of this round.
-        model_digest: of the request's global model.
-        start: flat trained values (size,) of that model.
-        fixed_digest: digest of its other arrays.
+        asked: the request to the client.
+        fault: the client's injected fault in this round.
+        model_digest: digest of the request's global model.
+        start: trained parameters (size,) of the global model, flat.
+        fixed_digest: digest of the global model's arrays that are not trained.
         account: the client's account, with the charge once committed; None without privacy.
-        charge: the cost of the round; None without privacy or for an earlier charge.
+        charge: the charge of the round; None without privacy, or where the same request was
+            charged before.
     """
 
     asked: ClientRequest
@@ -94,22 +95,22 @@ class ClientRound:
 
     @property
     def task(self) -> ClientTask:
-        """The client."""
+        """The client, with data, model and settings."""
         return self.asked.task
 
     @property
     def spend(self) -> ClientSpend | None:
-        """The client's spend after the charge; None without privacy."""
+        """The client's privacy spend after the charge; None without privacy."""
         return None if self.account is None else self.account.spend
 
     @cached_property
     def member(self) -> BlockMember:
-        """The client as a member of its block."""
+        """The client as a member of its block, with data, steps and release of the round."""
         task, spend = self.task, self.spend
         number = self.asked.request.round_number
         key, planned = StreamKey(task.run.seed, task.client, number), task.planned_steps(number)
         flat = task.training.shared_model.flat
-        sent = {name: flat(one) for name, one in self.asked.request.sent.items()}
+        sent = {name: flat(array) for name, array in self.asked.request.sent.items()}
         release = task.release(self.asked.request)
         data = task.training_data(release)
         member = BlockMember(*data, key, range(planned), start=self.start, sent=sent)
@@ -126,14 +127,20 @@ class ClientRound:
 
     @property
     def shared(self) -> tuple[object, ...]:
-        """Key of what the members of a block that train together have in common."""
+        """Key that is equal for clients that can train together: same model, loss and settings."""
         how = self.task.training
         return id(how.shared_model), id(how.loss), how.local, self.fixed_digest
 
 
 @dataclass(frozen=True)
 class TrainedClient:
-    """A client after training: flat trained values or integers (size,), its bound and its bit."""
+    """The result of a client's training.
+
+    Attributes:
+        values: trained parameters (size,), flat, or the integers (size,) of a noisy sum.
+        adapted_clip_norm: the client's adaptive clip norm after the round; None without.
+        count: the client's noisy count for adaptive clipping; None without.
+    """
 
     values: np.ndarray
     adapted_clip_norm: LearntBound | None
@@ -141,16 +148,17 @@ class TrainedClient:
 
 
 def answer_rounds(requests: Iterable[ClientRequest | Exception]) -> Iterator[Iterator[Answer]]:
-    """Yield the answers of one block after the other, in the order of the requests.
+    """Yield the answers to train requests block by block, in the order of the requests.
 
-    Answers are computed while their group is read. Read a group before asking for the next one.
+    The answers of a block are an iterator that trains clients while it is read. Read it to its end
+    before the next block.
 
     Guarantee: every charge of a block is durable before the block trains. An answer depends on the
-    planned block, never on which of its members were asked.
+    planned block, never on which of its members got a request.
 
     Args:
-        requests: in ascending order of clients within a round; in place of a request, the error
-            that is its answer.
+        requests: train requests, in ascending order of clients within a round; an exception in
+            place of a request is yielded as its answer.
     """
     for chunk in _chunks(_blocks(requests)):
         entries = iter(_charge([_open(asked) for block in chunk for asked in block]))
@@ -161,7 +169,7 @@ def answer_rounds(requests: Iterable[ClientRequest | Exception]) -> Iterator[Ite
 def _blocks(
     requests: Iterable[ClientRequest | Exception],
 ) -> Iterator[list[ClientRequest | Exception]]:
-    """Yield the requests of one planned block after the other; an error is a block of its own."""
+    """Yield lists of requests, one for each planned block; an exception is a block by itself."""
     block: list[ClientRequest | Exception] = []
     for asked in requests:
         if block and not _continues(block[-1], asked):
@@ -173,7 +181,7 @@ def _blocks(
 
 
 def _continues(last: ClientRequest | Exception, asked: ClientRequest | Exception) -> bool:
-    """Whether a request belongs to the block of the one before it; no client is in it twice."""
+    """Return whether a request belongs to the block before it, which has no client twice."""
     if isinstance(last, Exception) or isinstance(asked, Exception):
         return False
     same = last.request.round_number == asked.request.round_number and last.block == asked.block
@@ -188,19 +196,19 @@ def _chunks(
     clients: set[int] = set()
     size = 0
     for block in blocks:
-        own = {asked.task.client for asked in block if isinstance(asked, ClientRequest)}
-        if chunk and (size + len(block) > MAX_CHARGED_CLIENTS or own & clients):
+        members = {asked.task.client for asked in block if isinstance(asked, ClientRequest)}
+        if chunk and (size + len(block) > MAX_CHARGED_CLIENTS or members & clients):
             yield chunk
             chunk, clients, size = [], set(), 0
         chunk.append(block)
-        clients |= own
+        clients |= members
         size += len(block)
     if chunk:
         yield chunk
 
 
 def _open(asked: ClientRequest | Exception) -> ClientRound | Answer:
-    """Return a client's round with its proposed charge, or the answer of one that does not train.
+    """Return a client's round with its proposed charge, or its answer where it cannot train.
 
     Nothing is charged yet.
     """
@@ -217,7 +225,7 @@ def _open(asked: ClientRequest | Exception) -> ClientRound | Answer:
 
 
 def _propose(asked: ClientRequest) -> ClientRound:
-    """Return a client's round with its proposed charge; without privacy there is none."""
+    """Return a client's round with its proposed charge; the charge is None without privacy."""
     task, request = asked.task, asked.request
     fault = task.faults.of(task.client, request.round_number)
     fault.before_charge()
@@ -246,11 +254,11 @@ def _propose(asked: ClientRequest) -> ClientRound:
 
 
 def _charge(entries: list[ClientRound | Answer]) -> list[ClientRound | Answer]:
-    """Charge all rounds in one write; if it fails, no charged client trains.
+    """Charge all clients in one write to the ledger; if the write fails, no private client trains.
 
-    A client that would reuse noise shows that the run is not the one that began. Then nobody is
-    charged, so that the run can still go on as it began. The same holds for every failure that
-    ends the run.
+    A client that would reuse noise shows that the request is not of the run that began. Then no
+    client is charged, so that the original run can still resume. The same holds for every failure
+    that ends the run.
     """
     proposed = [
         (entry, entry.charge, entry.account)
@@ -281,8 +289,8 @@ def _write(journal: Journal, charges: Sequence[Charge]) -> None:
     """Write charges to the ledger.
 
     Raises:
-        LedgerUnwritableError: the disk refuses them.
-        JournalError: one does not continue its client's chain.
+        LedgerUnwritableError: the disk refuses the write.
+        JournalError: a charge does not continue its client's chain.
     """
     try:
         journal.append_all(charges)
@@ -291,7 +299,7 @@ def _write(journal: Journal, charges: Sequence[Charge]) -> None:
 
 
 def _strike(entry: ClientRound | Answer) -> ClientRound | Answer:
-    """Return a charged round, or the failure of a client whose fault strikes before its upload."""
+    """Return a charged round, or the failure of a client with an injected fault in training."""
     if isinstance(entry, ClientRound):
         try:
             entry.fault.after_charge()
@@ -303,8 +311,8 @@ def _strike(entry: ClientRound | Answer) -> ClientRound | Answer:
 def _answer_block(entries: Sequence[ClientRound | Answer]) -> Iterator[Answer]:
     """Yield the answers of one block, in order.
 
-    Members that share model and settings train together. Where that fails, each trains in its
-    planned block with the others absent, which gives the same bits, and shows its own error.
+    Members that share model and settings train together. Where that fails, each member trains in
+    its planned block with all others absent, which gives the same bits, and raises its own error.
     """
     groups: dict[object, list[ClientRound]] = {}
     for entry in entries:
@@ -313,7 +321,7 @@ def _answer_block(entries: Sequence[ClientRound | Answer]) -> Iterator[Answer]:
     trained: dict[int, TrainedClient] = {}
     for group in groups.values():
         if len(group) == 1:
-            continue  # it trains where it is answered
+            continue  # a single client trains in `_answer`
         try:
             with contained_exits():
                 trained.update(_train(group))
@@ -327,15 +335,15 @@ def _answer_block(entries: Sequence[ClientRound | Answer]) -> Iterator[Answer]:
 
 
 def _train(rounds: Sequence[ClientRound]) -> dict[int, TrainedClient]:
-    """Train members of one block that share model, loss and settings; the others are absent."""
+    """Train members of one block that share model, loss and settings, with all others absent."""
     how, block = rounds[0].task.training, rounds[0].asked.block
     if how.voter is not None:
         return {
-            each.task.client: TrainedClient(votes_of(each.task, each.asked.request), None, None)
-            for each in rounds
+            entry.task.client: TrainedClient(votes_of(entry.task, entry.asked.request), None, None)
+            for entry in rounds
         }
     how.shared_model.load(rounds[0].asked.request.arrays)
-    members = {each.task.client: each.member for each in rounds}
+    members = {entry.task.client: entry.member for entry in rounds}
     planned = block if how.blocks.places is None else tuple(members)
     result = block_of(
         how.shared_model,
@@ -365,12 +373,12 @@ def _answer(entry: ClientRound, trained: TrainedClient | None) -> Answer:
 
 
 def _upload(entry: ClientRound, trained: TrainedClient) -> TrainReply | SealedReply:
-    """Return the reply of a trained client, sealed where updates are summed in secret."""
+    """Return the reply of a trained client, sealed under secure aggregation."""
     task, request, count = entry.task, entry.asked.request, trained.count
     model = task.training.shared_model
     if task.privacy is not None and task.privacy.part is not None:
         arrays = model.integers_of(trained.values, request.arrays, count=count)
-        count = None  # it is in the sum
+        count = None  # the count is one of the integers of the sum
     else:
         private = task.privacy is not None
         arrays = model.upload_of(trained.values, request.arrays, private=private)
@@ -387,7 +395,7 @@ def _upload(entry: ClientRound, trained: TrainedClient) -> TrainReply | SealedRe
 
 
 def _numbers(entry: ClientRound) -> Mapping[str, float]:
-    """Return the declared numbers of the request's model on the client's examples."""
+    """Return the declared metrics of the request's model on the client's examples."""
     measure, shared_model = entry.task.scores.measure, entry.task.training.shared_model
     if measure is None:
         return {}
@@ -413,4 +421,4 @@ def _seal(entry: ClientRound, reply: TrainReply, channel: "SecureChannel") -> Se
     )
 
 
-MAX_CHARGED_CLIENTS = 64  # in one append, or one block if it has more
+MAX_CHARGED_CLIENTS = 64  # in one append to the ledger, or the clients of one larger block

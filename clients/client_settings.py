@@ -1,4 +1,4 @@
-"""Settings of some clients: their privacy by client, group, share or table, and injected faults.
+"""Settings of single clients: privacy by client, group, share or table, and injected faults.
 
 The name of an entry of `privacy.clients` is a client's number or the name of a group. A group lists
 its `members`, takes a `share` of all clients, or reads a `csv` file with one line for each client.
@@ -19,27 +19,33 @@ OwnSetting = Literal[
 
 
 class OwnPrivacySettings(Settings):
-    """Settings that one client may have of its own; null: those of all clients."""
+    """Privacy settings of a single client; a null value is the setting of all clients."""
 
     target_epsilon: float | None = Field(
         default=None, gt=0, description="budget ε, never exceeded; sets the noise if none is given"
     )
-    noise_multiplier: float | None = Field(default=None, ge=0, description="own noise")
-    delta: Probability | None = Field(default=None, description="own δ")
-    max_grad_norm: float | None = Field(default=None, gt=0, description="own bound C")
-    sampling_rate: Share | None = Field(default=None, description="own expected share in a lot")
+    noise_multiplier: float | None = Field(
+        default=None, ge=0, description="noise multiplier of the client"
+    )
+    delta: Probability | None = Field(default=None, description="δ of the client")
+    max_grad_norm: float | None = Field(
+        default=None, gt=0, description="L2 bound C of the client's per-example gradients"
+    )
+    sampling_rate: Share | None = Field(
+        default=None, description="expected share of the client's examples in a batch"
+    )
 
 
 class ClientPrivacySettings(OwnPrivacySettings):
-    """One entry of `privacy.clients`: settings, and the clients of a group."""
+    """One entry of `privacy.clients`: privacy settings of a client or of a group of clients."""
 
     members: list[ClientNumber] | None = Field(
         default=None, min_length=1, description="the group's clients"
     )
     share: Share | None = Field(
         default=None,
-        description="the group is this share of all clients, drawn by the seed among those that "
-        "no entry names",
+        description="size of the group as a share of all clients; its members are drawn by the "
+        "seed among the clients that no entry names",
     )
     csv: str | None = Field(
         default=None, description="file.csv with a column `client`, relative to the experiment file"
@@ -50,16 +56,22 @@ class ClientPrivacySettings(OwnPrivacySettings):
 
     @property
     def own(self) -> OwnPrivacySettings:
-        """The settings without the clients."""
+        """The entry's privacy settings, without the keys that name its clients."""
         return OwnPrivacySettings.model_validate(
             {name: getattr(self, name) for name in OwnPrivacySettings.model_fields}
         )
 
     def check(self, name: str) -> None:
-        """Check that the name or exactly one key gives the clients of the entry.
+        """Check that the entry names its clients in exactly one way.
+
+        An entry whose name is a client number has no `members`, `share` or `csv`; any other entry
+        has exactly one of them.
+
+        Args:
+            name: name of the entry in `privacy.clients`.
 
         Raises:
-            ValueError: there is no such key, or there are several.
+            ValueError: the entry breaks this rule.
         """
         ways = {"members": self.members, "share": self.share, "csv": self.csv}
         given = [key for key, value in ways.items() if value is not None]
@@ -70,10 +82,10 @@ class ClientPrivacySettings(OwnPrivacySettings):
                     "the group a name, such as 'careful'"
                 )
         elif len(given) != 1:
-            found = " and ".join(given) or "none"
+            keys = " and ".join(given) or "none"
             raise ValueError(
                 f"clients: {name!r} is not a client number ('0', '1', ...), so it names a group: "
-                f"it needs exactly one of members, share and csv, got {found}"
+                f"it needs exactly one of members, share and csv, got {keys}"
             )
 
     @model_validator(mode="after")
@@ -91,14 +103,14 @@ class ClientPrivacySettings(OwnPrivacySettings):
     @model_validator(mode="after")
     def _members_once(self) -> Self:
         members = self.members or []
-        repeated = sorted(one for one, times in Counter(members).items() if times > 1)
+        repeated = sorted(client for client, times in Counter(members).items() if times > 1)
         if repeated:
             raise ValueError(f"members names client {repeated[0]} more than once")
         return self
 
 
 def is_client(name: str) -> bool:
-    """Whether the name of an entry is the number of a client."""
+    """Return whether the name of an entry of `privacy.clients` is the number of a client."""
     return name.isascii() and name.isdecimal() and name == str(int(name))
 
 
@@ -116,23 +128,26 @@ FaultKind = Literal[
 
 
 class FaultSettings(Settings):
-    """One entry of `faults:` in an experiment file."""
+    """One entry of `faults:` in an experiment file: a failure to inject into clients."""
 
-    kind: FaultKind = Field(description="what goes wrong")
+    kind: FaultKind = Field(description="kind of failure")
     clients: list[ClientNumber] | None = Field(
-        default=None, min_length=1, description="whom it strikes; null: everybody"
+        default=None, min_length=1, description="clients that fail; null: all clients"
     )
     rounds: list[Annotated[int, Field(ge=1, le=MAX_ROUNDS)]] | None = Field(
-        default=None, min_length=1, description="in which rounds; null: in all"
+        default=None, min_length=1, description="rounds in which they fail; null: all rounds"
     )
     probability: float = Field(
-        default=1.0, gt=0, le=1, description="how often, independently for each client and round"
+        default=1.0,
+        gt=0,
+        le=1,
+        description="probability of the failure, drawn independently for each client and round",
     )
     delay: float | None = Field(
         default=None,
         gt=0,
         le=MAX_SECONDS,
-        description="simulated seconds that a straggler is late by",
+        description="simulated seconds by which a straggler's reply is late",
     )
 
     @model_validator(mode="after")

@@ -1,15 +1,15 @@
-"""Noise that is correlated from step to step: a banded Toeplitz factor of the prefix sums.
+"""Correlated noise of DP-FTRL: the banded Toeplitz matrix mechanism for prefix sums.
 
-Fresh noise Z_t becomes y_t = Z_t − rint(Σ_{j ≥ 1} c_j y_{t−j}), so that a part of each step's noise
-is taken back in the steps after it, and sums over many steps are less noisy. That is the matrix
-mechanism with C lower-triangular, Toeplitz, and zero below its first bands: C y = Z (McMahan et al.
+Fresh noise Z_t becomes y_t = Z_t − rint(Σ_{j ≥ 1} c_j y_{t−j}), so that later steps subtract a part
+of each step's noise, and sums over many steps are less noisy. That is the matrix mechanism with C
+lower-triangular, Toeplitz, and zero below its first bands: C y = Z (McMahan et al.
 2024, arXiv:2405.15913; Choquette-Choo et al. 2023, arXiv:2306.08153). Theorem and proof:
 docs/correlated_noise.md.
 
-The noise of step t depends on the fresh noise of all steps before it, and on nothing else. Fresh
-noise is keyed by the step, so the state is computed anew where it is missing: after a restart, in
-another process, in a repeated round. It is kept in the process to spare that, and never stored or
-sent. All operations are exact in float64: the same bits on every processor.
+The noise of step t depends on the fresh noise of steps 0 to t, and on nothing else. Fresh noise is
+keyed by the step, so the state is computed anew where it is missing: after a restart, in another
+process, in a repeated round. The process caches the state, and never stores or sends it. All
+operations are exact in float64: the same bits on every processor.
 """
 
 import math
@@ -29,23 +29,23 @@ from fedsim.core.limits import MAX_NOISE_BANDS
 from fedsim.noise.sources import NoiseSource
 
 COEFFICIENT_BITS = 16
-"""Coefficients are multiples of 2⁻¹⁶: their products with noise below 2³² are exact in float64."""
+"""Bits after the point of a coefficient: its products with noise below 2³² are exact in float64."""
 
 
 @dataclass(frozen=True)
 class NoiseCorrelation:
-    """The correlation of a client's noise over its whole run.
+    """The coefficients of a client's correlated noise, and the steps that they are planned for.
 
-    Guarantee: where an example can be in at most one of any `bands` successive lots, the releases
-    of a run are, for this example, one release with noise multiplier z / ‖c‖ for each of these lots
-    (docs/correlated_noise.md). That is what `charges` returns.
+    Guarantee: where an example can be in at most one of any `bands` successive batches, the
+    releases of a run are, for this example, one release with noise multiplier z / ‖c‖ for each
+    batch that may have the example (docs/correlated_noise.md). `charges` returns these releases.
 
     Attributes:
-        coefficients: c_0 = 1, c_1, ..., each a multiple of 2⁻¹⁶; their number is the bands.
-        planned_steps: steps of the whole run. They are charged together, before the first one.
+        coefficients: c_0 = 1, c_1, ..., one for each band, each a multiple of 2⁻¹⁶.
+        planned_steps: number of steps of the whole run, all charged before the first step.
 
     Raises:
-        ValueError: a coefficient is not such a number, or the first is not 1.
+        ValueError: a coefficient is no multiple of 2⁻¹⁶, there are too many, or the first is not 1.
     """
 
     coefficients: tuple[float, ...]
@@ -61,30 +61,30 @@ class NoiseCorrelation:
 
     @classmethod
     def toeplitz(cls, bands: int, planned_steps: int) -> Self:
-        """Return the first bands of the square root of the prefix-sum matrix: 1, 1/2, 3/8, ...
+        """Return the correlation by the square root of the prefix-sum matrix: 1, 1/2, 3/8, ...
 
         Args:
             bands: number of coefficients, at least 1.
-            planned_steps: steps of the whole run.
+            planned_steps: number of steps of the whole run.
         """
         return cls(square_root_coefficients(bands), planned_steps)
 
     @property
     def bands(self) -> int:
-        """Number of coefficients."""
+        """Number of bands, that is of coefficients."""
         return len(self.coefficients)
 
     @cached_property
     def column_norm(self) -> float:
-        """‖c‖, the L2 norm of the coefficients: how far an example in one lot moves C x."""
+        """L2 norm ‖c‖ of the coefficients: how far an example of norm 1 in one batch moves C x."""
         return math.hypot(*self.coefficients)
 
     def charges(self, cycle: Charges, first_step: int, steps: int) -> Charges:
-        """Return (event, count) for some steps: all planned steps with the first one, then nothing.
+        """Return the charges of some steps: the whole plan with step 0, and no charge later.
 
         Args:
-            cycle: (event, count) of all planned steps with noise that is not correlated.
-            first_step: number of the first step.
+            cycle: pairs (event, count) of all planned steps with independent noise.
+            first_step: number of the first of the steps, from 0.
             steps: number of steps.
 
         Raises:
@@ -93,7 +93,7 @@ class NoiseCorrelation:
         if first_step + steps > self.planned_steps:
             raise ValueError(
                 f"correlated noise is charged for {self.planned_steps} steps, and steps up to "
-                f"{first_step + steps} are asked for"
+                f"{first_step + steps} are requested"
             )
         if first_step or not steps:
             return []
@@ -111,7 +111,7 @@ def square_root_coefficients(bands: int) -> tuple[float, ...]:
 
 
 def inverse_coefficients(coefficients: tuple[float, ...], steps: int) -> Floats:
-    """Return the first column (steps,) of C⁻¹: y_t = Σ_j d_j Z_{t−j}, rounding aside.
+    """Return the first column d (steps,) of C⁻¹: without rounding, y_t = Σ_j d_j Z_{t−j}.
 
     Args:
         coefficients: c of `NoiseCorrelation`.
@@ -126,14 +126,14 @@ def inverse_coefficients(coefficients: tuple[float, ...], steps: int) -> Floats:
 
 
 def prefix_error(coefficients: tuple[float, ...], steps: int) -> float:
-    """Return the root mean square error of the sums of the first 1 ... `steps` releases.
+    """Return the root mean square error of the prefix sums of the noise over `steps` steps.
 
-    It is in standard deviations of the fresh noise Z: ‖A C⁻¹‖_F / √steps, with A the matrix of
-    prefix sums. Noise without correlation has √((steps + 1) / 2).
+    The unit is one standard deviation of the fresh noise Z: ‖A C⁻¹‖_F / √steps, with A the matrix
+    of prefix sums. Independent noise has √((steps + 1) / 2).
 
     Args:
         coefficients: c of `NoiseCorrelation`.
-        steps: T, at least 1.
+        steps: number of steps T, at least 1.
     """
     sums = np.cumsum(inverse_coefficients(coefficients, steps))
     return math.sqrt(float(np.mean(np.cumsum(sums**2))))
@@ -141,11 +141,11 @@ def prefix_error(coefficients: tuple[float, ...], steps: int) -> float:
 
 @dataclass
 class NoiseState:
-    """The noise of the last steps.
+    """The state of correlated noise between two steps: the noise of the last steps.
 
     Attributes:
-        step: the next step.
-        past: noise (bands − 1, size) of the steps before, the one of step s in row s mod bands − 1.
+        step: number of the next step.
+        past: noise (bands − 1, size) of the last steps, where step s has row s mod (bands − 1).
     """
 
     step: int
@@ -153,10 +153,10 @@ class NoiseState:
 
 
 class NoiseStates:
-    """States of correlated noise that a process keeps from round to round, by their owner.
+    """Cache of the noise states of a process from round to round, by owner.
 
     Args:
-        most_bytes: of all states together; the oldest make room for a new one.
+        most_bytes: largest size of all states together; the oldest states are dropped first.
     """
 
     def __init__(self, most_bytes: int = 1 << 28) -> None:
@@ -164,14 +164,24 @@ class NoiseStates:
         self._states: dict[object, NoiseState] = {}
 
     def take(self, owner: object, step: int) -> NoiseState | None:
-        """Remove the owner's state and return it, if its next step is `step`."""
+        """Remove an owner's state and return it; None if its next step is not the given one.
+
+        Args:
+            owner: key of the client.
+            step: number of the next step to draw.
+        """
         state = self._states.pop(owner, None)
         return state if state is not None and state.step == step else None
 
     def keep(self, owner: object, state: NoiseState) -> None:
-        """Keep a state, which nobody else may change from now on."""
+        """Store an owner's state for the next round.
+
+        Args:
+            owner: key of the client.
+            state: the state, which the caller must not change afterwards.
+        """
         self._states[owner] = state
-        total = sum(each.past.nbytes for each in self._states.values())
+        total = sum(stored.past.nbytes for stored in self._states.values())
         for other in list(self._states):
             if total <= self._most_bytes:
                 break
@@ -179,18 +189,18 @@ class NoiseStates:
 
 
 class CorrelatedNoise(NoiseSource):
-    """Integers y_t = Z_t − rint(Σ_{j ≥ 1} c_j y_{t−j}) of one client, step by step.
+    """Source of one client's correlated noise: integers y_t = Z_t − rint(Σ_{j ≥ 1} c_j y_{t−j}).
 
     Guarantee: y is a function of the client's fresh noise and the step alone, to the last bit. It
-    depends on no data, on no other client, and not on the round in which the step falls.
+    depends on no data, on no other client, and not on the round of the step.
 
     Args:
         coefficients: c of `NoiseCorrelation`, multiples of 2⁻¹⁶.
-        fresh: returns the fresh noise of a step.
-        like: one release (size,); its size and device are those of the noise.
-        first_step: the first step that is asked for; each takes `size` draws.
-        states: holds the state of earlier rounds, if it is still there.
-        owner: names the client and its seed in `states`.
+        fresh: returns the source of the fresh noise of a step.
+        like: a tensor (size,) with the size and the device of one step's noise.
+        first_step: number of the first step to draw; a step has `size` values.
+        states: cache that may hold the state after the client's earlier rounds.
+        owner: key of the client in `states`: (seed, client).
     """
 
     def __init__(
@@ -211,14 +221,14 @@ class CorrelatedNoise(NoiseSource):
         self._next_step = first_step
         self._state = states.take(self._owner, first_step)
         self._row = torch.empty(size, dtype=torch.float64, device=device)
-        self._left = 0  # values of the step that are not asked for yet
+        self._left = 0  # values of the step that are not drawn yet
 
     def fill_(self, values: Tensor) -> Tensor:
-        """Fill a float64 tensor in place with the next draws of the step and return it.
+        """Fill a float64 tensor in place with the next noise values of the step and return it.
 
         Raises:
-            TypeError: the tensor has another type.
-            ValueError: the tensor goes beyond the end of the step.
+            TypeError: the tensor is not float64.
+            ValueError: the step has fewer values left than the tensor.
         """
         if values.dtype != torch.float64:
             raise TypeError(f"noise is whole numbers in float64, got a tensor of {values.dtype}")
@@ -232,12 +242,12 @@ class CorrelatedNoise(NoiseSource):
         return values
 
     def keep_state(self) -> None:
-        """Leave the state to the next round; no more draws may follow."""
+        """Store the state in `states` for the next round; no draws may follow."""
         if self._state is not None:
             self._states.keep(self._owner, self._state)
 
     def _draw_step(self) -> None:
-        """Draw the noise of the next step."""
+        """Compute the noise of the next step."""
         state, self._state = self._state, None  # lost if an error cuts the step short
         if state is None:
             past = self._row.new_zeros(len(self._coefficients) - 1, self._row.numel())
@@ -249,7 +259,7 @@ class CorrelatedNoise(NoiseSource):
         self._state = state
 
     def _advance(self, state: NoiseState) -> None:
-        """Compute the noise of the state's next step."""
+        """Write the noise of the state's next step into the row and advance the state."""
         row, past = self._row, state.past
         self._fresh(state.step).fill_(row)
         rows = len(past)

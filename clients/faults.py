@@ -1,11 +1,11 @@
-"""Failures of clients: injected ones, and what their text may tell of a private client.
+"""Failures of clients: injected faults, and the redaction of private clients' error messages.
 
-A client that drops out during or after training was charged, and its spend stays charged. Whether
-an injected fault strikes depends on the seed, the client and the round alone.
+A client that drops out during or after training was charged, and its spend stays charged. An
+injected fault is a function of the seed, the client and the round alone.
 
 An exception of a model, a loss or a data set may quote examples in its text, and a failure's reason
-travels to the server and into the files of the run. Where a client trains privately, only errors of
-fedsim's own, whose texts name no private value, keep their text.
+travels to the server and into the files of the run. Where a client trains privately, only the
+errors in `PUBLIC_ERRORS`, whose texts name no private value, keep their text.
 """
 
 import traceback
@@ -26,29 +26,32 @@ from fedsim.protocol.errors import COUPLED_ROWS, ProtocolError
 
 
 class ClientFailureError(FedsimError, RuntimeError):
-    """A client cannot answer; the message says why and holds nothing private.
+    """A client cannot answer; the message gives the reason and holds nothing private.
 
-    `code` is the code of Flower's error in the reply.
+    Attributes:
+        code: error code of the Flower reply.
     """
 
     code: int = 0
 
 
 class CoupledRowsError(ClientFailureError):
-    """The examples of one tile are not kept apart, bit for bit; nothing was charged."""
+    """An example changes bits of another example's gradient in its batch; nothing was charged."""
 
     code = COUPLED_ROWS
 
 
 PUBLIC_ERRORS = (ClientFailureError, ProtocolError, JournalError, PluginExitError)
-"""Errors whose texts name no private value."""
+"""Error types whose messages contain no private value."""
 
 
 def redact_error(error: Exception) -> Exception:
-    """Return an error of fedsim as it is; of any other, its type and line of code alone.
+    """Return an error that is safe to show of a private client.
 
-    Guarantee: the text depends on the type and the line of a foreign exception, and on nothing else
-    of it.
+    An error of `PUBLIC_ERRORS` is returned unchanged. Any other is replaced by its type and its
+    line of code.
+
+    Guarantee: the text depends on nothing else of the replaced exception.
     """
     if isinstance(error, PUBLIC_ERRORS):
         return error
@@ -66,14 +69,14 @@ def _deepest_place(error: Exception) -> tuple[str, int | None] | None:
 
 
 class InjectedFaultError(ClientFailureError):
-    """A fault of the experiment's `faults:` section."""
+    """A client fails because of an entry of `faults:` in the experiment file."""
 
 
 class Fault:
-    """The fault of one client in one round; this base class does nothing.
+    """The injected fault of one client in one round; this base class injects none.
 
     Methods are called in this order: `before_charge`, `after_charge`, `alter_upload`. A client
-    that fails in one of the first two does not train: nobody would see what it trained.
+    that fails in one of the first two does not train, since its result would not be uploaded.
 
     Attributes:
         delay: simulated seconds by which the reply is late.
@@ -82,13 +85,13 @@ class Fault:
     delay: float = 0.0
 
     def before_charge(self) -> None:
-        """Fail before the client's account is touched."""
+        """Raise an error here if the client fails before it is charged."""
 
     def after_charge(self) -> None:
-        """Fail after the charge, before the upload."""
+        """Raise an error here if the client fails after its charge and before its upload."""
 
     def alter_upload(self, upload: ArrayRecord) -> ArrayRecord:
-        """Return the upload to send."""
+        """Return the arrays that the client sends in place of its upload."""
         return upload
 
 
@@ -101,7 +104,7 @@ class DropoutBefore(Fault):
 
 
 class EmptyPartition(Fault):
-    """The client finds no data, and is not charged."""
+    """The client has no examples, and is not charged."""
 
     def before_charge(self) -> None:
         """Raise InjectedFaultError."""
@@ -110,7 +113,11 @@ class EmptyPartition(Fault):
 
 @dataclass(frozen=True)
 class TrainingFailure(Fault):
-    """The client is charged and fails in training."""
+    """The client is charged and fails in training.
+
+    Attributes:
+        reason: text of the error.
+    """
 
     reason: str
 
@@ -136,7 +143,11 @@ class Straggler(Fault):
 
 @dataclass(frozen=True)
 class CorruptUpload(Fault):
-    """The client uploads values that must not be averaged."""
+    """The client uploads invalid values, which the server must not average.
+
+    Attributes:
+        corrupt: function from the first array of the upload to the corrupted array.
+    """
 
     corrupt: Callable[[np.ndarray], np.ndarray]
 
@@ -149,16 +160,25 @@ class CorruptUpload(Fault):
 
 @dataclass(frozen=True)
 class FaultPlan:
-    """The faults of every client and round.
+    """The injected faults of every client and round, drawn from a seed.
 
     Guarantee: the fault of a client in a round depends on no other client or round, nor on data.
+
+    Attributes:
+        seed: the experiment's seed.
+        faults: the entries of `faults:` in the experiment file.
     """
 
     seed: int = 0
     faults: tuple[FaultSettings, ...] = ()
 
     def of(self, client: int, round_number: int) -> Fault:
-        """Return the fault of a client in a round: that of the first entry that strikes."""
+        """Return the fault of a client in a round, from the first entry that applies.
+
+        Args:
+            client: number of the client.
+            round_number: the round ≥ 1.
+        """
         for entry, strikes in zip(
             self.faults, self._draw_strikes(client, round_number), strict=True
         ):

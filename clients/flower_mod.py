@@ -1,4 +1,4 @@
-"""A privacy ledger for any Flower app: a mod of its training function.
+"""A Flower mod that keeps a privacy ledger for each client of any Flower app.
 
 Example::
 
@@ -34,7 +34,7 @@ from fedsim.protocol.roll_call import PARTITION
 logger = logging.getLogger(__name__)
 
 RECORD = "privacy"
-"""Name of the record in a reply."""
+"""Name of the `ConfigRecord` with a client's ledger in a train reply."""
 
 _STATE = "privacy-ledger"
 _DECLARED = "privacy-declared"
@@ -44,12 +44,12 @@ ReleasesOf = Callable[[Message, Context], Releases]
 
 
 def declare_release(context: Context, event: Event, count: int = 1) -> None:
-    """Declare releases of the round that is running; called by the app's own training function.
+    """Declare the releases of the current round; called by the training function of the app.
 
     Args:
-        context: of the training function.
-        event: what each release is.
-        count: how many there are, such as the number of steps of DP-SGD.
+        context: the `Context` of the training function.
+        event: the event of each release, such as a Poisson-sampled Gaussian.
+        count: number of releases, such as the number of DP-SGD steps.
 
     Raises:
         ValueError: `count` is negative or not whole, or `event` is no event.
@@ -59,34 +59,36 @@ def declare_release(context: Context, event: Event, count: int = 1) -> None:
 
 
 class PrivacyLedgerMod:
-    """Keeps a client's ledger in `Context.state`, and reports it with ε in every train reply.
+    """Flower mod that keeps a client's privacy ledger and reports ε in every train reply.
 
-    Guarantee: if what was declared in each round describes what its reply reveals of the client's
-    data, with noise of its own in each round and with parameters that depend on no data, then all
-    train replies of the client that passed the mod are together (epsilon, delta)-DP under
-    `adjacency`. A declaration is in the state, and on disk with `journal`, before its reply leaves.
-    A round without a declaration is charged as a release without a guarantee: ε is infinite from
-    then on.
+    The ledger is in `Context.state`.
+
+    Guarantee: suppose that the declared events of each round describe everything that the reply
+    reveals of the client's data, with fresh noise in each round and parameters that depend on no
+    data. Then all train replies of the client that passed the mod are together (epsilon, delta)-DP
+    under `adjacency`. A declaration is in the state, and on disk with `journal`, before its reply
+    leaves. A round without a declaration is charged as a release without a guarantee: ε is infinite
+    from then on.
 
     Not covered: whether training did what it declares, which the mod cannot see; the arithmetic
     of the noise of other libraries; metrics of a train reply that are not in `public_metrics`,
     whose names are in the record as `not-covered`; and replies to other messages, such as scores
     on private data: those that passed the mod are counted in the record as `other-replies`. Use
-    the mod in `@app.train(mods=[...])`; as a mod of the whole app it also sees the others.
+    the mod in `@app.train(mods=[...])`; as a mod of the whole app it also sees other messages.
 
     Args:
         delta: δ of the reported ε, in (0, 1).
-        releases: what every round releases, known before it trains: pairs (event, count), or a
-            function of (message, context) that returns them; it is charged before training.
-            None: training calls `declare_release`.
-        accountant: "pld", "rdp" or "moments".
-        adjacency: what ε protects against.
-        public_metrics: metrics of train replies that reveal nothing private.
-        journal: an append-only ledger file, shared by the clients of a machine, from which a
-            client goes on after its state was lost; `fedsim account` reads it. None: the state is
-            the only copy, which Flower keeps for one run, and a restarted SuperNode loses.
-        metric: also report ε as a metric of this name. A strategy averages metrics over clients:
-            their mean is no guarantee, so read the records where you need one.
+        releases: the releases of every round, if they are known before training: pairs (event,
+            count), or a function of (message, context) that returns such pairs. They are charged
+            before training. With None, the training function calls `declare_release`.
+        accountant: name of the accountant: "pld", "rdp" or "moments".
+        adjacency: the pairs of data sets that ε compares.
+        public_metrics: names of metrics in train replies that reveal nothing private.
+        journal: path of an append-only ledger file, shared by the clients of a machine. It restores
+            a client whose state was lost, and `fedsim account` reads it. With None, the state is
+            the only copy: Flower keeps it for one run, and a restarted SuperNode loses it.
+        metric: name of a metric that also reports ε. A strategy averages metrics over clients, and
+            the mean of ε is no guarantee: read the records for a guarantee.
 
     Raises:
         ValueError: δ is not in (0, 1), or there is no such accountant or adjacency.
@@ -115,7 +117,13 @@ class PrivacyLedgerMod:
     def __call__(
         self, message: Message, context: Context, call_next: Callable[[Message, Context], Message]
     ) -> Message:
-        """Answer a message through the app, and account for it."""
+        """Pass a message on to the app, charge its releases and return the reply.
+
+        Args:
+            message: the message to the client.
+            context: the client's context, whose state holds the ledger.
+            call_next: the next mod, or the app.
+        """
         if message.metadata.message_type.partition(".")[0] != MessageType.TRAIN:
             state = _fields(context.state)
             context.state[_STATE] = ConfigRecord(
@@ -149,7 +157,7 @@ class PrivacyLedgerMod:
         return known(message, context) if callable(known) else known or ()
 
     def _charge(self, message: Message, context: Context, ledger: PrivacyLedger) -> None:
-        """Add releases to the client's ledger: on disk first, then in its state."""
+        """Add releases to the client's ledger, on disk first and then in its state."""
         _store(context.state, _DECLARED, PrivacyLedger())
         if not ledger.entries:
             return
@@ -161,7 +169,7 @@ class PrivacyLedgerMod:
         )
 
     def _total(self, context: Context) -> PrivacyLedger:
-        """Return the client's whole ledger: that of the journal where there is one."""
+        """Return the client's whole ledger, from the journal where there is one."""
         if self._journal is None:
             return _stored(context.state, _STATE)
         return total_of(self._journal.history(_client(context)))
@@ -194,13 +202,13 @@ class PrivacyLedgerMod:
 
 
 def client_ledgers(replies: Iterable[Message]) -> dict[str, Any]:
-    """Return the ledgers that replies report, in the form that `fedsim account` reads.
+    """Return the ledgers in the train replies of clients, in the form that `fedsim account` reads.
 
     Args:
         replies: train replies of clients, each with the record of the mod.
 
     Raises:
-        ValueError: a reply has no such record, or two are of one client.
+        ValueError: a reply has no such record, or two replies are of the same client.
     """
     rows: dict[int, Mapping[str, Any]] = {}
     for reply in replies:
@@ -212,7 +220,7 @@ def client_ledgers(replies: Iterable[Message]) -> dict[str, Any]:
             )
         client, epsilon = int(str(record["client"])), float(str(record["epsilon"]))
         if client in rows:
-            raise ValueError(f"two replies are of client {client}; pass those of one round")
+            raise ValueError(f"two replies are of client {client}; pass the replies of one round")
         rows[client] = {
             "client": client,
             "epsilon": None if math.isinf(epsilon) else epsilon,

@@ -1,10 +1,10 @@
-"""Settings of local training: the section `local:`, with its schedules of the rate and its views.
+"""Settings of local training: the section `local:`, with learning-rate schedules and random views.
 
-Of these, the sampling rate and the number of steps change ε; `privacy:` sets it.
+Of these settings, `batch_size` (which sets the sampling rate) and `steps` or `epochs` change ε.
 
 Names and formulas of `local.lr_schedule` are those of `torch.optim.lr_scheduler`, with rounds in
-place of epochs: public, and free of ε. The first round after the warmup has t = 0, the round
-after it t = 1. A schedule stays at its end.
+place of epochs. A schedule is public, so it costs no ε. The first round after the warmup has t = 0,
+the next round t = 1. After its last round a schedule keeps its last value.
 """
 
 import math
@@ -25,14 +25,14 @@ _Factor = Annotated[float, Field(gt=0, le=1)]
 
 
 class _Schedule(Settings):
-    """A learning rate that follows the number of the round."""
+    """Base of the learning-rate schedules: a learning rate as a function of the round."""
 
     warmup: int = Field(
         default=0,
         ge=0,
         le=MAX_ROUNDS,
         description="rounds before the schedule begins, in which the learning rate grows linearly: "
-        "lr · r / (warmup + 1) in round r",
+        "it is lr · r / (warmup + 1) in round r",
     )
 
     def rate(self, lr: float, round_number: int) -> float:
@@ -52,16 +52,16 @@ class _Schedule(Settings):
 
         Args:
             lr: `local.optimizer.lr`.
-            t: rounds since the warmup, from 0.
+            t: number of the round after the warmup, from 0.
         """
 
 
 class ConstantLr(_Schedule):
-    """lr · factor for `total_iters` rounds, then lr; as `ConstantLR`."""
+    """The learning rate is lr · factor for `total_iters` rounds, then lr (torch's `ConstantLR`)."""
 
     name: Literal["constant"] = Field(description="the schedule")
     factor: _Factor = Field(default=1.0, description="factor of the first total_iters rounds")
-    total_iters: _Rounds = Field(default=5, description="rounds with the factor")
+    total_iters: _Rounds = Field(default=5, description="number of rounds with the factor")
 
     def after_warmup(self, lr: float, t: int) -> float:
         """Return the learning rate of a round after the warmup."""
@@ -69,7 +69,7 @@ class ConstantLr(_Schedule):
 
 
 class StepLr(_Schedule):
-    """lr · gamma^⌊t / step_size⌋; as `StepLR`."""
+    """The learning rate is lr · gamma^⌊t / step_size⌋ (torch's `StepLR`)."""
 
     name: Literal["step"] = Field(description="the schedule")
     step_size: _Rounds = Field(description="rounds between two decays")
@@ -81,7 +81,7 @@ class StepLr(_Schedule):
 
 
 class ExponentialLr(_Schedule):
-    """lr · gamma^t; as `ExponentialLR`."""
+    """The learning rate is lr · gamma^t (torch's `ExponentialLR`)."""
 
     name: Literal["exponential"] = Field(description="the schedule")
     gamma: _Factor = Field(description="factor of each round")
@@ -92,7 +92,7 @@ class ExponentialLr(_Schedule):
 
 
 class LinearLr(_Schedule):
-    """lr · a factor that goes from start_factor to end_factor in `total_iters`; as `LinearLR`."""
+    """The learning rate is lr times a factor that changes linearly (torch's `LinearLR`)."""
 
     name: Literal["linear"] = Field(description="the schedule")
     start_factor: _Factor = Field(default=1.0, description="factor of the first round")
@@ -106,10 +106,10 @@ class LinearLr(_Schedule):
 
 
 class CosineLr(_Schedule):
-    """From lr to eta_min by half a cosine in `T_max` rounds; as `CosineAnnealingLR`."""
+    """The learning rate falls from lr to eta_min by half a cosine (torch's `CosineAnnealingLR`)."""
 
     name: Literal["cosine"] = Field(description="the schedule")
-    T_max: _Rounds = Field(description="rounds from lr to eta_min; then it stays")
+    T_max: _Rounds = Field(description="rounds from lr to eta_min, which all later rounds keep")
     eta_min: float = Field(default=0.0, ge=0, description="learning rate after T_max rounds")
 
     def after_warmup(self, lr: float, t: int) -> float:
@@ -120,7 +120,7 @@ class CosineLr(_Schedule):
 
 
 LrSchedule = ConstantLr | StepLr | ExponentialLr | LinearLr | CosineLr
-"""The schedules; `name` tells them apart."""
+"""Settings of a learning-rate schedule; the key `name` chooses the class."""
 
 
 MAX_VIEWS = 256
@@ -134,8 +134,8 @@ class ViewSettings(Settings):
         default=None,
         ge=1,
         le=MAX_SHIFT,
-        description="most pixels by which an image moves up or down, and left or right; zeros move "
-        "in",
+        description="largest number of pixels by which an image moves up or down, and left or "
+        "right; zeros fill the gap",
     )
     flip: Literal[True] | None = Field(
         default=None, description="an image is mirrored left to right, with probability 1/2"
@@ -160,9 +160,9 @@ class ViewSettings(Settings):
 
     @model_validator(mode="after")
     def _is_one(self) -> Self:
-        found = [name for name, value in self if value is not None]
-        if len(found) != 1:
-            names = " and ".join(found) or "none"
+        given = [name for name, value in self if value is not None]
+        if len(given) != 1:
+            names = " and ".join(given) or "none"
             raise ValueError(
                 f"an item of the list is one of shift, flip and noise, got {names}; write each as "
                 "its own item"
@@ -185,11 +185,11 @@ class ViewSettings(Settings):
 DEFAULT_VIEWS = (ViewSettings(shift=1),)
 
 
-_ROUNDING = 1e-9  # relative: what rounding may add to a whole number of steps
+_ROUNDING = 1e-9  # largest relative rounding error of a whole number of steps
 
 
 class SgdSettings(Settings):
-    """Stochastic gradient descent."""
+    """Settings of stochastic gradient descent."""
 
     name: Literal["sgd"] = Field(description="the optimizer")
     lr: float = Field(gt=0, description="learning rate")
@@ -198,7 +198,7 @@ class SgdSettings(Settings):
 
 
 class AdamSettings(Settings):
-    """Adam, or AdamW with decoupled weight decay."""
+    """Settings of Adam, or of AdamW with decoupled weight decay."""
 
     name: Literal["adam", "adamw"] = Field(description="the optimizer")
     lr: float = Field(gt=0, description="learning rate")
@@ -209,7 +209,7 @@ OptimizerSettings = Annotated[SgdSettings | AdamSettings, Field(discriminator="n
 
 
 class LocalSettings(Settings):
-    """`local:` in an experiment file: the training of one client in one round."""
+    """The section `local:` of an experiment file: how a client trains in a round."""
 
     steps: int | None = Field(
         default=None, ge=1, le=MAX_STEPS, description="optimizer steps per round"
@@ -219,40 +219,41 @@ class LocalSettings(Settings):
         gt=0,
         le=MAX_STEPS,
         description="passes over a client's examples per round, in place of steps: a client takes "
-        "epochs · examples / lot steps, rounded up",
+        "epochs · examples / expected batch size steps, rounded up",
     )
     batch_size: Literal["full"] | Annotated[int, Field(ge=1, le=MAX_EXAMPLES)] = Field(
-        description="expected batch (lot); with privacy the sampling rate is batch_size / "
-        "declared client size; full: all examples of a client in every step, a sampling rate of 1",
+        description="expected number of examples in a (logical) batch; with privacy the sampling "
+        "rate is batch_size / declared client size; full: all examples of a client in every step, "
+        "a sampling rate of 1",
     )
     max_physical_batch: int | None = Field(
         default=None,
         ge=1,
         le=MAX_EXAMPLES,
-        description="most examples in memory at once: larger batches are split, with one noise "
-        "draw, one charge and one step; null: never",
+        description="largest physical batch, in examples: larger batches are split, with one noise "
+        "draw, one charge and one step; null: batches are never split",
     )
     optimizer: OptimizerSettings = Field(
         default=SgdSettings(name="sgd", lr=0.1),
-        description="made anew each round, as in federated averaging",
+        description="the optimizer of local steps, made anew each round as in federated averaging",
     )
     gradient: Literal["backward"] | ZerothOrderSettings = Field(
         default="backward",
         description="backward: gradients by backward passes; {name: zeroth_order, directions: 16}: "
-        "slopes along public random directions by forward passes, of which each is one number of "
-        "an upload",
+        "slopes along public random directions by forward passes, where each slope is one number "
+        "of an upload",
     )
     lr_schedule: LrSchedule | None = Field(
         default=None,
         discriminator="name",
-        description="how the local learning rate follows the number of the round; null: constant",
+        description="schedule of the local learning rate over rounds; null: constant",
     )
     augmentations: int = Field(
         default=1,
         ge=1,
         le=MAX_VIEWS,
-        description="random views of each example in a step; its gradient is their mean, clipped "
-        "once, at the same ε",
+        description="number of random views of each example in a step; the example's gradient is "
+        "the mean over its views, clipped once, at the same ε",
     )
     augment: list[ViewSettings] | None = Field(
         default=None,
@@ -262,12 +263,13 @@ class LocalSettings(Settings):
     )
     cohort: Literal["auto", "off"] | Annotated[int, Field(ge=1, le=MAX_CLIENTS)] = Field(
         default="auto",
-        description="most clients that train together in stacked tensors; auto: by the kind of "
-        "model; off: each alone. It changes the last bits of a model, never an ε",
+        description="largest number of vectorized clients, which train together in stacked "
+        "tensors; auto: by the kind of model; off: each client alone. It changes the last bits of "
+        "a model, never an ε",
     )
 
     def __hash__(self) -> int:
-        """Return a hash of the values: lists have none."""
+        """Return a hash of the values as JSON, since lists have no hash."""
         return hash(self.model_dump_json())
 
     @model_validator(mode="after")
@@ -282,7 +284,7 @@ class LocalSettings(Settings):
         return self
 
     def learning_rate(self, round_number: int) -> float:
-        """Return the local learning rate of a round: public, whatever the clients have.
+        """Return the local learning rate of a round, which depends on no client's data.
 
         Args:
             round_number: the round ≥ 1.
@@ -291,7 +293,7 @@ class LocalSettings(Settings):
         return lr if self.lr_schedule is None else self.lr_schedule.rate(lr, round_number)
 
     def optimizer_in(self, round_number: int) -> OptimizerSettings:
-        """Return the optimizer of a round, with its learning rate.
+        """Return the optimizer settings of a round, with the round's learning rate.
 
         Args:
             round_number: the round ≥ 1.
@@ -302,45 +304,48 @@ class LocalSettings(Settings):
 
     @property
     def optimizer_name(self) -> str:
-        """Name of the optimizer; "sgd" is without momentum and weight decay."""
+        """Name of the optimizer, where "sgd" alone means no momentum and no weight decay."""
         settings = self.optimizer
         if isinstance(settings, SgdSettings) and (settings.momentum or settings.weight_decay):
             return "sgd with momentum or weight decay"
         return settings.name
 
     def without_schedule(self) -> Self:
-        """Return the settings with one learning rate in all rounds, as an audit repeats rounds."""
+        """Return the settings with a constant learning rate, for an audit, which repeats rounds."""
         return self.model_copy(update={"lr_schedule": None})
 
     @property
     def gradient_facts(self) -> ZerothOrderSettings | BackwardPasses:
-        """The public facts of how a step finds its direction."""
+        """Public properties of the gradient estimator: backward passes or zeroth order."""
         return BackwardPasses() if self.gradient == "backward" else self.gradient
 
     @property
     def zeroth_order(self) -> ZerothOrderSettings | None:
-        """The directions of zeroth-order steps; None: steps follow gradients."""
+        """Settings of zeroth-order steps; None where steps use backward passes."""
         return None if self.gradient == "backward" else self.gradient
 
     @property
     def given_steps(self) -> int:
-        """`steps`.
+        """Optimizer steps per round, the same for all clients: the value of `steps`.
 
         Raises:
-            ValueError: `epochs` take their place, so the steps depend on the client.
+            ValueError: `epochs` is set instead, so the number of steps depends on the client.
         """
         if self.steps is None:
-            raise ValueError(f"local.epochs = {self.epochs} gives each client steps of its own")
+            raise ValueError(
+                f"local.epochs = {self.epochs} gives clients different numbers of steps; set "
+                "local.steps instead"
+            )
         return self.steps
 
     def steps_at_rate(self, rate: float) -> int:
-        """Return the optimizer steps of a whole round: `steps`, or as many as `epochs` take.
+        """Return a client's optimizer steps per round: `steps`, or the steps of `epochs`.
 
         Args:
-            rate: expected share of a client's examples in a lot, in (0, 1].
+            rate: the client's sampling rate, in (0, 1].
 
         Raises:
-            ValueError: the epochs are more than the largest number of steps.
+            ValueError: the epochs need more steps than the limit.
         """
         if self.steps is not None:
             return self.steps
@@ -349,26 +354,26 @@ class LocalSettings(Settings):
         if steps > MAX_STEPS:
             raise ValueError(
                 f"local.epochs = {epochs:g} at a sampling rate of {rate:.3g} are {steps:,} steps a "
-                f"round, and {MAX_STEPS:,} is the most; use fewer epochs, or larger lots"
+                f"round, and {MAX_STEPS:,} is the most; use fewer epochs, or a larger batch_size"
             )
         return steps
 
     @property
     def views(self) -> Sequence[ViewSettings] | None:
-        """The random changes of a view; None: examples are used as they are."""
+        """The random changes of a view; None where examples are used unchanged."""
         if self.augment is not None:
             return self.augment
         return DEFAULT_VIEWS if self.augmentations > 1 else None
 
     def with_equal_views(self) -> Self:
-        """Return the settings with as many views of each example, all of them the example itself.
+        """Return the settings with the same number of views, each equal to its example.
 
-        Checks of the mechanism measure with them what an example adds.
+        Checks of the mechanism use these settings to measure the contribution of an example.
         """
         return self if self.views is None else self.model_copy(update={"augment": []})
 
     def lot(self, num_examples: int) -> int:
-        """Return the expected number of examples in a step of a client.
+        """Return the expected batch size of a client's step.
 
         Args:
             num_examples: number of the client's examples.

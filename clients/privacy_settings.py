@@ -1,6 +1,7 @@
-"""Settings of privacy: the section `privacy:` of an experiment file, which sets ε.
+"""Settings of differential privacy: the section `privacy:` of an experiment file.
 
-Its choices have their own keys: `clipping: {name: adaptive, quantile: 0.3}`.
+A key whose value is a choice takes the choice's own keys: `clipping: {name: adaptive, quantile:
+0.3}`.
 """
 
 import math
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class PlainTrustSettings(Settings):
-    """Each client adds all of its noise, or the server adds it."""
+    """Settings of local trust (clients add their full noise) or central trust (the server does)."""
 
     name: Literal["local", "central"] = Field(description="whom to trust; see `privacy.trust`")
     colluding_clients: ClassVar[int] = 0
@@ -37,26 +38,26 @@ class PlainTrustSettings(Settings):
 
 
 class DistributedTrustSettings(Settings):
-    """Clients add shares of the noise, and only sums are opened."""
+    """Settings of distributed trust: clients add shares of the noise, and only sums are opened."""
 
     name: Literal["distributed"] = Field(description="whom to trust; see `privacy.trust`")
     colluding_clients: int = Field(
         default=1,
         ge=0,
         lt=MAX_CLIENTS,
-        description="clients of a sum that may collude with whoever sees it, or add no noise; 1, "
-        "since every client sees the models and knows its own noise",
+        description="number of clients of a sum that may collude with the adversary, or add no "
+        "noise; by default 1, since every client sees the models and knows its own noise",
     )
     fallback_epsilon: float | None = Field(
         default=None,
         gt=0,
-        description="largest ε of a client against whoever sees its own upload, which raises its "
-        "share of the noise; null: no bound",
+        description="largest ε of a client against an adversary who sees the client's upload; it "
+        "raises the client's share of the noise; null: no bound",
     )
 
 
 class PublicSizeSettings(Settings):
-    """Neighbouring datasets of one public size."""
+    """Settings of an adjacency whose neighbouring datasets have the same public size."""
 
     name: Literal["zero_out", "replace_one"] = Field(
         description="which datasets are neighbours; see `privacy.adjacency`"
@@ -65,7 +66,7 @@ class PublicSizeSettings(Settings):
 
 
 class PrivateSizeSettings(Settings):
-    """Neighbouring datasets of which one has one example more."""
+    """Settings of the adjacency add_remove, where one of two neighbours has one more example."""
 
     name: Literal["add_remove"] = Field(
         description="which datasets are neighbours; see `privacy.adjacency`"
@@ -73,34 +74,34 @@ class PrivateSizeSettings(Settings):
     declared_examples: int = Field(
         ge=1,
         le=MAX_EXAMPLES,
-        description="public number, such as 1000, that sets the sampling rate in place of a "
-        "client's private size",
+        description="public number of examples, such as 1000, that sets the sampling rate in place "
+        "of a client's private size",
     )
 
 
 class PlainAccountantSettings(Settings):
     """An accountant without settings."""
 
-    name: Literal["pld", "moments"] = Field(description="which bound; see `privacy.accountant`")
+    name: Literal["pld", "moments"] = Field(description="the accountant; see `privacy.accountant`")
     orders: ClassVar[None] = None
 
 
 class RenyiAccountantSettings(Settings):
-    """Accounting by Rényi differential privacy."""
+    """Settings of the accountant of Rényi differential privacy."""
 
-    name: Literal["rdp"] = Field(description="which bound; see `privacy.accountant`")
+    name: Literal["rdp"] = Field(description="the accountant; see `privacy.accountant`")
     orders: (
         Annotated[list[Annotated[float, Field(gt=1, le=MAX_RENYI_ORDER)]], Field(min_length=1)]
         | None
     ) = Field(
         default=None,
-        description="Rényi orders, each above 1, in place of the accountant's own: more can only "
-        "lower ε; null: 1.05 to 1024",
+        description="Rényi orders, each above 1, in place of the default ones: more orders can "
+        "only lower ε; null: 1.05 to 1024",
     )
 
 
 class GradientPerturbationSettings(Settings):
-    """Noise on what is clipped: gradients, or whole updates of clients."""
+    """Settings of a mechanism that adds noise to clipped gradients or clipped client updates."""
 
     name: Literal["gradient_perturbation"] = Field(
         description="where the noise goes; see `privacy.mechanism`"
@@ -108,14 +109,14 @@ class GradientPerturbationSettings(Settings):
 
 
 class BoundedExamplesSettings(Settings):
-    """Noise elsewhere: examples themselves are bounded, and no gradient is clipped."""
+    """Settings of output and input perturbation, which bound examples and clip no gradients."""
 
     name: Literal["output_perturbation", "input_perturbation"] = Field(
         description="where the noise goes; see `privacy.mechanism`"
     )
     max_feature_norm: float = Field(
         gt=0,
-        description="L2 bound R of the features of an example, scaled down to it where longer",
+        description="L2 bound R of the features of an example; longer ones are scaled down to it",
     )
     max_target_norm: float | None = Field(
         default=None,
@@ -125,17 +126,17 @@ class BoundedExamplesSettings(Settings):
 
 
 class PrivacySettings(Settings):
-    """`privacy:` in an experiment file: whom it trusts, what it protects, and how."""
+    """The section `privacy:` of an experiment file: trust model, unit, budget and mechanism."""
 
     trust: Annotated[PlainTrustSettings | DistributedTrustSettings, Choice()] = Field(
         default=PlainTrustSettings(name="local"),
-        description="who may see values with too little noise; local: nobody, each client adds all "
-        "of its noise; distributed: nobody, clients add shares and only sums are opened; central: "
-        "the server, which adds the noise",
+        description="who is trusted with values before they have their full noise; local: nobody, "
+        "each client adds its full noise; distributed: nobody, clients add shares of the noise and "
+        "only sums are opened; central: the server, which adds the noise",
     )
     unit: Literal["example", "client"] = Field(
         default="example",
-        description="what one ε protects: one example of a client, or everything that it has",
+        description="what ε protects: one example of a client, or all examples of a client",
     )
     target_epsilon: float | None = Field(
         default=None,
@@ -149,8 +150,9 @@ class PrivacySettings(Settings):
         description="noise standard deviation divided by max_grad_norm or max_update_norm",
     )
     delta: Probability | Literal["auto"] = Field(
-        description="should be well below 1 / (a client's examples), or 1 / (number of clients) "
-        "with unit: client; auto: the largest power of ten that is at most a tenth of it"
+        description="δ of the guarantee, which should be well below 1 / (a client's examples), or "
+        "1 / (number of clients) with unit: client; auto: the largest power of ten that is at most "
+        "a tenth of that"
     )
     max_grad_norm: float | None = Field(
         default=None, gt=0, description="L2 bound C of one example's gradient; for unit: example"
@@ -167,20 +169,22 @@ class PrivacySettings(Settings):
     )
     clipping: ClippingSettings = Field(
         default=FlatClippingSettings(name="flat"),
-        description="one bound for the whole gradient, or for each group of parameters (flat); one "
-        "for each layer; gradients normalised (automatic); or one bound that each client learns, "
-        "from max_grad_norm on, by a noisy count (adaptive); with unit: client one bound for the "
-        "whole update, flat, or learnt by the server (adaptive)",
+        description="flat: one bound for the whole gradient, or for each group of parameters; "
+        "per_layer: one bound for each layer; automatic: gradients are normalised; adaptive: one "
+        "bound that each client adapts by a noisy count, from max_grad_norm on; with unit: client, "
+        "one bound for the whole update, which is constant (flat) or adapted by the server "
+        "(adaptive)",
     )
     sampling: Annotated[SamplingSettings, Choice()] = Field(
         default=SamplingSettings(name=POISSON.name),
-        description="how lots are drawn, and what is charged for them; "
+        description="how batches are drawn, and so what is charged for them; "
         f"{POISSON.name}: {POISSON.description}",
     )
     noise: Literal["seeded", "secure"] = Field(
         default="seeded",
-        description="seeded: reproducible by anyone who knows the seed; secure: lots and noise "
-        "from the operating system, so that no run can be repeated",
+        description="source of randomness; seeded: anyone who knows the seed can reproduce batches "
+        "and noise; secure: batches and noise come from the operating system, so that no run can "
+        "be repeated",
     )
     noise_correlation: NoiseCorrelationSettings = Field(
         default="none",
@@ -193,14 +197,14 @@ class PrivacySettings(Settings):
     )
     accountant: Annotated[PlainAccountantSettings | RenyiAccountantSettings, Choice()] = Field(
         default=PlainAccountantSettings(name="pld"),
-        description="bound that is reported and calibrated to: pld, tight; rdp; or moments, the "
-        "loose one of Abadi et al. 2016, for comparison",
+        description="method that computes ε, for the report and the calibration of noise: pld, "
+        "which is tight; rdp; or moments, the loose bound of Abadi et al. 2016, for comparison",
     )
     on_exhausted: Literal["refuse", "withdraw", "stop"] = Field(
         default="refuse",
         description="refuse: a plan that exceeds a client's target_epsilon does not start; "
-        "withdraw: a client leaves when its budget affords no further step; stop: the run ends "
-        "then",
+        "withdraw: a client leaves when its budget affords no further step; stop: the run ends at "
+        "that moment",
     )
     clients: dict[str, ClientPrivacySettings] = Field(
         default={},
@@ -209,7 +213,7 @@ class PrivacySettings(Settings):
 
     @property
     def accounting(self) -> "AccountantChoice":
-        """The accountant that computes ε, at its `orders` where they are given."""
+        """The accountant that computes ε, with its Rényi `orders` where they are set."""
         # Imported here: numpy and scipy are slow to import, and reading a file needs neither.
         from fedsim.accountant.accountants import choose_accountant
 
@@ -217,14 +221,13 @@ class PrivacySettings(Settings):
 
     @property
     def clip_norm(self) -> float:
-        """L2 bound of what one unit contributes: `max_grad_norm` or `max_update_norm`.
+        """L2 bound of the contribution of one unit: `max_grad_norm` or `max_update_norm`.
 
         Raises:
-            ValueError: the key of the unit is missing, which the settings refuse, or nothing is
-                clipped.
+            ValueError: the mechanism clips neither gradients nor updates.
         """
         if self.clipping.groups:
-            return math.hypot(*(one.max_grad_norm for one in self.clipping.groups.values()))
+            return math.hypot(*(group.max_grad_norm for group in self.clipping.groups.values()))
         bound = getattr(self, self.release_kind.bound, None)
         if bound is None:
             raise ValueError(f"unit {self.unit} has no bound")
@@ -232,17 +235,17 @@ class PrivacySettings(Settings):
 
     @property
     def release_kind(self) -> ReleaseKind:
-        """The kind of a client's releases, where it trains and does not vote."""
+        """The kind of a training client's releases; under `task: pate` clients vote instead."""
         return kind_of(unit=self.unit, mechanism=self.mechanism.name, votes=False)
 
     @property
     def example_bound(self) -> float | None:
-        """L2 bound of an example's whole gradient; None where no gradient is clipped by itself."""
+        """L2 bound of a per-example gradient over all groups; None where none is clipped."""
         return self.clip_norm if self.clipping.groups else self.max_grad_norm
 
     @property
     def gives_noise(self) -> bool:
-        """Whether the settings give the noise of a step, so that none is calibrated."""
+        """Whether the settings fix the noise multiplier, so that no noise is calibrated."""
         return self.noise_multiplier is not None or has_all_noise(self.clipping.groups)
 
     def choices(
@@ -254,7 +257,18 @@ class PrivacySettings(Settings):
         draws_clients: bool = False,
         protocol: str | None = None,
     ) -> Choices:
-        """Return the choices that theorems depend on; those of other sections are as given."""
+        """Return all choices that privacy theorems depend on.
+
+        The arguments are choices of other sections of the experiment.
+
+        Args:
+            votes: whether clients vote (`task: pate`).
+            local_steps: noisy steps of a client in a round; None where there are several, or the
+                number was not recorded.
+            optimizer: name of the local optimizer.
+            draws_clients: whether clients of a round are drawn independently and in secret.
+            protocol: protocol of secure aggregation; None without.
+        """
         correlation = self.noise_correlation
         return Choices(
             trust=self.trust.name,
@@ -281,28 +295,32 @@ class PrivacySettings(Settings):
 
     @property
     def counts_in_sums(self) -> bool:
-        """Whether what adaptive clipping learns from is a part of a noisy sum."""
+        """Whether the count of adaptive clipping is one of the values of a noisy sum."""
         return self.release_kind.protects_client and self.trust.name != "local"
 
     @property
     def own_values(self) -> tuple[object, ...]:
-        """The values of what a client may have of its own."""
+        """The values of the settings that `privacy.clients` can change for single clients."""
         values = {**vars(self), "sampling_rate": self.sampling.rate}
         return tuple(values[name] for name in OwnPrivacySettings.model_fields)
 
     def with_own(self, own: OwnPrivacySettings) -> "PrivacySettings":
-        """Return the settings with those of one client in place of everybody's."""
+        """Return the settings of one client.
+
+        Args:
+            own: the client's entry; values that are None keep the setting of all clients.
+        """
         given = {name: value for name, value in own if value is not None}
         rate = given.pop("sampling_rate", None)
         settings = self if rate is None else self.with_choice("sampling", rate=rate)
         return settings.model_copy(update=given)
 
     def with_choice(self, key: str, **changes: object) -> "PrivacySettings":
-        """Return the settings with other settings of one choice.
+        """Return the settings with changed keys of one choice.
 
         Args:
-            key: of the choice, such as sampling.
-            changes: its keys.
+            key: key of the choice, such as sampling.
+            changes: the new values of the choice's keys.
         """
         return self.model_copy(update={key: getattr(self, key).model_copy(update=changes)})
 
@@ -358,8 +376,8 @@ class PrivacySettings(Settings):
 
     @model_validator(mode="after")
     def _budget_to_exhaust(self) -> Self:
-        targets = [self.target_epsilon, *(one.target_epsilon for one in self.clients.values())]
-        tables = any("target_epsilon" in one.columns for one in self.clients.values())
+        targets = [self.target_epsilon, *(entry.target_epsilon for entry in self.clients.values())]
+        tables = any("target_epsilon" in entry.columns for entry in self.clients.values())
         if self.on_exhausted != "refuse" and not tables and targets == [None] * len(targets):
             raise ValueError(
                 f"on_exhausted: {self.on_exhausted} needs a budget: give target_epsilon, for all "

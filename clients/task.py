@@ -1,4 +1,4 @@
-"""Everything a client needs to train: its data, the shared model, its settings."""
+"""The task of a client: its data, the shared model and the settings that it trains with."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,12 +35,12 @@ from fedsim.protocol.messages import TrainRequest
 if TYPE_CHECKING:
     from fedsim.clients.secure.channel import SecureChannel
 
-# Scores a model on the client's held-out examples: their number, and metrics by name.
+# From the arrays of a model to (number of held-out examples, metrics on them by name).
 Evaluate = Callable[[ArrayRecord], tuple[int, Mapping[str, float]]]
 
 
 class Voter(Protocol):
-    """Labels of the public queries of a ballot, by the teachers of the clients of a process."""
+    """Labels the public queries of PATE with the teachers of a process's clients."""
 
     @property
     def classes(self) -> int:
@@ -54,56 +54,68 @@ class Voter(Protocol):
         round_number: int,
         board: Mapping[str, np.ndarray],
     ) -> NDArray[np.int64]:
-        """Return a client's label for each row of a ballot; `NO_LABEL`: no vote.
+        """Return a client's label for each row of a ballot, `NO_LABEL` where it does not vote.
 
         Guarantee: no more rows have a label than the ballot of the round has queries.
 
         Args:
-            client: its number.
-            data: its features and targets (n, ...).
+            client: number of the client.
+            data: the client's features and targets (n, ...).
             round_number: the round of the ballot.
-            board: the public results so far, by name.
+            board: the public results of earlier rounds, by name.
         """
         ...
 
 
 class BlockShapes(Protocol):
-    """How the clients of a block share the tiles that they train in, by public facts."""
+    """Shapes of the padded batches of a block's clients, computed from public facts."""
 
     @property
     def places(self) -> int | None:
-        """Places of a tile that any client's rows may fill (see `block_of`); None: none are."""
+        """Places of a padded batch that any client's rows may fill; None where places are fixed.
+
+        See `block_of`.
+        """
         ...
 
     def rows(self, members: Sequence[int]) -> int | None:
-        """Return the rows of each member in a planned block; None: as the members present need."""
+        """Return the padded rows of each member of a planned block, None if not planned.
+
+        With None, the members that are present determine the number of rows.
+
+        Args:
+            members: numbers of the block's planned clients, ascending.
+        """
         ...
 
     def check(self, members: Sequence[int]) -> None:
-        """Check that a planned block keeps examples apart, bit for bit.
+        """Check that no example changes a bit of another example's gradient in a planned block.
+
+        Args:
+            members: numbers of the block's planned clients, ascending.
 
         Raises:
-            UnsafeModelError: it does not.
+            UnsafeModelError: an example can change another one's gradient.
         """
         ...
 
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """How the clients of a process train: the same for all of them.
+    """Model, loss and settings of local training, shared by all clients of a process.
 
     Attributes:
-        shared_model: the model of the process, filled anew for each request.
-        loss: one value per example.
-        gradients: clipped sums of per-example gradients under `loss`; None without privacy.
+        shared_model: the model of the process, loaded anew for each request.
+        loss: function of (outputs, targets) that returns one value per example.
+        gradients: computes clipped sums of per-example gradients of `loss`; None without privacy.
         local: steps, batch size and optimizer.
-        steps: (client, round) -> planned local steps.
-        blocks: the tiles of clients that train together.
-        rule: what the algorithm changes in local steps; None: nothing.
-        sent: names of the arrays that the algorithm declares beside the model.
-        voter: votes on public queries in place of training; None: clients train.
-        noisy_examples: by client, where a client releases its examples; filled when it first
-            trains.
+        steps: function of (client, round) that returns the planned local steps.
+        blocks: shapes of the padded batches of clients that train together.
+        rule: changes of the algorithm to local steps; None where it changes nothing.
+        sent: names of the arrays that the algorithm sends beside the model.
+        voter: votes on public queries in place of training; None where clients train.
+        noisy_examples: noisy features and targets by client, under input perturbation; a client's
+            entry is added when it first trains.
     """
 
     shared_model: SharedModel
@@ -120,13 +132,13 @@ class LocalTraining:
 
 @dataclass(frozen=True)
 class ClientData:
-    """A client's examples.
+    """The examples of a client.
 
     Attributes:
-        size: their number.
+        size: number of examples.
         tensors: returns features and targets (n, ...); called when the client trains, so that a
-            waiting task holds no copy of them.
-        digest: returns a digest of them. It is private, as they are.
+            waiting task holds no copy of the data.
+        digest: returns a digest of the examples, which is as private as they are.
     """
 
     size: int
@@ -136,11 +148,12 @@ class ClientData:
 
 @dataclass(frozen=True)
 class ClientScores:
-    """What a client tells of a model on its examples; nothing under privacy: noise covers none.
+    """Functions that score models on a client's examples; scores have no noise, so no privacy.
 
     Attributes:
-        evaluate: scores a model on held-out examples; None: the client refuses to.
-        measure: numbers of a model that a secure sum or the algorithm declares; None: none.
+        evaluate: scores a model on held-out examples; None where the client refuses to evaluate.
+        measure: returns the metrics, by name, that a secure sum or the algorithm declares; None
+            where none is declared.
     """
 
     evaluate: Evaluate | None = None
@@ -149,7 +162,7 @@ class ClientScores:
 
 @dataclass(frozen=True)
 class RunTerms:
-    """What the clients of a run agree on.
+    """The seed and the digests that all clients of a run share.
 
     Attributes:
         seed: the experiment's seed.
@@ -167,16 +180,16 @@ class ClientTask:
     """Everything that a client needs to answer a request.
 
     Attributes:
-        client: its number.
+        client: number of the client.
         run: the seed and the digests of the run.
-        data: its examples.
-        training: how it trains.
-        privacy: its plan; None: training without differential privacy.
-        journal: the durable ledger; None: charges are kept in the client's state alone.
-        weight: its planned weight among all clients; None where all weigh the same.
-        secure: seals updates; None: they are sent in clear.
-        scores: what it tells of models.
-        faults: faults to inject.
+        data: the client's examples.
+        training: model, loss and settings, shared by the clients of the process.
+        privacy: the client's privacy plan; None where it trains without differential privacy.
+        journal: the durable ledger; None where charges are in the client's state alone.
+        weight: the client's planned aggregation weight; None where all clients weigh the same.
+        secure: seals updates for secure aggregation; None where updates are sent in clear.
+        scores: functions that score models on the client's examples.
+        faults: the faults to inject.
     """
 
     client: int
@@ -191,17 +204,19 @@ class ClientTask:
     faults: FaultPlan = NO_FAULTS
 
     def planned_steps(self, round_number: int) -> int:
-        """Return the planned local steps of a round."""
+        """Return the number of the client's planned local steps in a round."""
         return self.training.steps(self.client, round_number)
 
     def training_data(self, release: Mechanism | None) -> tuple[Tensor, Tensor]:
         """Return the features and targets (n, ...) that the client trains on.
 
-        Guarantee: noisy ones are one release: the noise depends on seed and client alone, so any
-        process and any round gets the same bits from the same examples.
+        Under input perturbation they are noisy.
+
+        Guarantee: noisy examples are one release: the noise depends on seed and client alone, so
+        any process and any round gets the same bits from the same examples.
 
         Args:
-            release: the client's; None without privacy.
+            release: the client's mechanism; None without privacy.
         """
         if release is None or not release.releases_examples:
             return self.data.tensors()
@@ -212,10 +227,10 @@ class ClientTask:
         return known[self.client]
 
     def check_examples(self) -> None:
-        """Check that the public number of examples is not 0, and that no lot is too large.
+        """Check that the client's public number of examples is not 0, and not above the limit.
 
-        Where the client's size is private, an empty client trains on empty lots, or not at all, and
-        releases noise.
+        Where the client's size is private, an empty client trains on empty batches, or not at all,
+        and releases noise.
 
         Raises:
             ClientFailureError: the client has no examples, or more than its mechanism allows.
@@ -232,18 +247,18 @@ class ClientTask:
             )
 
     def check_weight(self, request: TrainRequest) -> None:
-        """Check that the server plans the client's weight as the client does.
+        """Check that the aggregation weight in a request is the client's planned weight.
 
         Raises:
-            ClientFailureError: it plans another weight; nothing was charged.
+            ClientFailureError: the server planned another weight; nothing was charged.
         """
         if request.weight != self.weight:
-            told, own = (
+            requested, planned = (
                 "equal weights" if weight is None else f"weight {weight:,}"
                 for weight in (request.weight, self.weight)
             )
             raise ClientFailureError(
-                f"refuses the request: the server plans {told} and this client {own} "
+                f"refuses the request: the server plans {requested} and this client {planned} "
                 "(federation.weighting); run the same experiment on the same data on both sides"
             )
 
@@ -251,24 +266,24 @@ class ClientTask:
         """Check that a request holds the arrays that the algorithm declares, and no others.
 
         Raises:
-            ClientFailureError: it does not; nothing was charged.
+            ClientFailureError: an array is missing or not declared; nothing was charged.
         """
         if set(request.sent) != set(self.training.sent):
-            told, own = (
-                ", ".join(sorted(one)) or "none" for one in (request.sent, self.training.sent)
+            received, declared = (
+                ", ".join(sorted(names)) or "none" for names in (request.sent, self.training.sent)
             )
             raise ClientFailureError(
-                f"refuses the request: the server sends the arrays {told} beside the model, and "
-                f"federation.strategy of this client declares {own}"
+                f"refuses the request: the server sends the arrays {received} beside the model, "
+                f"and federation.strategy of this client declares {declared}"
             )
 
     def release(self, request: TrainRequest) -> Mechanism | None:
-        """Return the release of a request, with the clipping bound in it; None without privacy.
+        """Return the client's mechanism with the clip norm of a request; None without privacy.
 
-        Guarantee: its event is that of the plan, whatever the request holds.
+        Guarantee: the mechanism has the event of the plan, for every request.
 
         Raises:
-            ClientFailureError: clipping cannot have adapted to the request's bound.
+            ClientFailureError: the clip norm is not one that adaptive clipping can reach.
         """
         if self.privacy is None:
             return None
@@ -278,13 +293,16 @@ class ClientTask:
             raise ClientFailureError(f"refuses the request: {error}") from error
 
     def check_block(self, block: Sequence[int]) -> None:
-        """Check that a private client's examples are kept apart in the tiles of its block.
+        """Check that no example changes a bit of another example's gradient in the client's block.
+
+        Without privacy nothing is checked.
 
         Args:
-            block: planned members of the client's block, ascending.
+            block: numbers of the planned members of the client's block, ascending.
 
         Raises:
-            CoupledRowsError: they are not; the message names the layer and the fix.
+            CoupledRowsError: an example can change another's gradient; the message names the layer
+                and the fix.
         """
         if self.privacy is None:
             return
@@ -297,8 +315,8 @@ class ClientTask:
         """Return the digest of everything that the answer to a request depends on.
 
         Args:
-            request: the request.
-            block: planned members of the client's block, ascending.
+            request: the train request.
+            block: numbers of the planned members of the client's block, ascending.
             model: digest of the request's global model.
         """
         repeats = self.privacy is not None and not self.privacy.secure_noise
@@ -311,12 +329,12 @@ class ClientTask:
             mechanism="" if self.privacy is None else self.privacy.mechanism_text,
             conditions=self.run.conditions,
             data=self.data.digest() if repeats else None,
-            sent="".join(f"{name}={digest(one)}" for name, one in sorted(request.sent.items())),
+            sent="".join(f"{name}={digest(array)}" for name, array in sorted(request.sent.items())),
         )
         return request_digest(inputs, seed=self.run.seed, client=self.client)
 
     def failure(self, error: Exception) -> Exception:
-        """Return what may be said of an error outside the client: of a private one, little."""
+        """Return an error in the form that may leave the client, redacted under privacy."""
         if self.privacy is not None:
             return redact_error(error)
         known = isinstance(error, FedsimError)
@@ -324,5 +342,5 @@ class ClientTask:
 
     @property
     def examples(self) -> int:
-        """The public number of examples: the planned one under privacy, else that of `data`."""
+        """Public number of examples: the plan's number, or the real one without privacy."""
         return self.privacy.examples if self.privacy else self.data.size

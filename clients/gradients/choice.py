@@ -1,4 +1,4 @@
-"""Chooses how per-example gradients are computed: the fastest way that is right for a model."""
+"""Chooses the fastest method that computes a model's per-example gradients correctly."""
 
 import logging
 from collections.abc import Sequence
@@ -22,8 +22,8 @@ logger = logging.getLogger(__name__)
 
 GradientMode = Literal["auto", "rules", "loop"]
 
-_TRIED = 4  # and fewer: several sizes, so that no fixed dimension can pass for the examples
-# What a model may raise when it is run in a way that it was not written for.
+_TRIED = 4  # and fewer: several batch sizes, so that no fixed dimension passes for the batch
+# Errors of models that are run in a way that they were not written for.
 _FAILURES = (
     ArithmeticError,
     AssertionError,
@@ -36,7 +36,7 @@ _FAILURES = (
 
 
 class BackendError(FedsimError, RuntimeError):
-    """The chosen way of computing per-example gradients is not right for a model."""
+    """The requested method computes wrong per-example gradients for a model."""
 
 
 def gradients_for(
@@ -48,27 +48,27 @@ def gradients_for(
     mode: GradientMode = "auto",
     is_isolated: bool = False,
 ) -> PerExampleGradients:
-    """Return gradients by layer rules where they are right, else one example at a time.
+    """Return per-example gradients by layer rules where these are correct, else by a loop.
 
-    The rules are tried on the given examples and compared, example by example, with gradients
-    computed alone, for lots of several sizes and for two clients; modules that no rule covers run
-    through `torch.func`, together with their surroundings where needed. The choice is logged where
-    it is not plain rules.
+    The rules are tried on the given examples and compared, example by example, with gradients of
+    single examples, for batches of several sizes and for two clients; modules that no rule covers
+    run through `torch.func`, together with the modules around them where needed. The choice is
+    logged unless all modules run by rules.
 
     Args:
-        model: its trainable parameters become views of one flat tensor.
-        loss: one value per example.
-        features: a few public or synthetic examples (n ≥ 1, ...), never private ones: which way
-            is chosen must not depend on private data.
-        targets: their targets.
-        mode: the way to take; "auto" chooses.
+        model: the model; its trainable parameters become views of one flat tensor.
+        loss: function of (outputs, targets) that returns one value per example.
+        features: a few public or synthetic examples (n ≥ 1, ...), never private ones: the choice
+            must not depend on private data.
+        targets: targets of these examples (n, ...).
+        mode: "rules" or "loop" to request a method, "auto" to choose one.
         is_isolated: whether these examples have passed `check_isolation` already.
 
     Guarantee:
         the model's values, buffers and modes and the global random generators are unchanged.
 
     Raises:
-        BackendError: the way asked for is not right for the model.
+        BackendError: rules were requested and are not correct for the model.
     """
     exact = OneAtATime(model, loss)
     if mode == "loop":
@@ -78,7 +78,7 @@ def gradients_for(
         try:
             if not is_isolated:
                 check_isolation(model, loss, x, y)
-            model.eval()  # dropout would draw different masks for a lot and for one example
+            model.eval()  # dropout would draw different masks for a batch and for one example
             return _Trial(exact, x, y).rules()
         except (UnsafeModelError, BackendError) as error:
             if mode == "rules":
@@ -90,22 +90,23 @@ def gradients_for(
 def training_gradients(
     model: nn.Module, loss: PerExampleLoss, features: Tensor, targets: Tensor, *, private: bool
 ) -> PerExampleGradients | None:
-    """Return the gradients that clients of an experiment train with; None: torch's own.
+    """Return the gradients that clients of an experiment train with; None for torch's autograd.
 
-    Without privacy, rules are taken where they cover the whole model and several clients can train
-    in one tile; a model whose buffers may change trains by torch.
+    Without privacy, rules are used where they cover the whole model and vectorized clients can
+    share a padded batch; a model whose buffers may change trains by torch.
 
-    With privacy, a model in which examples are coupled is refused.
+    With privacy, a model in which an example changes another one's gradient is refused.
 
     Args:
-        model: its trainable parameters become views of one flat tensor.
-        loss: one value per example.
+        model: the model; its trainable parameters become views of one flat tensor.
+        loss: function of (outputs, targets) that returns one value per example.
         features: a few public examples (n ≥ 1, ...).
-        targets: their targets.
+        targets: targets of these examples (n, ...).
         private: whether gradients are clipped.
 
     Raises:
-        UnsafeModelError: gradients are clipped, and examples are coupled; the message names them.
+        UnsafeModelError: gradients are clipped and examples are coupled; the message names the
+            layer.
     """
     if private:
         x, y = _several(features, targets)
@@ -113,15 +114,17 @@ def training_gradients(
         return gradients_for(model, loss, x, y, is_isolated=True)
     if next(model.buffers(), None) is not None:
         return None
-    found = gradients_for(model, loss, features, targets)
-    whole = isinstance(found, RuleGradients) and found.stacks and not found.units
-    return found if whole else None
+    gradients = gradients_for(model, loss, features, targets)
+    whole = isinstance(gradients, RuleGradients) and gradients.stacks and not gradients.units
+    return gradients if whole else None
 
 
 def _several(features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return as many examples as are tried; repeated ones are moved a little if they can be."""
+    """Return `_TRIED` examples; where there are fewer, repeated ones get a little noise."""
     if len(features) == 0:
-        raise ValueError("the choice of a backend needs at least one public example, got none")
+        raise ValueError(
+            "the choice of a gradient method needs at least one public example, got none"
+        )
     index = torch.arange(_TRIED, device=features.device) % len(features)
     x, y = features[index].clone(), targets[index.to(targets.device)]
     if x.is_floating_point() and len(features) < _TRIED:
@@ -132,12 +135,12 @@ def _several(features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class _Trial:
-    """Tries the rules on examples, with ever larger units.
+    """Tries layer rules on examples, with `torch.func` for more modules where rules fail.
 
     Args:
-        exact: the reference.
-        x: examples (n, ...).
-        y: their targets.
+        exact: the reference, which computes the gradient of each example alone.
+        x: features of the examples (n, ...).
+        y: targets of the examples (n, ...).
     """
 
     def __init__(self, exact: OneAtATime, x: Tensor, y: Tensor) -> None:
@@ -145,10 +148,10 @@ class _Trial:
         self._expected = exact.gradients(x, y)
 
     def rules(self) -> RuleGradients:
-        """Return gradients by rules that agree with gradients computed alone.
+        """Return gradients by rules that agree with the gradients of single examples.
 
         Raises:
-            BackendError: there are none.
+            BackendError: rules disagree with the reference even with all modules in `torch.func`.
         """
         exact = self._exact
         units: frozenset[str] = frozenset()
@@ -169,56 +172,56 @@ class _Trial:
         return fast
 
     def _first_difference(self, fast: RuleGradients) -> tuple[Sequence[int], str | None]:
-        """Return the parameters that are wrong, and why; no reason where nothing is wrong."""
+        """Return the parameters with wrong gradients and the reason; None if all are right."""
         if fast.ruled.uncovered:
             return fast.ruled.uncovered, "parameters have no rule"
         for size in (_TRIED, _TRIED - 1, 1):
             try:
-                found = fast.gradients(self._x[:size], self._y[:size])
+                computed = fast.gradients(self._x[:size], self._y[:size])
             except UncoveredParameterError as error:
                 return error.indices, str(error)
             except _FAILURES as error:
                 return (), f"it fails with {type(error).__name__}: {str(error).splitlines()[0]}"
-            wrong = self._wrong(found, self._expected[:size])
+            wrong = self._wrong(computed, self._expected[:size])
             if wrong:
                 name = self._exact.parameters.names[wrong[0]]
-                return wrong, f"an example gets another gradient of {name} in a lot than alone"
+                return wrong, f"an example gets another gradient of {name} in a batch than alone"
         return (), None
 
     def _widened(self, units: frozenset[str], wrong: Sequence[int]) -> frozenset[str]:
-        """Return units around the wrong parameters, or around all, one size larger."""
+        """Return units that are one module level larger around the wrong parameters, or all."""
         names = self._exact.parameters.names
-        found = set(units)
+        wider = set(units)
         for index in wrong or range(len(names)):
             inside = [u for u in units if not u or names[index].startswith(f"{u}.")]
-            found.add((inside[0] if inside else names[index]).rpartition(".")[0])
-        found = {self._module_of(name) for name in found}
+            wider.add((inside[0] if inside else names[index]).rpartition(".")[0])
+        wider = {self._module_of(name) for name in wider}
         return frozenset(
             name
-            for name in found
+            for name in wider
             if not any(
-                name != other and (not other or name.startswith(f"{other}.")) for other in found
+                name != other and (not other or name.startswith(f"{other}.")) for other in wider
             )
         )
 
     def _module_of(self, name: str) -> str:
-        """Return the name of the module that holds a parametrised weight, for one of its parts."""
+        """Return the module of a name, which may be a module or a part of a parametrised weight."""
         return name.partition(".parametrizations.")[0].removesuffix("parametrizations").rstrip(".")
 
-    def _wrong(self, found: Tensor, expected: Tensor) -> list[int]:
-        """Return the parameters whose gradients differ by more than rounding."""
+    def _wrong(self, computed: Tensor, expected: Tensor) -> list[int]:
+        """Return the indices of parameters whose gradients differ by more than rounding."""
         parameters = self._exact.parameters
         tolerance = max(1e-3, 10 * torch.finfo(expected.dtype).eps)
         slack = 1e-2 * tolerance * expected.norm(dim=1) + torch.finfo(expected.dtype).tiny
         wrong = []
         for index, at in enumerate(parameters.slices(range(len(parameters.names)))):
-            off = (found[:, at] - expected[:, at]).norm(dim=1)
+            off = (computed[:, at] - expected[:, at]).norm(dim=1)
             if not bool((off <= tolerance * expected[:, at].norm(dim=1) + slack).all()):
                 wrong.append(index)
         return wrong
 
     def _agrees_for_two_clients(self, fast: RuleGradients) -> bool:
-        """Whether two clients with different parameters get their own gradients in one tile."""
+        """Return whether two clients with different parameters get right gradients in one batch."""
         data = self._exact.parameters.data
         before = data.clone()
         generator = torch.Generator().manual_seed(1)
@@ -227,7 +230,7 @@ class _Trial:
         half = _TRIED // 2
         try:
             values = torch.stack([before, other])
-            found = fast.gradients(self._x, self._y, values)
+            computed = fast.gradients(self._x, self._y, values)
             data.copy_(other)
             expected = self._exact.gradients(self._x[half:], self._y[half:])
         except _FAILURES:
@@ -235,10 +238,10 @@ class _Trial:
         finally:
             data.copy_(before)
         both = torch.cat([self._expected[:half], expected])
-        return not self._wrong(found, both) and not self._is_random()
+        return not self._wrong(computed, both) and not self._is_random()
 
     def _is_random(self) -> bool:
-        """Whether the model draws random numbers in training, which several clients would share."""
+        """Return whether the model draws random numbers in training, which clients would share."""
         model = self._exact.model
         with preserve_state(model), torch.no_grad():
             model.train()

@@ -1,9 +1,10 @@
-"""Gradients without a rule: row by row through `torch.func`, or one example at a time.
+"""Per-example gradients without layer rules: by `torch.func`, or one example at a time.
 
-A unit is a module as a function of its parameters and of one example. `vmap` runs it on all rows
-of a tile, each with its client's parameters. One backward pass gives the gradients of all rows.
+A unit is a module as a function of its parameters and of one example. `vmap` runs a unit on all
+rows of a padded batch, each with the parameters of its client. One backward pass gives the
+gradients of all rows.
 
-One example at a time by plain autograd is the reference, for any model.
+`OneAtATime`, by plain autograd, is the reference for any model.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,14 +22,14 @@ from fedsim.clients.gradients.per_example import PerExampleGradients, Tile, Unco
 
 
 class Pass(Protocol):
-    """What a unit needs of the pass that it is part of."""
+    """The recording of a forward and backward pass, as a unit sees it."""
 
     parameters: FlatParameters
     rows: int
 
     @property
     def anchor(self) -> Tensor:
-        """A leaf that every recorded output depends on."""
+        """A leaf tensor that every recorded output depends on."""
         ...
 
     @property
@@ -37,33 +38,35 @@ class Pass(Protocol):
         ...
 
     def values_of(self, index: int) -> Tensor:
-        """Return a parameter of all clients (K, *shape)."""
+        """Return a parameter of all clients (K, *shape), by its index."""
         ...
 
     def note(self, use: ExampleUse) -> None:
-        """Note a use that a backward pass has filled in."""
+        """Store a parameter use whose gradients a backward pass has filled in."""
         ...
 
 
 Layout = dict[Any, bool]
-"""Whether an argument of a unit has rows, by the structure of the call and the argument's place."""
+"""Whether an argument of a unit has one row per example, by call structure and argument index."""
 
 
 def run_unit(module: nn.Module, layout: Layout, recording: Pass, *args: Any, **kwargs: Any) -> Any:
-    """Run a module on a tile and record it.
+    """Run a module on each row of a padded batch through `torch.func`, and return its output.
 
-    Each row gets its own part of tensors with one row per example, and all other values whole.
-    Which are which is found out once: a mask may be as long as a later tile.
+    Tensors with one row per example are split among the rows; all other arguments are passed whole
+    to each row. The first call decides which arguments are split, as a mask may happen to be as
+    long as a later batch.
 
     Args:
         module: the unit.
-        layout: of the unit's calls so far; filled in.
-        recording: of the pass.
+        layout: which arguments are split, from the unit's earlier calls; updated in place.
+        recording: the recording of the pass, which gets the gradients.
         args: positional arguments of the call.
         kwargs: keyword arguments of the call.
 
     Raises:
-        UncoveredParameterError: no argument has a row for each example, or one has no longer.
+        UncoveredParameterError: no argument has one row per example, or an argument that had rows
+            in an earlier call has none.
     """
     index = recording.parameters.index
     trained = {name: index[id(p)] for name, p in module.named_parameters() if id(p) in index}
@@ -81,14 +84,14 @@ def run_unit(module: nn.Module, layout: Layout, recording: Pass, *args: Any, **k
         )
     call = _RowCall(module, list(trained), leaves, structure, places)
     use = ExampleUse(dict.fromkeys(trained.values(), recording.anchor))  # filled in later
-    each = [recording.values_of(i) for i in trained.values()]
+    values = [recording.values_of(i) for i in trained.values()]
     rows = [leaves[i] for i in places]
-    found: Any = _RunUnit.apply(recording.anchor, call, use, recording, each, *rows)
-    return call.output(found)
+    outputs: Any = _RunUnit.apply(recording.anchor, call, use, recording, values, *rows)
+    return call.output(outputs)
 
 
 class _RowCall:
-    """A module's call on one example: a function of its parameters and of its rows."""
+    """The call of a module on one example, as a function of its parameters and its input rows."""
 
     def __init__(
         self,
@@ -102,24 +105,24 @@ class _RowCall:
         self._leaves, self._structure, self._places = leaves, structure, places
         self._output: tuple[list[Any], pytree.TreeSpec] | None = None
 
-    def __call__(self, own: tuple[Tensor, ...], *rows: Tensor) -> tuple[Tensor, ...]:
+    def __call__(self, parameters: tuple[Tensor, ...], *rows: Tensor) -> tuple[Tensor, ...]:
         leaves = list(self._leaves)
         for place, row in zip(self._places, rows, strict=True):
             leaves[place] = row.unsqueeze(0)
         args, kwargs = pytree.tree_unflatten(leaves, self._structure)
-        values = dict(zip(self._names, own, strict=True))
+        values = dict(zip(self._names, parameters, strict=True))
         stand_in = vars(self._module).pop("forward", None)
         try:
             output = functional_call(self._module, values, args, kwargs)
         finally:
             if stand_in is not None:
                 vars(self._module)["forward"] = stand_in
-        found, structure = pytree.tree_flatten(output)
-        self._output = [_TENSOR if isinstance(v, Tensor) else v for v in found], structure
-        return tuple(value.squeeze(0) for value in found if isinstance(value, Tensor))
+        results, structure = pytree.tree_flatten(output)
+        self._output = [_TENSOR if isinstance(v, Tensor) else v for v in results], structure
+        return tuple(value.squeeze(0) for value in results if isinstance(value, Tensor))
 
     def output(self, tensors: tuple[Tensor, ...]) -> Any:
-        """Return the module's output with the given tensors (n, ...) in it."""
+        """Return the module's output structure, filled with the given tensors (n, ...)."""
         if self._output is None:
             raise RuntimeError("the unit has not run yet")
         leaves, structure = self._output
@@ -130,7 +133,7 @@ class _RowCall:
 
 
 class _RunUnit(torch.autograd.Function):
-    """Runs a unit on all rows, and records it in the backward pass."""
+    """Runs a unit on all rows, and records its gradients in the backward pass."""
 
     @staticmethod
     def forward(
@@ -143,21 +146,21 @@ class _RunUnit(torch.autograd.Function):
         *rows: Tensor,
     ) -> tuple[Tensor, ...]:
         clients = recording.clients
-        each = recording.rows // clients
-        copies = tuple(v.unsqueeze(1).expand(-1, each, *v.shape[1:]) for v in values)
-        stacked = [row.unflatten(0, (clients, each)) for row in rows]
+        size = recording.rows // clients
+        copies = tuple(v.unsqueeze(1).expand(-1, size, *v.shape[1:]) for v in values)
+        stacked = [row.unflatten(0, (clients, size)) for row in rows]
         smooth = [i for i, row in enumerate(rows) if row.is_floating_point()]
         over_rows = vmap(vmap(call, randomness="different"), randomness="different")
 
-        def run(own: tuple[Tensor, ...], *given: Tensor) -> tuple[Tensor, ...]:
+        def run(parameters: tuple[Tensor, ...], *given: Tensor) -> tuple[Tensor, ...]:
             filled = list(stacked)
             for place, value in zip(smooth, given, strict=True):
                 filled[place] = value
-            return over_rows(own, *filled)
+            return over_rows(parameters, *filled)
 
-        found: Any = vjp(run, copies, *(stacked[i] for i in smooth))
-        outputs, ctx.gradients_of = found
-        ctx.use, ctx.recording, ctx.smooth, ctx.each = use, recording, smooth, each
+        result: Any = vjp(run, copies, *(stacked[i] for i in smooth))
+        outputs, ctx.gradients_of = result
+        ctx.use, ctx.recording, ctx.smooth, ctx.each = use, recording, smooth, size
         ctx.set_materialize_grads(True)
         return tuple(value.flatten(0, 1) for value in outputs)
 
@@ -165,15 +168,15 @@ class _RunUnit(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         stacked = tuple(g.unflatten(0, (-1, ctx.each)) for g in gradients)
-        own, *given = ctx.gradients_of(stacked)
+        parameter_gradients, *given = ctx.gradients_of(stacked)
         use: ExampleUse = ctx.use
-        held = (value.flatten(0, 1) for value in own)
+        held = (value.flatten(0, 1) for value in parameter_gradients)
         use.held = dict(zip(use.parameters, held, strict=True))
         ctx.recording.note(use)
-        found: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
+        input_gradients: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
         for place, value in zip(ctx.smooth, given, strict=True):
-            found[5 + place] = value.flatten(0, 1)
-        return tuple(found)
+            input_gradients[5 + place] = value.flatten(0, 1)
+        return tuple(input_gradients)
 
 
 _TENSOR = object()  # stands for a tensor in a unit's output
@@ -184,18 +187,23 @@ def _has_rows(leaf: Tensor, rows: int) -> bool:
 
 
 class OneAtATime(PerExampleGradients):
-    """Each example is alone in its batch, so no gradient can depend on another example."""
+    """Computes per-example gradients in a loop, with each example alone in its batch."""
 
     def row_gradients(self, values: Tensor, tile: Tile) -> Mapping[int, ExampleUse]:
-        """Return the gradients of a tile's rows, of one client whose values the model holds."""
-        found = list[Sequence[Tensor]]()
+        """Return the gradients of a padded batch's rows by parameter.
+
+        Args:
+            values: not used, as the model holds the client's parameters.
+            tile: padded batch of one client.
+        """
+        gradients = list[Sequence[Tensor]]()
         pairs = zip(tile.features.split(1), tile.targets.split(1), strict=True)
         for row, (x, y) in enumerate(pairs):
             if tile.randomness is not None:
                 tile.randomness.only(row)
             with tile.keyed:
-                found.append(self._of_example(x, y))
-        held = {i: torch.stack(parts) for i, parts in enumerate(zip(*found, strict=True))}
+                gradients.append(self._of_example(x, y))
+        held = {i: torch.stack(parts) for i, parts in enumerate(zip(*gradients, strict=True))}
         return dict.fromkeys(held, ExampleUse(held))
 
     def _of_example(self, x: Tensor, y: Tensor) -> Sequence[Tensor]:

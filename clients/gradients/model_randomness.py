@@ -1,8 +1,8 @@
-"""Random numbers inside a model, such as masks of dropout: those of an example are its own.
+"""Random numbers inside a model, such as dropout masks, keyed by example.
 
-Drawn by place in a lot, they would move with every example that is drawn or not, so one example
-could change what all others contribute. Here the numbers of an example follow from the client's
-key, the step, the call and the example's number, whoever else is in the lot.
+If they were drawn by the place in the batch, adding or removing one example would change the masks,
+and so the gradients, of all others. Here an example's random numbers follow from the client's key,
+the step, the call and the example's number, and do not depend on the rest of the batch.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,21 +18,21 @@ from fedsim.clients.model_checks.safety import UnsafeModelError
 
 KEY_BYTES = 16
 _WORD = np.dtype("<u4")
-_SHARED = 2**40 - 1  # in the place of an example: numbers that all rows share
+_SHARED = 2**40 - 1  # takes the place of an example's number where all rows share random numbers
 
 
 class ModelRandomness(TorchDispatchMode):
-    """Gives torch's random functions numbers of each row's own example, while it is entered.
+    """Context in which torch's random functions return numbers that are keyed by example.
 
     Guarantee: a row's numbers are a function of its client's key, the step, the number of the call
-    in a pass and the number of its example. They do not depend on the lot, on the row's place or on
-    other clients. Rows without an example get the number ½. A function that draws numbers without a
-    row for each example (one of stochastic depth for a whole lot, say) draws the same ones for
-    every lot of the step.
+    in a pass and the number of its example. They do not depend on the batch, on the row's place or
+    on other clients. Padding rows get the number ½. A function that draws numbers without a row for
+    each example (such as stochastic depth for a whole batch) draws the same numbers for every batch
+    of the step.
 
     Args:
-        keys: 16 secret bytes of each client of a tile; None: it is absent.
-        shared: 16 bytes for numbers that all rows share.
+        keys: 16 secret bytes of each client; an entry is None where the client is absent.
+        shared: 16 secret bytes for numbers that all rows share.
 
     Attributes:
         has_begun: whether a pass has begun.
@@ -51,7 +51,7 @@ class ModelRandomness(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Return False: to keep its compiler away from here, torch would import all of it."""
+        """Return False, since with True torch would import its whole compiler."""
         return False
 
     def begin(
@@ -63,14 +63,14 @@ class ModelRandomness(TorchDispatchMode):
         step: int = 0,
         clients: Sequence[int] | None = None,
     ) -> None:
-        """Begin a pass over a tile.
+        """Begin a pass over a padded batch.
 
         Args:
-            examples: the numbers of the examples in each place of the tile, at most `rows` of each.
-            rows: R, the rows of a place.
-            views: V, rows of each example, side by side.
+            examples: numbers of the examples in each place of the batch, at most `rows` of each.
+            rows: number of rows R of a place.
+            views: number of views V of each example, in successive rows.
             step: number of the step in the round.
-            clients: the client of each place; None: client k has place k.
+            clients: index of the client of each place; with None, client k has place k.
         """
         self._examples, self._rows, self._views, self._step = examples, rows, views, step
         self._clients = range(len(examples)) if clients is None else clients
@@ -78,17 +78,17 @@ class ModelRandomness(TorchDispatchMode):
         self.has_begun = True
 
     def only(self, row: int) -> None:
-        """Begin a pass over one row of the tile.
+        """Begin a pass over one row of the padded batch.
 
         Args:
-            row: its place among all rows.
+            row: index of the row among all rows.
         """
         self._call, self._only = 0, row
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Run a function of torch; a random one gets the numbers of its rows' examples."""
+        """Run a function of torch, with numbers keyed by example if the function is random."""
         kwargs = kwargs or {}
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **kwargs)
@@ -104,7 +104,7 @@ class ModelRandomness(TorchDispatchMode):
         return _FUNCTIONS[name](self._uniforms, func, args, kwargs)
 
     def _uniforms(self, like: Tensor) -> Tensor:
-        """Return numbers in (0, 1), float64, of the shape and on the device of a tensor."""
+        """Return uniform numbers in (0, 1), float64, with the shape and device of a tensor."""
         n, shape = len(self._examples) * self._rows * self._views, like.shape
         first = shape[0] if shape else 0
         if self._only is not None and first == 1:
@@ -120,22 +120,22 @@ class ModelRandomness(TorchDispatchMode):
             words = np.empty((1, like.numel()), _WORD)
             _fill(self._shared, self._nonce(_SHARED), words[0])
         self._call += 1
-        found = torch.from_numpy((words.astype(np.float64) + 0.5) * 2.0**-32)
-        return found.view(like.shape).to(like.device)
+        uniforms = torch.from_numpy((words.astype(np.float64) + 0.5) * 2.0**-32)
+        return uniforms.view(like.shape).to(like.device)
 
     def _words(self, size: int) -> np.ndarray:
-        """Return random words of each row (K · R · V, size)."""
+        """Return random 32-bit words for each row (K · R · V, size)."""
         places, views = len(self._examples), self._views
-        found = np.full((places, self._rows, views * size), 2**31, dtype=_WORD)
-        for client, own, rows in zip(self._clients, self._examples, found, strict=True):
+        words = np.full((places, self._rows, views * size), 2**31, dtype=_WORD)
+        for client, examples, rows in zip(self._clients, self._examples, words, strict=True):
             stream = self._streams[client]
-            for place, example in enumerate(own.tolist()):
+            for place, example in enumerate(examples.tolist()):
                 if stream is not None:
                     _fill(stream, self._nonce(example), rows[place])
-        return found.reshape(places * self._rows * views, size)
+        return words.reshape(places * self._rows * views, size)
 
     def _nonce(self, example: int) -> bytes:
-        """Return the first block of the numbers of an example in this call: 2³² blocks are its."""
+        """Return the AES counter at which an example's 2³² blocks of this call begin."""
         parts = (self._step, 4), (self._call, 3), (example, 5), (0, 4)
         return b"".join(value.to_bytes(size, "big") for value, size in parts)
 
@@ -170,8 +170,8 @@ def _native_dropout(draw: Draw, func: Any, args: Any, kwargs: Any) -> tuple[Tens
 
 def _rand(draw: Draw, func: Any, args: Any, kwargs: Any) -> Tensor:
     empty = torch.empty_like if isinstance(args[0], Tensor) else torch.empty
-    found = empty(args[0], **kwargs)
-    return found.copy_(draw(found))
+    values = empty(args[0], **kwargs)
+    return values.copy_(draw(values))
 
 
 def _randn(draw: Draw, func: Any, args: Any, kwargs: Any) -> Tensor:

@@ -9,13 +9,20 @@ from torch.nn.parameter import is_lazy
 
 
 class FlatParameters:
-    """Trainable parameters in one flat tensor.
+    """Layout of a model's trainable parameters in one flat tensor.
 
     The model's parameters become views of `data`, so an optimizer over `data` updates the model in
     one pass. Tied parameters occur once.
 
     Args:
-        model: its trainable parameters are moved into the flat tensor, values unchanged.
+        model: the model; its trainable parameters are moved into the flat tensor, values unchanged.
+
+    Attributes:
+        data: the flat tensor (size,).
+        names: name of each parameter.
+        tensors: the parameters.
+        sizes: number of values of each parameter.
+        index: index of each parameter by the id of its tensor.
 
     Raises:
         ValueError: nothing is trainable, a lazy layer has no values yet, or parameters differ in
@@ -36,8 +43,8 @@ class FlatParameters:
             )
         kinds = {(p.dtype, p.device) for _, p in named}
         if len(kinds) > 1:
-            found = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
-            raise ValueError(f"trainable parameters must share one type and device, got {found}")
+            pairs = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
+            raise ValueError(f"trainable parameters must share one type and device, got {pairs}")
         self.names: tuple[str, ...] = tuple(name for name, _ in named)
         self.tensors: tuple[nn.Parameter, ...] = tuple(parameter for _, parameter in named)
         self.sizes: tuple[int, ...] = tuple(parameter.numel() for parameter in self.tensors)
@@ -54,31 +61,31 @@ class FlatParameters:
         return self.data.numel()
 
     def views(self, flat: Tensor) -> list[Tensor]:
-        """Return one view of a flat tensor (size,) for each parameter, in its shape."""
+        """Return a view of a flat tensor (size,) for each parameter, in the parameter's shape."""
         places = self.slices(range(len(self.tensors)))
         return [flat[at].view(p.shape) for at, p in zip(places, self.tensors, strict=True)]
 
     def slices(self, indices: Sequence[int]) -> list[slice]:
-        """Return the slices of the given parameters in a flat tensor."""
+        """Return the slice of the flat tensor for each of some parameters, given by index."""
         return [self._places[index] for index in indices]
 
     def group_slices(self, groups: Sequence[Sequence[int]]) -> list[tuple[slice, int]]:
-        """Return (slice of a flat tensor, number of its group), as few as there can be.
+        """Return pairs (slice of the flat tensor, number of its group), as few as possible.
 
         Args:
             groups: parameter indices of each group; together all parameters.
         """
         of = {index: number for number, group in enumerate(groups) for index in group}
-        found: list[tuple[slice, int]] = []
+        slices: list[tuple[slice, int]] = []
         for index, place in enumerate(self._places):
-            if found and found[-1][1] == of[index]:
-                found[-1] = (slice(found[-1][0].start, place.stop), of[index])
+            if slices and slices[-1][1] == of[index]:
+                slices[-1] = (slice(slices[-1][0].start, place.stop), of[index])
             else:
-                found.append((place, of[index]))
-        return found
+                slices.append((place, of[index]))
+        return slices
 
     def stacked_views(self, rows: Tensor) -> list[Tensor]:
-        """Return one view (K, *shape) of flat rows (K, size) for each parameter."""
+        """Return a view (K, *shape) of flat rows (K, size) for each parameter."""
         parts = rows.detach().split_with_sizes(self.sizes, 1)
         return [
             part.unflatten(1, p.shape) if p.ndim != 1 else part

@@ -1,4 +1,4 @@
-"""Per-example gradients, clipped and added up: the interface of all ways to compute them."""
+"""Clipped sums of per-example gradients: the interface of all methods that compute them."""
 
 import math
 from abc import ABC, abstractmethod
@@ -21,12 +21,12 @@ from fedsim.noise.grid import SUM_HEIGHT
 
 @dataclass(frozen=True)
 class LotStatistics:
-    """What happened to the examples of a lot. Private: to be noised before it goes anywhere.
+    """Counts of a batch's examples in clipping; they are private and need noise before release.
 
     Attributes:
         examples: number of examples.
-        not_finite: how many contributed zero because their gradient was not finite.
-        within: how many had a norm within the bound, by group (m,).
+        not_finite: number of examples that contributed zero as their gradient was not finite.
+        within: number of examples with a gradient norm within the bound, for each group (m,).
     """
 
     examples: int
@@ -34,7 +34,7 @@ class LotStatistics:
     within: tuple[int, ...]
 
     def __add__(self, other: "LotStatistics") -> "LotStatistics":
-        """Return the statistics of two parts of a lot together."""
+        """Return the counts of two physical batches together."""
         within = tuple(a + b for a, b in zip(self.within, other.within, strict=True))
         return LotStatistics(
             self.examples + other.examples, self.not_finite + other.not_finite, within
@@ -43,14 +43,14 @@ class LotStatistics:
 
 @dataclass(frozen=True)
 class ClipBounds:
-    """How the rows of a tile are clipped.
+    """Clipping rule, bounds and scales of the rows of a padded batch.
 
     Attributes:
-        clipping: the rule, the same for all clients up to its bounds.
+        clipping: the clipping rule, the same for all clients up to its bounds.
         members: parameter indices of each group.
-        bounds: C_m of each row's client, float64 (n, m); or (1, m) where all have one client.
+        bounds: clip norms C_m of each row's client, float64 (n, m); (1, m) with a single client.
         scales: factor of each row's clipped gradient in each group, float64 (n, m) or (n, 1); 0
-            for a row that is no example.
+            for a padding row.
     """
 
     clipping: Clipping
@@ -60,29 +60,33 @@ class ClipBounds:
 
     @classmethod
     def of_client(cls, clipping: Clipping, groups: Groups, scales: Tensor) -> Self:
-        """Return the bounds of rows of one client.
+        """Return the bounds for a padded batch of one client.
 
         Args:
-            clipping: the rule.
-            groups: of the model.
+            clipping: the client's clipping rule.
+            groups: groups of the model's parameters, with the client's bounds.
             scales: factor of each row's clipped gradient, float64 (n, m) or (n, 1).
         """
         return cls(clipping, groups.members, scales.new_tensor([groups.bounds]), scales)
 
 
 def clip_rows(norms: Tensor, clip: ClipBounds) -> tuple[tuple[Tensor, ...], Tensor | None]:
-    """Return the factor of each row in each group, and the rows (n,) to be dropped.
+    """Return the scaled clip factors of rows, and which rows are dropped as not finite.
 
     Args:
-        norms: by group, float64 (n, m); changed in place: those of dropped rows become NaN.
-        clip: bounds and scales.
+        norms: gradient norms by group, float64 (n, m); those of dropped rows become NaN in place.
+        clip: bounds and scales of the rows.
+
+    Returns:
+        The factors of the rows (n,) for each group, and which rows (n,) are dropped: None if none
+        is.
 
     Guarantee: a row that is not finite in one group has factor 0 in all of them; a row's factors
     depend on that row alone.
     """
     dropped = None
-    # The largest of numbers with NaN is NaN, which is not finite either. A device is not asked: an
-    # answer would take longer than to drop rows that are zero anyway.
+    # The largest of numbers with NaN is NaN, which is not finite either. A GPU skips this test:
+    # waiting for its result takes longer than to drop rows in every case.
     if norms.is_cuda or not math.isfinite(norms.max().item()):
         dropped = ~norms.isfinite().all(1)
         norms.masked_fill_(dropped.unsqueeze(1), torch.nan)
@@ -98,19 +102,20 @@ def group_norms(
     members: Sequence[Sequence[int]],
     like: Tensor,
 ) -> Tensor:
-    """Return the norms by group, float64 (n, m).
+    """Return the gradient norm of each row in each group, float64 (n, m).
 
     Args:
-        squared_norms: by parameter index, float64 (n,); unused parameters may be absent.
-        rows: n.
+        squared_norms: squared norms of the rows by parameter index, float64 (n,); unused
+            parameters may be absent.
+        rows: number of rows n.
         members: parameter indices of each group.
         like: a parameter, for the device.
     """
     columns = []
     for group in members:
-        found = [squared_norms[i] for i in group if i in squared_norms]
+        terms = [squared_norms[i] for i in group if i in squared_norms]
         total = like.new_zeros(rows, dtype=torch.float64)
-        columns.append(sum(found[1:], found[0]) if found else total)
+        columns.append(sum(terms[1:], terms[0]) if terms else total)
     norms = torch.stack(columns, dim=1) if len(columns) > 1 else columns[0].unsqueeze(1)
     return norms.sqrt()
 
@@ -120,10 +125,10 @@ PerExampleLoss = Callable[[Tensor, Tensor], Tensor]
 
 
 class UncoveredParameterError(FedsimError, RuntimeError):
-    """A model used parameters in a way that no rule covers.
+    """A model used parameters in a way that no layer rule covers.
 
     Attributes:
-        indices: the parameters, by index.
+        indices: indices of these parameters.
     """
 
     def __init__(self, message: str, indices: tuple[int, ...] = ()) -> None:
@@ -133,15 +138,16 @@ class UncoveredParameterError(FedsimError, RuntimeError):
 
 @dataclass(frozen=True)
 class Tile:
-    """Rows of K clients, R each: the examples of one pass, and zeros where there are fewer.
+    """A padded batch: R rows of each of K clients, where rows without an example are zeros.
 
     Attributes:
-        clients: K.
-        features: (K · R, ...), client after client.
-        targets: (K · R, ...).
-        weights: of the rows' losses (K · R,): 0 for rows that are no examples.
-        views: V: with several views of each example, side by side, there are K · R · V rows.
-        randomness: of the model, where it is keyed by the example; None: by place, as in checks.
+        clients: number of clients K.
+        features: features of the rows (K · R, ...), client after client.
+        targets: targets of the rows (K · R, ...).
+        weights: weights of the rows' losses (K · R,); 0 for padding rows.
+        views: number of views V of each example, in successive rows; there are K · R · V rows then.
+        randomness: source of the model's random numbers, keyed by example; None for torch's own, as
+            in checks.
     """
 
     clients: int
@@ -153,12 +159,12 @@ class Tile:
 
     @property
     def keyed(self) -> AbstractContextManager[object]:
-        """What a forward pass enters, so that random numbers of an example are its own."""
+        """Context of a forward pass in which random numbers are keyed by example."""
         return nullcontext() if self.randomness is None else self.randomness
 
     @property
     def example_weights(self) -> Tensor:
-        """The weights of the examples (K · R,): those of their first views."""
+        """Weights of the examples (K · R,), which are those of their first views."""
         return self.weights[:: self.views]
 
 
@@ -166,13 +172,13 @@ class PerExampleGradients(ABC):
     """Computes sums of clipped per-example gradients of a model's trainable parameters.
 
     Args:
-        model: its trainable parameters become views of `parameters.data`.
-        loss: one value per example, from outputs (n, ...) and targets (n, ...).
-        parameters: as laid out before; None: they are laid out here.
+        model: the model; its trainable parameters become views of `parameters.data`.
+        loss: function of outputs (n, ...) and targets (n, ...) that returns one value per example.
+        parameters: flat layout of `model` if it exists already; None to make it.
 
     Attributes:
-        stacks: whether a tile may have several clients.
-        draws: whether the model draws random numbers; None: no pass has shown it yet.
+        stacks: whether a padded batch may have several clients.
+        draws: whether the model draws random numbers; None before the first pass.
     """
 
     stacks = False
@@ -186,47 +192,50 @@ class PerExampleGradients(ABC):
         self.parameters = FlatParameters(model) if parameters is None else parameters
 
     def begin_step(self, round_number: int, step: int, values: Tensor) -> slice | None:
-        """Prepare for a step, and return the part of the values that its release moves.
+        """Prepare for a step, and return the columns of the values that the step updates.
 
         Args:
             round_number: the round.
-            step: of the round, from 0.
+            step: number of the step in the round, from 0.
             values: each client's flat values (K, size) before the step.
 
         Returns:
-            Columns of `values`, as many as `parameters` has values; None: all of them.
+            Slice of the columns of `values`, of the size of `parameters`; None for all columns.
         """
         return None
 
     def add_sums(self, values: Tensor, tile: Tile, into: Tensor) -> None:
-        """Add Σ_i weight_i · gradient_i of each client's rows to `into` (K, size), not clipped.
+        """Add each client's weighted sum of unclipped gradients to a tensor in place.
 
         Args:
             values: each client's flat parameters (K, size).
-            tile: n = K · R rows and the weights of their losses.
-            into: (K, size).
+            tile: padded batch of n = K · R rows, with the weights of their losses.
+            into: tensor (K, size) to add Σ_i weight_i · gradient_i to.
 
         Raises:
-            TypeError: gradients of this kind are for clipped sums alone.
+            TypeError: this method computes clipped sums only.
         """
         raise TypeError("training without privacy needs gradients by rules")
 
     @abstractmethod
     def row_gradients(self, values: Tensor, tile: Tile) -> Mapping[int, ExampleUse]:
-        """Return the gradients of a tile's rows by parameter; parameters without one are absent.
+        """Return the gradients of a padded batch's rows, by index of the parameter.
+
+        A parameter that has no gradient is absent.
 
         Args:
             values: each client's flat parameters (K, size).
-            tile: n = K · R rows.
+            tile: padded batch of n = K · R rows.
         """
 
     def gradients(self, features: Tensor, targets: Tensor, values: Tensor | None = None) -> Tensor:
-        """Return all gradients (n, size), not clipped: for checks, on a few examples.
+        """Return the unclipped per-example gradients (n, size), for checks on a few examples.
 
         Args:
-            features: (n, ...), the rows of client after client.
-            targets: (n, ...).
-            values: each client's flat parameters (K, size); None: one client with the model's.
+            features: features (n, ...), client after client.
+            targets: targets (n, ...).
+            values: each client's flat parameters (K, size); None for one client with the model's
+                parameters.
         """
         data = self.parameters.data
         values = data.unsqueeze(0) if values is None else values
@@ -239,34 +248,34 @@ class PerExampleGradients(ABC):
         return rows
 
     def clipped(self, values: Tensor, tile: Tile, clip: ClipBounds) -> "ClippedRows":
-        """Return scale · clip(gradient) of each example of a tile, to be added up.
+        """Return scale · clip(gradient) of each example of a padded batch.
 
-        An example with several views has the mean of their gradients, which is clipped once.
+        The gradient of an example with several views is their mean, which is clipped once.
 
         Args:
             values: each client's flat parameters (K, size).
-            tile: the rows.
-            clip: bounds and scales.
+            tile: the padded batch.
+            clip: bounds and scales of the examples.
         """
-        found = by_example(self.row_gradients(values, tile), tile.views)
-        return clipped_rows(found, clip, clients=tile.clients, times=1.0 / tile.views)
+        gradients = by_example(self.row_gradients(values, tile), tile.views)
+        return clipped_rows(gradients, clip, clients=tile.clients, times=1.0 / tile.views)
 
     def add_clipped_sums(
         self, values: Tensor, tile: Tile, clip: ClipBounds, into: Tensor
     ) -> tuple[Tensor, Tensor | None]:
-        """Add scale_k · Σ_i clip(gradient_i) of each client's examples to `into` (K, size).
+        """Add each client's scaled sum of clipped gradients to a tensor in place.
 
-        Guarantee: as of `ClippedRows`.
+        Guarantee: the terms of the sum have the guarantee of `ClippedRows`.
 
         Args:
             values: each client's flat parameters (K, size).
-            tile: the rows.
-            clip: bounds and scales.
-            into: (K, size), float32 or float64.
+            tile: the padded batch.
+            clip: bounds and scales of the examples.
+            into: tensor (K, size), float32 or float64, to add scale_k · Σ_i clip(gradient_i) to.
 
         Returns:
-            Norms by group, float64 (n, m), NaN for dropped examples; and which examples (n,) were
-            dropped since their gradient is not finite, None if none was.
+            Gradient norms by group, float64 (n, m), NaN for dropped examples; and which examples
+            (n,) were dropped as their gradient is not finite, None if none was.
         """
         rows = self.clipped(values, tile, clip)
         rows.add_to(self.parameters.stacked_views(into))
@@ -282,9 +291,17 @@ class PerExampleGradients(ABC):
         *,
         scale: float = 1.0,
     ) -> LotStatistics:
-        """Add scale · Σ_i clip(gradient_i) of one client's n ≥ 0 examples to float64 (size,).
+        """Add scale · Σ_i clip(gradient_i) of one client's n ≥ 0 examples to a tensor in place.
 
-        Guarantee: as of `add_clipped_sums`.
+        Guarantee: the terms of the sum have the guarantee of `ClippedRows`.
+
+        Args:
+            features: features of the examples (n, ...).
+            targets: targets of the examples (n, ...).
+            clipping: the clipping rule.
+            groups: groups of the model's parameters, with their bounds.
+            into: tensor (size,), float64, to add to.
+            scale: factor of the sum.
         """
         n = len(features)
         if n == 0:
@@ -293,16 +310,16 @@ class PerExampleGradients(ABC):
         clip = ClipBounds.of_client(clipping, groups, scales)
         tile = Tile(1, features, targets, self.parameters.data.new_ones(n))
         values = self.parameters.data.unsqueeze(0)
-        found = self.add_clipped_sums(values, tile, clip, into.unsqueeze(0))
-        return lot_statistics(clip, *found)
+        norms_and_dropped = self.add_clipped_sums(values, tile, clip, into.unsqueeze(0))
+        return lot_statistics(clip, *norms_and_dropped)
 
 
 def by_example(found: Mapping[int, ExampleUse], views: int) -> dict[int, ExampleUse]:
-    """Return gradients of examples from those of rows, of which each example has several.
+    """Return the gradients of examples by adding those of their views.
 
     Args:
-        found: by parameter, of n · views rows; the rows of an example are side by side.
-        views: rows of an example; their gradients are added.
+        found: gradients of n · views rows by parameter; an example's views are successive rows.
+        views: number of views of each example.
 
     Source: De et al. 2022, "Unlocking High-Accuracy Differentially Private Image Classification
     through Scale" (arXiv 2204.13650), section 3.2, up to the factor 1 / views.
@@ -315,19 +332,19 @@ def by_example(found: Mapping[int, ExampleUse], views: int) -> dict[int, Example
 
 @dataclass(frozen=True)
 class ClippedRows:
-    """The clipped gradients of a tile's n examples, as factors of their gradients.
+    """The clipped gradients of a padded batch's n examples: gradients with clip factors.
 
-    Guarantee: each example's part of a sum has an L2 norm of at most scale · C_m in each group m;
-    padding rows, and examples whose gradient is not finite, add nothing. What an example adds
-    depends on its client's values and the shape of the tile, and on no other row.
-    Only the rounding of a sum depends on the others: `SumRounding` bounds it.
+    Guarantee: each example's term of a sum has an L2 norm of at most scale · C_m in each group m;
+    padding rows, and examples whose gradient is not finite, add nothing. An example's term depends
+    on its client's parameters and the shape of the padded batch, and on no other row.
+    Only the rounding of a sum depends on other rows: `SumRounding` bounds it.
 
     Attributes:
         found: the gradients by parameter.
         members: parameter indices of each group.
-        norms: by group, float64 (n, m), NaN for dropped examples.
-        factors: of each row in each group, float64 (K, R) each.
-        dropped: which rows were dropped (n,); None: none.
+        norms: gradient norms by group, float64 (n, m), NaN for dropped examples.
+        factors: factors of the rows, float64 (K, R), for each group.
+        dropped: which rows were dropped (n,); None if none was.
     """
 
     found: Mapping[int, ExampleUse]
@@ -342,24 +359,26 @@ class ClippedRows:
 
     @torch.no_grad()
     def add_to(self, into: Sequence[Tensor], part: Part = WHOLE) -> None:
-        """Add the clipped gradients of a part of the tile up, as `SumRounding` says.
+        """Add the clipped gradients of a part of the padded batch to tensors in place.
+
+        The order of the additions is the one that `SumRounding` assumes.
 
         Args:
-            into: (k, *shape) of each parameter, for the k clients of the part; float64, or float32
-                for lots that may be added up in it.
-            part: of the tile.
+            into: a tensor (k, *shape) for each parameter, for the k clients of the part; float64,
+                or float32 where the batch is small enough for float32 sums.
+            part: rows of the padded batch to add.
         """
         factors = self._single if into[0].dtype == torch.float32 else self.factors
         for rows in _runs(part.rows, factors[0].shape[1]):
-            own = part if rows == part.rows else Part(part.client, rows)
+            run = part if rows == part.rows else Part(part.client, rows)
             for group, column in zip(self.members, factors, strict=True):
                 for index in group:
                     if index in self.found:
-                        self.found[index].add_weighted(index, column, into[index], own)
+                        self.found[index].add_weighted(index, column, into[index], run)
 
 
 def _runs(rows: slice, every: int) -> Iterator[slice]:
-    """Yield the rows in runs of at most `SUM_HEIGHT`."""
+    """Yield slices of at most `SUM_HEIGHT` successive rows."""
     start, stop, _ = rows.indices(every)
     if stop - start <= SUM_HEIGHT:
         yield rows
@@ -376,13 +395,13 @@ def clipped_rows(
     clients: int = 1,
     times: float = 1.0,
 ) -> ClippedRows:
-    """Return scale_i · clip(times · gradient_i) of n rows.
+    """Return scale_i · clip(times · gradient_i) of each of n rows.
 
     Args:
-        found: the gradients by parameter; parameters without one are absent.
+        found: the gradients by parameter; a parameter without gradients is absent.
         clip: bounds and scales of the rows.
-        clients: K.
-        times: of each gradient: n where `found` are gradients of a mean over the rows.
+        clients: number of clients K.
+        times: factor of each gradient, such as n for gradients of a mean over the rows.
     """
     n, like = clip.scales.shape[0], clip.scales
     squared = {index: of.squared_norms(index) for index, of in sorted(found.items())}
@@ -399,12 +418,12 @@ def clipped_rows(
 
 
 def lot_statistics(clip: ClipBounds, norms: Tensor, dropped: Tensor | None) -> LotStatistics:
-    """Return what happened to the examples of a tile of one client.
+    """Return the counts of examples in clipping for a padded batch of one client.
 
     Args:
-        clip: bounds and scales of the rows; rows of scale 0 are no examples.
-        norms: by group, float64 (n, m), NaN for dropped rows.
-        dropped: which rows were dropped (n,); None: none.
+        clip: bounds and scales of the rows; a row of scale 0 is a padding row.
+        norms: gradient norms by group, float64 (n, m), NaN for dropped rows.
+        dropped: which rows were dropped (n,); None if none was.
     """
     real = (clip.scales > 0).any(1)
     within = ((norms <= clip.bounds) & real.unsqueeze(1)).sum(0).tolist()

@@ -1,8 +1,8 @@
-"""One pass of a model over a tile: its layers run their rules and record their uses.
+"""A recorded pass: a model's layers run by rules and record each use of trained parameters.
 
 The model itself is unchanged: during a pass, `forward` of each module with trained parameters is
-replaced by its rule. A backward pass fills the uses in. Each call has a use of its own, so layers
-may be reused and forward passes may interleave.
+replaced by its rule. A backward pass fills the recorded uses with gradients. Each call of a layer
+is a separate use, so layers may be reused and forward passes may interleave.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,19 +22,19 @@ from fedsim.clients.gradients.per_example import UncoveredParameterError
 
 
 class Recording:
-    """The uses of parameters in one pass.
+    """Records the uses of trained parameters in one pass over a padded batch.
 
     Guarantee: a use is recorded when a backward pass that starts after the forward pass goes
-    through it, once for each such pass: forwards without a backward leave nothing.
+    through it, once for each such backward pass. A forward pass alone records nothing.
 
     Args:
-        parameters: of the model.
-        values: each client's parameters (K, *shape), by index.
-        rows: n, the rows of the tile.
+        parameters: flat layout of the model's trained parameters.
+        values: each client's parameters (K, *shape), by parameter index.
+        rows: number of rows n of the padded batch.
 
     Attributes:
-        uses: filled by backward passes.
-        dtype: of the parameters.
+        uses: the recorded uses, appended by backward passes.
+        dtype: type of the parameters.
     """
 
     def __init__(self, parameters: FlatParameters, values: Sequence[Tensor], rows: int) -> None:
@@ -46,7 +46,7 @@ class Recording:
 
     @cached_property
     def anchor(self) -> Tensor:
-        """A leaf that every recorded output depends on: a backward pass to it fills the uses."""
+        """A leaf tensor that every recorded output depends on: backward to it reaches all uses."""
         return torch.zeros((), requires_grad=True)
 
     @property
@@ -55,7 +55,7 @@ class Recording:
         return self._values[0].shape[0]
 
     def operand(self, parameter: Tensor) -> Operand:
-        """Return a parameter for all clients of the tile."""
+        """Return a parameter of all clients (K, *shape), trained or frozen."""
         index = self.parameters.index.get(id(parameter))
         if index is None:
             frozen = parameter.detach()
@@ -63,14 +63,18 @@ class Recording:
         return Operand(self._values[index], index)
 
     def values_of(self, index: int) -> Tensor:
-        """Return a parameter of all clients (K, *shape)."""
+        """Return a parameter of all clients (K, *shape), by its index."""
         return self._values[index]
 
     def record(self, use: LayerUse, x: Tensor) -> Tensor:
-        """Run a use on its input (n, ...), one row per example, and record it.
+        """Return the output of a layer's use, which is recorded in the backward pass.
 
-        Under autocast the output has the type that autocast chooses. Norms and sums have that of
-        the parameters, to which input and output gradient are converted.
+        Under autocast the output has the type that autocast chooses. Input and output gradient are
+        converted to the type of the parameters for norms and sums.
+
+        Args:
+            use: the use of the layer's parameters.
+            x: input of the layer (n, ...), one row per example.
 
         Raises:
             UncoveredParameterError: the input has another number of rows.
@@ -85,7 +89,7 @@ class Recording:
         """Check that an input (n, ...) has one row per example.
 
         Raises:
-            UncoveredParameterError: it has another number of rows.
+            UncoveredParameterError: the input has another number of rows.
         """
         if x.ndim == 0 or x.shape[0] != self.rows:
             raise UncoveredParameterError(
@@ -95,16 +99,16 @@ class Recording:
             )
 
     def note(self, use: ExampleUse) -> None:
-        """Note a use that a backward pass has filled in.
+        """Store a use whose gradients a backward pass has filled in.
 
-        Backward passes of the model's own, inside its forward, are not those of the loss.
+        Backward passes inside the model's forward are ignored, since they are not of the loss.
         """
         if not self.is_running:
             self.uses.append(use)
 
 
 class _Recorded(torch.autograd.Function):
-    """Runs a use, and notes it in the backward pass."""
+    """Runs a use in the forward pass, and records it in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, x: Tensor, use: LayerUse, recording: Recording) -> Tensor:
@@ -120,7 +124,7 @@ class _Recorded(torch.autograd.Function):
         if g.dtype != ctx.recording.dtype:
             g = g.to(ctx.recording.dtype)
         if ctx.saved:
-            # Without its history, which holds the use: no collector sees that circle.
+            # Detached: the autograd history holds the use, and no collector would see that cycle.
             use.input = ctx.saved_tensors[0].detach()
         use.output_gradient = g
         ctx.recording.note(use)
@@ -128,12 +132,15 @@ class _Recorded(torch.autograd.Function):
 
 
 class RuledModel:
-    """A model whose modules run by rules, and some as units.
+    """A model whose modules run by layer rules, or as units through `torch.func`.
 
     Args:
         model: the model.
-        parameters: its trained parameters.
+        parameters: flat layout of its trained parameters.
         units: names of modules to run through `torch.func`; "" is the whole model.
+
+    Attributes:
+        uncovered: indices of the trained parameters that neither a rule nor a unit covers.
     """
 
     def __init__(
@@ -150,16 +157,16 @@ class RuledModel:
                 if name in units:
                     self._calls.append((module, partial(run_unit, module, {})))
                 continue
-            own = [id(p) for p in module.parameters(recurse=False) if id(p) in parameters.index]
+            trained = [id(p) for p in module.parameters(recurse=False) if id(p) in parameters.index]
             rule = None if "forward" in vars(module) else RULES.get(type(module))
-            if own and rule is not None:
-                covered.update(own)
+            if trained and rule is not None:
+                covered.update(trained)
                 self._calls.append((module, partial(_run_rule, rule, module)))
         self.uncovered = tuple(i for key, i in parameters.index.items() if key not in covered)
 
     @cached_property
     def covers_root(self) -> bool:
-        """Whether the model itself runs by a rule, or as a unit."""
+        """Whether the model's root module runs by a rule or as a unit."""
         return any(module is self.model for module, _ in self._calls)
 
     @cached_property
@@ -168,11 +175,11 @@ class RuledModel:
         return frozenset(self.model.get_submodule(name) for name in self.units)
 
     def start(self, values: Tensor, rows: int) -> Recording:
-        """Return the recording of a pass.
+        """Return the recording of a new pass.
 
         Args:
             values: each client's flat parameters (K, size).
-            rows: n.
+            rows: number of rows n of the padded batch.
         """
         if self._stacked is None or self._stacked[0] is not values:
             self._stacked = values, self.parameters.stacked_views(values)
@@ -181,34 +188,34 @@ class RuledModel:
     def fill(
         self, recording: Recording, outputs: Tensor, g: Tensor | None, others: Sequence[Tensor] = ()
     ) -> tuple[Tensor | None, ...]:
-        """Fill the uses of a pass in, from the gradient at its outputs.
+        """Run the backward pass, which fills the recorded uses with gradients.
 
         Args:
-            recording: of the pass.
-            outputs: that a loss depends on.
-            g: the gradient at them; None for a scalar loss.
-            others: tensors whose gradients are wanted.
+            recording: the recording of the pass.
+            outputs: outputs of the model, or a scalar loss.
+            g: gradient at the outputs; None for a scalar loss.
+            others: other tensors to return the gradients of.
 
         Returns:
-            The gradients of `others`, None where the outputs do not depend on one.
+            The gradients of `others`; None for a tensor that the outputs do not depend on.
 
         Raises:
-            UncoveredParameterError: a gradient reached a parameter by a way that no use has seen.
+            UncoveredParameterError: a gradient reached a parameter outside the recorded uses.
         """
         if not outputs.requires_grad:  # nothing trained was used
             return (None,) * len(others)
         tensors = self.parameters.tensors
         wanted = (recording.anchor, *tensors, *others)
-        found = torch.autograd.grad(outputs, wanted, g, allow_unused=True)[1:]
-        missed = tuple(i for i, _ in enumerate(tensors) if found[i] is not None)
+        gradients = torch.autograd.grad(outputs, wanted, g, allow_unused=True)[1:]
+        missed = tuple(i for i, _ in enumerate(tensors) if gradients[i] is not None)
         if missed:
             names = ", ".join(self.parameters.names[i] for i in missed)
             raise UncoveredParameterError(f"no rule for how {names} is used", missed)
-        return found[len(tensors) :]
+        return gradients[len(tensors) :]
 
     @contextmanager
     def in_place(self, recording: Recording) -> Iterator[None]:
-        """Run the modules by their rules within the context."""
+        """Context in which the model's modules run by their rules."""
         before = [(module, vars(module).get("forward")) for module, _ in self._calls]
         recording.is_running = True
         try:
@@ -217,11 +224,11 @@ class RuledModel:
             yield
         finally:
             recording.is_running = False
-            for module, own in before:
-                if own is None:
+            for module, forward in before:
+                if forward is None:
                     vars(module).pop("forward", None)
                 else:
-                    vars(module)["forward"] = own
+                    vars(module)["forward"] = forward
 
 
 def _run_rule(
@@ -230,7 +237,7 @@ def _run_rule(
     output = rule(recording, module, *args, **kwargs)
     if output is None:
         index: Mapping[int, int] = recording.parameters.index
-        own = tuple(index[id(p)] for p in module.parameters(recurse=False) if id(p) in index)
+        trained = tuple(index[id(p)] for p in module.parameters(recurse=False) if id(p) in index)
         kind = type(module).__name__
-        raise UncoveredParameterError(f"no rule covers this use of a {kind} layer", own)
+        raise UncoveredParameterError(f"no rule covers this use of a {kind} layer", trained)
     return output

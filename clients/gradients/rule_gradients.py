@@ -1,6 +1,6 @@
-"""Per-example gradients by layer rules, for any number of clients at once.
+"""Per-example gradients by layer rules, for one client or vectorized clients.
 
-Losses that know their gradient at the outputs save a backward pass of torch.
+A loss with a method for its gradient at the outputs saves a backward pass of torch.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,18 +21,24 @@ _Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 class KnownGradient(Protocol):
-    """A loss that knows its gradient without a backward pass of torch."""
+    """A loss that computes its gradient at the outputs in closed form."""
 
     def output_gradient(
         self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None
     ) -> Tensor:
-        """Return the gradient at the outputs (n, ...) of the sum of weighted losses."""
+        """Return the gradient (n, ...) of the weighted sum of losses at the outputs.
+
+        Args:
+            outputs: outputs of the model (n, ...).
+            targets: targets of the examples (n, ...).
+            weights: weights of the losses (n,); None for 1.
+        """
         ...
 
 
 def known_gradient(loss: Any) -> KnownGradient | None:
-    """Return the loss if it knows its gradient."""
-    # To ask for an instance of a protocol takes as long as the gradient.
+    """Return the loss if it has a closed-form gradient; None otherwise."""
+    # isinstance with a protocol takes as long as the gradient.
     return loss if hasattr(loss, "output_gradient") else None
 
 
@@ -49,22 +55,22 @@ class _ScaledLoss:
 
 @dataclass(frozen=True)
 class _ScaledKnownLoss(_ScaledLoss):
-    """The same for a loss that knows its gradient."""
+    """A loss with a closed-form gradient, times a constant."""
 
     known: KnownGradient
 
     def output_gradient(
         self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None
     ) -> Tensor:
-        """Return the gradient at the outputs (n, ...) of the sum of weighted losses."""
+        """Return the gradient (n, ...) of the weighted sum of losses at the outputs."""
         return self.factor * self.known.output_gradient(outputs, targets, weights)
 
 
 def scaled_loss(loss: _Loss, factor: float) -> _Loss:
-    """Return a loss times a constant; its gradients are computed in the same way.
+    """Return a loss times a constant, with a closed-form gradient if the loss has one.
 
     Args:
-        loss: one value per example.
+        loss: function of (outputs, targets) that returns one value per example.
         factor: the constant.
     """
     known = known_gradient(loss)
@@ -72,17 +78,18 @@ def scaled_loss(loss: _Loss, factor: float) -> _Loss:
 
 
 class RuleGradients(PerExampleGradients):
-    """One forward, one backward with respect to activations, one weighted weight gradient.
+    """Computes clipped sums of per-example gradients by layer rules (book-keeping).
 
-    The examples of a tile pass through the model together: a model or a loss that couples them must
-    be kept out by `check_isolation`.
+    A pass is one forward, one backward with respect to activations, and one weighted weight
+    gradient. The examples of a padded batch pass through the model together: `check_isolation` must
+    have refused a model or a loss that couples them.
 
     Args:
-        model: its trainable parameters become views of `parameters.data`.
-        loss: one value per example.
-        parameters: as laid out before; None: they are laid out here.
+        model: the model; its trainable parameters become views of `parameters.data`.
+        loss: function of (outputs, targets) that returns one value per example.
+        parameters: flat layout of `model` if it exists already; None to make it.
         units: names of modules that run through `torch.func`.
-        stacks: whether a tile may have several clients (see `choice`).
+        stacks: whether a padded batch may have several clients (see `choice`).
 
     Source: book-keeping, Bu et al. 2023, "Differentially Private Optimization on Large Model at
     Small Cost".
@@ -108,22 +115,22 @@ class RuleGradients(PerExampleGradients):
         return self.ruled.units
 
     def row_gradients(self, values: Tensor, tile: Tile) -> Mapping[int, ExampleUse]:
-        """Return the gradients of a tile's rows by parameter; parameters without one are absent."""
+        """Return the gradients of a padded batch's rows, by index of the parameter."""
         return by_parameter(self.record(values, tile))
 
     def add_sums(self, values: Tensor, tile: Tile, into: Tensor) -> None:
-        """Add Σ_i weight_i · gradient_i of each client's rows to `into` (K, size), not clipped.
+        """Add each client's weighted sum of unclipped gradients to a tensor in place.
 
         Args:
             values: each client's flat parameters (K, size).
-            tile: n = K · R rows and the weights of their losses.
-            into: (K, size).
+            tile: padded batch of n = K · R rows, with the weights of their losses.
+            into: tensor (K, size) to add Σ_i weight_i · gradient_i to.
         """
         uses = self.record(values, tile)
         views = self.parameters.stacked_views(into)
         with torch.no_grad():
             for use in uses:
-                # What has no value at a row of zeros is not finite there, and 0 times that is NaN.
+                # A function without a value at 0 is not finite in padding rows, and 0 · NaN is NaN.
                 g = use.output_gradient if isinstance(use, LayerUse) else None
                 if g is None or g.is_cuda or not g.sum().isfinite():
                     use.drop(tile.weights == 0)
@@ -131,11 +138,11 @@ class RuleGradients(PerExampleGradients):
                     use.add_weighted(index, None, views[index])
 
     def record(self, values: Tensor, tile: Tile) -> Sequence[ExampleUse]:
-        """Return the uses of parameters, filled in by one forward and one backward pass.
+        """Return the uses of parameters with their gradients, from one forward and backward pass.
 
         Args:
             values: each client's flat parameters (K, size).
-            tile: n = K · R rows.
+            tile: padded batch of n = K · R rows.
 
         Raises:
             UncoveredParameterError: a parameter was used in a way that no rule covers.
@@ -162,18 +169,18 @@ class RuleGradients(PerExampleGradients):
 
 
 def by_parameter(uses: Sequence[ExampleUse]) -> dict[int, ExampleUse]:
-    """Return the gradients of each parameter that was used.
+    """Return the per-example gradients of each parameter that was used, by its index.
 
-    Uses of one linear layer (a cell over time) are one use of a longer sequence; other repeated
-    uses (a table tied to an output layer) are added.
+    Uses of one linear layer (a cell over time) are joined to one use of a longer sequence; other
+    repeated uses (a table tied to an output layer) are added.
     """
-    found: dict[int, list[ExampleUse]] = {}
+    used: dict[int, list[ExampleUse]] = {}
     for use in uses:
         for index in use.parameters:
-            found.setdefault(index, []).append(use)
+            used.setdefault(index, []).append(use)
     result: dict[int, ExampleUse] = {}
     joined: dict[tuple[int, ...], LinearUse] = {}
-    for index, several in found.items():
+    for index, several in used.items():
         linear = [use for use in several if isinstance(use, LinearUse)]
         if len(several) == 1:
             result[index] = several[0]

@@ -1,7 +1,7 @@
-"""Models that are plain sequences of modules, run forwards and backwards by hand.
+"""Sequential models, run forwards and backwards without torch's autograd.
 
-For small models, watching them by autograd takes longer than their arithmetic. What no line here
-knows runs by autograd on its own, between the others.
+For small models, autograd takes longer than the arithmetic. A module without a backward function
+here runs by autograd, between the other modules.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,12 +19,12 @@ from fedsim.clients.gradients.recording import Recording, RuledModel
 from fedsim.clients.gradients.tiles import padded_tiles
 
 Backward = Callable[[Tensor], Tensor]
-"""Maps the gradient at a module's output to that at its input."""
+"""Function from the gradient at a module's output to the gradient at its input."""
 
 
 def _relu(x: Tensor) -> tuple[Tensor, Backward]:
     y = torch.relu(x)
-    return y, lambda g: g * torch.sign(y)  # a quarter of the time of comparing
+    return y, lambda g: g * torch.sign(y)  # four times as fast as a comparison
 
 
 def _tanh(x: Tensor) -> tuple[Tensor, Backward]:
@@ -49,15 +49,15 @@ _FUNCTIONS: Mapping[type[nn.Module], Callable[[Tensor], tuple[Tensor, Backward]]
     nn.Sigmoid: _sigmoid,
     nn.Identity: lambda x: (x, lambda g: g),
 }
-_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Embedding)  # rules of a single use
+_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Embedding)  # rules with a single use
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 class ModuleSequence:
-    """A model as a sequence of modules.
+    """Runs a sequential model and its backward pass without torch's autograd.
 
     Args:
-        ruled: the model and its rules.
+        ruled: the model with its layer rules.
     """
 
     def __init__(self, ruled: RuledModel) -> None:
@@ -67,7 +67,7 @@ class ModuleSequence:
         self._hooks = tuple(vars(m)[name] for m in ruled.model.modules() for name in _HOOKS)
         sequences = [m for m in ruled.model.modules() if type(m) is nn.Sequential]
         children = [vars(m)["_modules"] for m in sequences]
-        self._children = [(own, tuple(own.values())) for own in children]
+        self._children = [(modules, tuple(modules.values())) for modules in children]
         lines = [self._line_of(module) for module in self._modules]
         self._is_by_hand = None not in lines
         self._lines = [line or self._by_autograd for line in lines]
@@ -77,17 +77,19 @@ class ModuleSequence:
 
     @property
     def is_usable(self) -> bool:
-        """Whether the model is a sequence, still of the same modules, and nobody hooked into it."""
+        """Whether the model is still a sequence of the same modules, and has no hooks."""
         if not self._is_sequence or any(self._hooks):
             return False
         return all(tuple(children.values()) == before for children, before in self._children)
 
     def run(self, recording: Recording, x: Tensor) -> tuple[Tensor, Callable[[Tensor], None]]:
-        """Return the outputs of a tile, and what fills the uses in from the gradient there.
+        """Return the outputs of a padded batch, and the function of its backward pass.
+
+        The function takes the gradient at the outputs and fills the recorded uses.
 
         Args:
-            recording: of the pass.
-            x: (n, ...).
+            recording: the recording of the pass.
+            x: features of the rows (n, ...).
         """
         steps = []
         with nullcontext() if self._is_by_hand else self._ruled.in_place(recording):
@@ -97,7 +99,7 @@ class ModuleSequence:
         return x, lambda g: self._backward(steps, g)
 
     def _line_of(self, module: nn.Module) -> _Line | None:
-        """Return how a module runs by hand; None where it does not."""
+        """Return the function that runs a module without autograd; None if there is none."""
         kind = type(module)
         if kind in _LAYERS and module not in self._ruled.unit_modules:
             return self._layer
@@ -107,11 +109,12 @@ class ModuleSequence:
         return None
 
     def record(self, tiles: Sequence[Recording], x: Tensor) -> Tensor:
-        """Return the outputs (n, ...), from which a backward pass of torch fills the uses in.
+        """Return the outputs (n, ...), whose backward pass by torch fills the recorded uses.
 
         Args:
-            tiles: recordings of one number of rows each, which x fills in turn, and then zeros.
-            x: (n, ...), which needs no gradient.
+            tiles: recordings of successive padded batches with the same number of rows, for the
+                rows of x and padding.
+            x: features of the rows (n, ...), without a gradient.
         """
         outputs: Any = _RunSequence.apply(tiles[0].anchor, x, self, tiles)
         return outputs
@@ -144,18 +147,18 @@ class ModuleSequence:
         if leaf.is_floating_point():
             leaf.requires_grad_()
         with torch.enable_grad():
-            # Nothing may be changed in place that the layer before holds.
+            # A copy, since the layer before holds this tensor for its backward function.
             y = module(leaf.clone() if getattr(module, "inplace", False) else leaf)
 
         def back(g: Tensor) -> Tensor:
-            found = self._ruled.fill(recording, y, g, (leaf,) if leaf.requires_grad else ())
-            return found[0] if found and found[0] is not None else torch.zeros_like(leaf)
+            grads = self._ruled.fill(recording, y, g, (leaf,) if leaf.requires_grad else ())
+            return grads[0] if grads and grads[0] is not None else torch.zeros_like(leaf)
 
         return y.detach(), back
 
 
 class _Direct:
-    """Records the single use of a layer without autograd."""
+    """Records the single use of a layer's parameters without autograd."""
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
@@ -163,24 +166,24 @@ class _Direct:
         self.use: LayerUse | None = None
 
     def record(self, use: LayerUse, x: Tensor) -> Tensor:
-        """Run a use on its input."""
+        """Return the output of a use on its input (n, ...), and keep the use."""
         self._recording.check_rows(use, x)
         self.use = use
         return use.forward(x)
 
 
 class _RunSequence(torch.autograd.Function):
-    """Runs a sequence by hand in tiles, within a pass that torch watches."""
+    """Runs a sequential model in padded batches, as one node of torch's autograd graph."""
 
     @staticmethod
     def forward(
         ctx: Any, anchor: Tensor, x: Tensor, sequence: ModuleSequence, tiles: Sequence[Recording]
     ) -> Tensor:
         parts = padded_tiles(x, tiles[0].rows)
-        found = [sequence.run(tile, part) for tile, part in zip(tiles, parts, strict=True)]
-        ctx.fill_in, ctx.rows = [fill_in for _, fill_in in found], tiles[0].rows
+        runs = [sequence.run(tile, part) for tile, part in zip(tiles, parts, strict=True)]
+        ctx.fill_in, ctx.rows = [fill_in for _, fill_in in runs], tiles[0].rows
         # A copy, which the user may change in place.
-        outputs = torch.cat([y for y, _ in found]) if len(found) > 1 else found[0][0].clone()
+        outputs = torch.cat([y for y, _ in runs]) if len(runs) > 1 else runs[0][0].clone()
         return outputs if len(outputs) == len(x) else outputs[: len(x)].clone()
 
     @staticmethod
@@ -208,8 +211,8 @@ def _is_sequence(ruled: RuledModel, module: nn.Module) -> bool:
 
 
 def _modules_of(ruled: RuledModel, sequence: nn.Module) -> Iterator[nn.Module]:
-    """Yield the modules of nested sequences in their order; a unit is one module."""
-    for child in vars(sequence)["_modules"].values():  # `children` leaves out what comes twice
+    """Yield the modules of nested sequences in order, with a unit as one module."""
+    for child in vars(sequence)["_modules"].values():  # `children` yields a repeated module once
         if _is_sequence(ruled, child):
             yield from _modules_of(ruled, child)
         else:

@@ -1,10 +1,10 @@
-"""Lots cut into tiles of a fixed, public shape.
+"""Batches cut into padded batches ("tiles") of a fixed, public shape.
 
-A product's last bits depend on its number of rows. If that were the number of examples in a lot,
-one example could change the contribution of all others, and the proof of DP-SGD, in which a
-contribution depends on the parameters and on its own example alone, would not hold. So every pass
-has K clients with R rows each, both public. The size of a lot decides only how many tiles there
-are; rows without an example are zeros, and are clipped to nothing.
+The last bits of a matrix product depend on its number of rows. If that were the private number of
+examples in a batch, one example could change the contributions of all others. The proof of DP-SGD,
+in which a contribution depends on the parameters and its example alone, would not hold. So every
+pass has K clients with R rows each, both public. The size of a batch decides only the number of
+padded batches; rows without an example are zeros, and contribute nothing.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,19 +18,19 @@ from fedsim.clients.augmentation import Views
 from fedsim.clients.gradients.model_randomness import ModelRandomness
 from fedsim.clients.gradients.per_example import Tile
 
-_MULTIPLE = 8  # of rows
-_SMALL_BYTES = 1 << 23  # of all clients' examples: copying so many takes a thousandth of a second
+_MULTIPLE = 8  # the number of rows is a multiple of it
+_SMALL_BYTES = 1 << 23  # of all clients' examples, which take a millisecond to copy
 
 
 def tile_rows(usual_lot: int, most: int | None = None) -> int:
-    """Return R, the rows of a client in a tile: a multiple of 8, or 1.
+    """Return the number of rows R of a client in a padded batch: a multiple of 8, or 1.
 
-    In products of other numbers of rows, libraries treat the last ones in another way: a row's last
-    bits would depend on its place.
+    With other numbers, libraries compute the last rows of a product in another way, and a row's
+    last bits would depend on its place.
 
     Args:
-        usual_lot: a public number of examples that few lots exceed.
-        most: rows that fit into memory; None: any number.
+        usual_lot: a public number of examples that few batches exceed.
+        most: largest physical batch, in rows; None for no limit.
     """
     eights = max(1, -(-usual_lot // _MULTIPLE))
     if most is None or eights * _MULTIPLE <= most:
@@ -42,11 +42,11 @@ def tile_rows(usual_lot: int, most: int | None = None) -> int:
 
 
 def padded_tiles(values: Tensor, rows: int) -> list[Tensor]:
-    """Return rows (n, ...) as tiles (rows, ...), the last one filled up with zeros.
+    """Return a tensor (n, ...) as tensors (rows, ...), the last one padded with zero rows.
 
     Args:
-        values: (n, ...), n at least 1.
-        rows: of a tile.
+        values: the tensor (n, ...), with n at least 1.
+        rows: number of rows of each padded tensor.
     """
     parts = list(values.split(rows))
     missing = rows - len(parts[-1])
@@ -56,14 +56,17 @@ def padded_tiles(values: Tensor, rows: int) -> list[Tensor]:
 
 
 class LotReader:
-    """The lots of several clients as tiles.
+    """Reads the batches of several clients as padded batches.
 
     Args:
-        data: features (n, ...) and targets (n, ...) of each client; None: the client is absent.
-        rows: R.
-        dtype: of the weights of rows.
-        views: of each client's examples, the same number for all; None: the examples themselves.
-        randomness: of the model, which learns whose rows a tile has.
+        data: features (n, ...) and targets (n, ...) of each client; an entry is None where the
+            client is absent.
+        rows: number of rows R of each client in a padded batch.
+        dtype: type of the rows' weights.
+        views: source of random views for each client, all with the same number of views; None where
+            examples have no views.
+        randomness: source of the model's random numbers, which is told the examples of each padded
+            batch; None where the model draws none.
     """
 
     def __init__(
@@ -77,19 +80,20 @@ class LotReader:
     ) -> None:
         self._data, self._rows, self._dtype, self._views = data, rows, dtype, views
         self.randomness = randomness
-        present = [each for each in data if each is not None]
-        size = sum(part.nbytes for each in present for part in each)
+        present = [tensors for tensors in data if tensors is not None]
+        size = sum(part.nbytes for tensors in present for part in tensors)
         self._like = present[0]
         self._buffers: tuple[Tensor, Tensor] | None = None  # used again for each tile
         self._pool = _Pool(data) if len(data) > 1 and size <= _SMALL_BYTES else None
 
     def tiles(self, lots: Sequence[np.ndarray | None], step: int = 0) -> Iterator[Tile]:
-        """Yield the tiles of one lot of each client; None: the client has none.
+        """Yield the padded batches of one batch of each client.
 
-        A tile is to be used up before the next one is asked for, which takes its memory.
+        The next padded batch overwrites the memory of the one before.
 
         Args:
-            lots: indices of each client's examples.
+            lots: indices of the examples in each client's batch; an entry is None where the client
+                has no batch.
             step: number of the step in the round, for the views.
         """
         rows = self._rows
@@ -101,14 +105,15 @@ class LotReader:
     def packed(
         self, lots: Sequence[np.ndarray | None], places: int, step: int = 0
     ) -> Iterator[tuple[Sequence[int], Tile]]:
-        """Yield tiles, and the client of each place that is filled.
+        """Yield padded batches without empty places, each with the client of every filled place.
 
-        Places are filled in order: by the first client's lot, then by the next one's. A client
-        without a lot fills none. Places that stay empty in the last tile have padding rows.
+        Places are filled in order of clients, each client as many as its batch needs. The last
+        padded batch may have places with padding rows only.
 
         Args:
-            lots: indices of each client's examples.
-            places: of a tile, each with R rows.
+            lots: indices of the examples in each client's batch; an entry is None where the client
+                has no batch.
+            places: number of places of a padded batch, each with R rows.
             step: number of the step in the round, for the views.
         """
         filled = [
@@ -124,7 +129,7 @@ class LotReader:
             yield clients, self._tile(*padded, step)
 
     def _tile(self, clients: Sequence[int], parts: Sequence[np.ndarray], step: int) -> Tile:
-        """Return the tile with a part of a client's lot in each place."""
+        """Return the padded batch with a part of a client's batch in each place."""
         features, targets = self._gather(clients, parts)
         lengths = np.array([len(part) for part in parts])
         real = np.arange(self._rows) < lengths[:, None]
@@ -142,13 +147,13 @@ class LotReader:
     def _viewed(
         self, tile: Tile, parts: Sequence[np.ndarray], views: Sequence[Views | None], step: int
     ) -> Tile:
-        """Return a tile with the views of each example in its place, side by side."""
-        number = next(each.number for each in views if each is not None)
+        """Return a padded batch with the views of each example in successive rows."""
+        number = next(source.number for source in views if source is not None)
         features = tile.features.repeat_interleave(number, 0)
-        for k, (own, part) in enumerate(zip(views, parts, strict=True)):
-            if own is not None and len(part):
+        for k, (source, part) in enumerate(zip(views, parts, strict=True)):
+            if source is not None and len(part):
                 start = k * self._rows
-                drawn = own.draw(tile.features[start : start + len(part)], part, step)
+                drawn = source.draw(tile.features[start : start + len(part)], part, step)
                 features[start * number : start * number + len(drawn)] = drawn
         targets = tile.targets.repeat_interleave(number, 0)
         weights = tile.weights.repeat_interleave(number, 0)
@@ -162,29 +167,29 @@ class LotReader:
             x, y = (like.new_zeros(n, *like.shape[1:]) for like in self._like)
             self._buffers = x, y
         for k, (client, part) in enumerate(zip(clients, parts, strict=True)):
-            own = self._data[client]
+            tensors = self._data[client]
             start, stop = k * self._rows, (k + 1) * self._rows
             filled = start + len(part)
             for place, buffer in enumerate(self._buffers):
-                if own is not None and len(part):
+                if tensors is not None and len(part):
                     index = torch.from_numpy(part).to(buffer.device)
-                    torch.index_select(own[place], 0, index, out=buffer[start:filled])
+                    torch.index_select(tensors[place], 0, index, out=buffer[start:filled])
                 if filled < stop:
                     buffer[filled:stop].zero_()
         return self._buffers
 
 
 class _Pool:
-    """All clients' examples in one tensor, for one call in place of one for each client."""
+    """All clients' examples in one tensor, so that one call gathers the rows of all clients."""
 
     def __init__(self, data: Sequence[tuple[Tensor, Tensor] | None]) -> None:
-        present = [each for each in data if each is not None]
+        present = [tensors for tensors in data if tensors is not None]
         self._x, self._y = (
             torch.cat([part.new_zeros(1, *part.shape[1:]) for part in parts[:1]] + list(parts))
             for parts in zip(*present, strict=True)
         )
-        sizes = [0 if each is None else len(each[0]) for each in data]
-        self._starts = 1 + np.cumsum([0, *sizes[:-1]])  # behind a row of zeros
+        sizes = [0 if tensors is None else len(tensors[0]) for tensors in data]
+        self._starts = 1 + np.cumsum([0, *sizes[:-1]])  # row 0 is the zeros of padding rows
 
     def gather(
         self, clients: Sequence[int], parts: Sequence[np.ndarray], rows: int

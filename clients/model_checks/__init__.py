@@ -1,1 +1,1 @@
-"""Checks that a model and a loss treat every example on its own."""
+"""Checks that a model and a loss treat each example independently of all others."""

@@ -1,10 +1,10 @@
-"""Check, bit for bit, that rows of a tile and clients of a block are kept apart.
+"""Checks, bit for bit, that examples of a padded batch and clients of a block are independent.
 
 Every proof of DP-SGD assumes that an example's contribution depends on the parameters and on the
 example alone; where the unit is the client, that its update is a function of the global model and
-of its own data. Tiles of a fixed shape make that true where a matrix library treats the rows of one
-product alike. That is a property of a library on a machine, so it is tested on the tiles that will
-run: their shape, type, device and threads.
+of the client's data. Padded batches of a fixed shape make that true where a matrix library treats
+all rows of a product alike. That is a property of a library on a machine, so it is tested on the
+padded batches that training will use: their shape, type, device and threads.
 """
 
 from abc import ABC, abstractmethod
@@ -20,18 +20,18 @@ from fedsim.clients.gradients.layers.base import ExampleUse, LayerUse
 from fedsim.clients.gradients.per_example import ClipBounds, PerExampleGradients, Tile
 from fedsim.clients.model_checks.safety import UnsafeModelError, preserve_state
 
-_SCALE = 0.1  # of the watched rows' clipped gradients, no power of two
-_STEP = 3  # between the places of two clients' watched rows
+_SCALE = 0.1  # factor of the watched rows' clipped gradients, not a power of two
+_STEP = 3  # distance between the places of two clients' watched rows
 
 
 class _Isolation(ABC):
-    """Checks the tiles of each shape once.
+    """Base of the checks, which test each shape of padded batches once.
 
     Args:
-        gradients: of the model, as training will use them.
+        gradients: computes the model's per-example gradients, as in training.
         features: a few public or synthetic examples (n ≥ 1, ...), never private ones.
-        targets: their targets (n, ...).
-        views: V, the rows of each example, side by side.
+        targets: targets of these examples (n, ...).
+        views: number of views V of each example, in successive rows.
     """
 
     def __init__(
@@ -41,17 +41,17 @@ class _Isolation(ABC):
         self._found: dict[tuple[int, int], str | None] = {}
 
     def check(self, clients: int, rows: int) -> None:
-        """Check tiles of one shape; call it with the number of threads that will train.
+        """Check padded batches of one shape, with as many threads as training will use.
 
         Args:
-            clients: K.
-            rows: R of each client.
+            clients: number of clients K.
+            rows: number of rows R of each client.
 
         Guarantee:
             the model's values, buffers and modes and the global random generators are unchanged.
 
         Raises:
-            UnsafeModelError: what was watched changed; the message names the cause and the fix.
+            UnsafeModelError: a watched result changed; the message names the cause and the fix.
         """
         reason = self._reason(clients, rows)
         if reason is not None:
@@ -65,34 +65,34 @@ class _Isolation(ABC):
 
     @abstractmethod
     def _first_difference(self, clients: int, rows: int) -> str | None:
-        """Return why tiles of a shape are refused; None: they are not."""
+        """Return the reason to refuse padded batches of a shape; None if they pass."""
 
 
 class RowIsolation(_Isolation):
-    """Checks that rows of a tile are kept apart.
+    """Checks that no row of a padded batch changes a bit of another row's contribution.
 
-    One example of each client is watched. It changes its place, and the other rows get other
+    One example of each client is watched. It moves to another place, and the other rows get other
     examples, large values, NaN and zeros. Its clipped contribution must stay the same, bit for bit.
-    Of permuted rows, the gradient norms of all must stay the same.
+    When rows are permuted, the gradient norms of all rows must stay the same.
     """
 
     def height(self, clients: int, rows: int, *, most: int | None = None, unit: int = 1) -> int:
-        """Return the height of tiles in which examples keep apart: `rows`, or the next that does.
+        """Return a number of rows that passes the check: `rows`, or a number close to it.
 
-        In some products a library treats the last rows of some shapes in another way. For one
-        client there is always a height without such products: 1 computes each example alone.
+        For some shapes a library computes the last rows of a product in another way. For one client
+        there is always a number that passes, as 1 computes each example alone.
 
         Args:
-            clients: K.
-            rows: R of each client.
-            most: rows that fit into memory; None: any number.
-            unit: rows of the tile that are one row here.
+            clients: number of clients K.
+            rows: preferred number of rows R of each client.
+            most: largest physical batch, in rows; None for no limit.
+            unit: rows of the padded batch for each of these rows.
 
         Raises:
-            UnsafeModelError: there is none; the message is that of `check` for `rows`.
+            UnsafeModelError: no number passes; the message is that of `check` for `rows`.
         """
         for tried in _heights(rows, most):
-            if tried == 1 < rows and clients > 1:  # every row is watched: no other would be seen
+            if tried == 1 < rows and clients > 1:  # all rows are watched: no other row could change
                 break
             if self._reason(clients, tried * unit) is None:
                 return tried
@@ -101,39 +101,40 @@ class RowIsolation(_Isolation):
     def _first_difference(self, clients: int, rows: int) -> str | None:
         gradients = self._gradients
         if clients * rows == 1 or isinstance(gradients, OneAtATime):
-            return None  # each example has passes of its own
+            return None  # each example has its own passes
         with preserve_state(gradients.model):
-            gradients.model.eval()  # dropout draws by place
+            gradients.model.eval()  # without keys, dropout draws by place
             trial = _Trial(gradients, _base(self._examples, (clients, rows, self._views)))
-            found = trial.first_difference()
-        if found is None:
+            difference = trial.first_difference()
+        if difference is None:
             return None
-        layer, what = found
+        layer, cause = difference
         return (
-            f"{layer}: in tiles of {clients} x {rows} rows, what an example contributes changes in "
-            f"its last bits with {what}, so one example may change the contributions of all, and "
-            "no ε would hold; set local.max_physical_batch: 1, which computes each example alone"
+            f"{layer}: in padded batches of {clients} x {rows} rows, an example's contribution "
+            f"changes in its last bits with {cause}, so one example may change the contributions "
+            "of all others, and no ε would hold; set local.max_physical_batch: 1, which computes "
+            "each example alone"
         )
 
 
 def _heights(rows: int, most: int | None) -> Iterator[int]:
-    """Yield `rows`, larger heights, smaller ones and 1; each once."""
+    """Yield numbers of rows to try: `rows`, larger ones, smaller ones and 1, each once."""
     larger = [rows + 8, rows + 16, -(-rows // 64) * 64, 1 << rows.bit_length()]
     smaller = [height for height in (64, 32, 16, 8) if height < rows]
-    fitting = [one for one in larger if rows > 1 and (most is None or one <= most)]
+    fitting = [height for height in larger if rows > 1 and (most is None or height <= most)]
     yield from dict.fromkeys([rows, *fitting, *smaller, 1])
 
 
 @dataclass(frozen=True)
 class _Layout:
-    """Rows of K clients, R each, and the place of each client's watched row.
+    """R rows of each of K clients, with the place of each client's watched row.
 
-    A row is an example here, with V views of it in the tile.
+    A row is an example here, with V views in the padded batch.
 
     Attributes:
-        features: (K, R, V, ...).
-        targets: (K, R, V, ...).
-        places: of the watched rows in the tile (K,).
+        features: features of the rows (K, R, V, ...).
+        targets: targets of the rows (K, R, V, ...).
+        places: places of the watched rows in the padded batch (K,).
     """
 
     features: Tensor
@@ -142,24 +143,37 @@ class _Layout:
 
     @property
     def rows(self) -> int:
-        """R."""
+        """Number of rows R of each client."""
         return self.features.shape[1]
 
     def moved(self, places: Tensor) -> "_Layout":
-        """Return the layout with the row at places[r] (R,) of each client in its row r."""
+        """Return the layout with each client's row places[r] moved to row r.
+
+        Args:
+            places: a permutation of the rows (R,).
+        """
         clients = torch.arange(len(self.features), device=self.places.device)
         now = torch.argsort(places)[self.places % self.rows] + self.rows * clients
         return _Layout(self.features[:, places], self.targets[:, places], now)
 
     def with_others(self, features: Tensor, targets: Tensor) -> "_Layout":
-        """Return the layout with the watched rows of this one, and other rows beside them."""
+        """Return the layout with the same watched rows, and all other rows replaced.
+
+        Args:
+            features: features of the other rows (K, R, V, ...).
+            targets: targets of the other rows (K, R, V, ...).
+        """
         features, targets = features.clone(), targets.clone()
-        for new, own in ((features, self.features), (targets, self.targets)):
-            new.flatten(0, 1)[self.places] = own.flatten(0, 1)[self.places]
+        for new, old in ((features, self.features), (targets, self.targets)):
+            new.flatten(0, 1)[self.places] = old.flatten(0, 1)[self.places]
         return replace(self, features=features, targets=targets)
 
     def tile(self, *, is_alone: bool) -> Tile:
-        """Return the tile; alone, the watched rows are the only examples."""
+        """Return the padded batch.
+
+        Args:
+            is_alone: whether all rows but the watched ones are padding rows.
+        """
         x, y = self.features.flatten(0, 2), self.targets.flatten(0, 2)
         clients, rows, views = self.features.shape[:3]
         weights = torch.full((clients * rows,), 0.0 if is_alone else 1.0, device=x.device)
@@ -168,7 +182,7 @@ class _Layout:
 
 
 def _many_rows(examples: tuple[Tensor, Tensor], n: int) -> tuple[Tensor, Tensor]:
-    """Return n rows: the examples again and again, moved a little where they can be."""
+    """Return n rows, which repeat the examples with noise on floating-point features."""
     features, targets = examples
     index = torch.arange(n, device=features.device) % len(features)
     x, y = features[index], targets[index]
@@ -179,11 +193,11 @@ def _many_rows(examples: tuple[Tensor, Tensor], n: int) -> tuple[Tensor, Tensor]
 
 
 def _base(examples: tuple[Tensor, Tensor], shape: tuple[int, int, int]) -> _Layout:
-    """Return the rows of a tile.
+    """Return the layout of the first pass.
 
     Args:
-        examples: a few, with their targets.
-        shape: (K, R, V).
+        examples: features and targets of a few examples.
+        shape: numbers of clients, rows and views (K, R, V).
     """
     clients, rows, views = shape
     x, y = _many_rows(examples, clients * rows * views)
@@ -193,10 +207,10 @@ def _base(examples: tuple[Tensor, Tensor], shape: tuple[int, int, int]) -> _Layo
 
 
 class _Trial:
-    """Passes over tiles of one shape.
+    """Runs passes over padded batches of one shape and compares their results.
 
     Args:
-        gradients: of the model.
+        gradients: computes the model's per-example gradients.
         base: the rows of the first pass.
     """
 
@@ -212,27 +226,27 @@ class _Trial:
         self._first = base.tile(is_alone=False)
 
     def first_difference(self) -> tuple[str, str] | None:
-        """Return the layer and the cause of the first difference; None: there is none."""
+        """Return the layer and the cause of the first difference; None if there is none."""
         base, rows = self._base, self._base.rows
         norms, sums = self._pass(self._first, base.places)
         order = torch.arange(rows, device=base.places.device)
         for places in (order.flip(0), order.roll(_STEP)):
             layout = base.moved(places)
             tile = layout.tile(is_alone=False)
-            found = self._pass(tile, layout.places)
+            results = self._pass(tile, layout.places)
             expected = norms.unflatten(0, (-1, rows))[:, places].flatten(0, 1)
-            if not _same(found[0], expected) or not _same(found[1], sums):
+            if not _same(results[0], expected) or not _same(results[1], sums):
                 return self._layer(tile, layout.places), "its place among the rows"
-        for what, layout, is_alone in self._companies():
+        for cause, layout, is_alone in self._companies():
             tile = layout.tile(is_alone=is_alone)
-            found = self._pass(tile, layout.places)
-            same_norms = _same(found[0][layout.places], norms[base.places])
-            if not same_norms or not _same(found[1], sums):
-                return self._layer(tile, layout.places), what
+            results = self._pass(tile, layout.places)
+            same_norms = _same(results[0][layout.places], norms[base.places])
+            if not same_norms or not _same(results[1], sums):
+                return self._layer(tile, layout.places), cause
         return None
 
     def _companies(self) -> Iterator[tuple[str, _Layout, bool]]:
-        """Yield what differs from the base, the rows, and whether the others are no examples."""
+        """Yield (change of the other rows, layout, whether the other rows are padding rows)."""
         base = self._base
         x, y = base.features, base.targets
         yield (
@@ -247,7 +261,7 @@ class _Trial:
         yield "the number of examples", zeros, True
 
     def _pass(self, tile: Tile, places: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the norms of all rows (n, m), and each client's watched contribution (K, size)."""
+        """Return the norms of all rows (n, m), and the watched contributions (K, size)."""
         groups, n = self._groups, len(tile.example_weights)
         scales = torch.zeros(n, 1, dtype=torch.float64, device=places.device)
         scales[places] = _SCALE
@@ -258,19 +272,19 @@ class _Trial:
         return norms, into
 
     def _layer(self, tile: Tile, places: Tensor) -> str:
-        """Return the name of the layer that treats the watched rows in another way.
+        """Return the name of the layer in which the watched rows' results first differ.
 
-        It is the last layer before the first other input; with the same inputs, the first layer
-        behind the last other output gradient; with the same gradients too, the first layer.
+        It is the layer before the first one whose input differs; where all inputs are equal, the
+        layer after the last one whose output gradient differs; else the first layer.
         """
-        one = self._gradients.row_gradients(self._values, self._first)
-        two = self._gradients.row_gradients(self._values, tile)
+        before = self._gradients.row_gradients(self._values, self._first)
+        after = self._gradients.row_gradients(self._values, tile)
         layers = self._groups.members
         at = self._base.places * tile.views, places * tile.views  # of the first views
 
         def differs(part: str, number: int) -> bool:
-            used = [i for i in layers[number] if i in one and i in two]
-            return any(not _same_part(one[i], two[i], part, at) for i in used)
+            used = [i for i in layers[number] if i in before and i in after]
+            return any(not _same_part(before[i], after[i], part, at) for i in used)
 
         inputs = [n for n in range(len(layers)) if differs("input", n)]
         outputs = [n for n in range(len(layers)) if differs("output_gradient", n)]
@@ -283,25 +297,25 @@ class _Trial:
         return f"layer {name!r}" if name else "the model"
 
 
-def _same_part(one: ExampleUse, two: ExampleUse, part: str, places: tuple[Tensor, Tensor]) -> bool:
-    """Whether the watched rows have the same input, or output gradient, in two passes."""
-    if not isinstance(one, LayerUse) or not isinstance(two, LayerUse):
+def _same_part(use: ExampleUse, other: ExampleUse, part: str, at: tuple[Tensor, Tensor]) -> bool:
+    """Return whether the watched rows have the same input, or output gradient, in two passes."""
+    if not isinstance(use, LayerUse) or not isinstance(other, LayerUse):
         return True
-    left, right = getattr(one, part), getattr(two, part)
-    return len(left) == 0 or _same(left[places[0]], right[places[1]])
+    left, right = getattr(use, part), getattr(other, part)
+    return len(left) == 0 or _same(left[at[0]], right[at[1]])
 
 
-def _same(one: Tensor, two: Tensor) -> bool:
-    """Whether two tensors have the same values; NaN is one value."""
-    return bool(((one == two) | (one.isnan() & two.isnan())).all())
+def _same(left: Tensor, right: Tensor) -> bool:
+    """Return whether two tensors have the same values, where NaN equals NaN."""
+    return bool(((left == right) | (left.isnan() & right.isnan())).all())
 
 
 class MemberIsolation(_Isolation):
-    """Checks that clients of a block are kept apart.
+    """Checks that no client of a block changes a bit of another client's sum of gradients.
 
-    Every other client gets other examples, large values, NaN, or none. The sums of gradients of the
-    clients between them must stay the same, bit for bit. They must also stay the same in another
-    place of the tile.
+    Every second client gets other examples, large values, NaN, or no examples. The sums of
+    gradients of all other clients must stay the same, bit for bit. They must also stay the same in
+    another place of the padded batch.
     """
 
     def _first_difference(self, clients: int, rows: int) -> str | None:
@@ -309,17 +323,17 @@ class MemberIsolation(_Isolation):
             return None
         with preserve_state(self._gradients.model):
             self._gradients.model.train()
-            what = self._first_cause(clients, rows)
-        if what is None:
+            cause = self._first_cause(clients, rows)
+        if cause is None:
             return None
         return (
-            f"in blocks of {clients} clients, what one client learns changes in its last bits with "
-            f"{what} of another, so no ε of a client would hold; set local.cohort: off, which "
-            "trains each client alone"
+            f"in blocks of {clients} clients, a client's update changes in its last bits with "
+            f"{cause} of another client, so no ε of a client would hold; set local.cohort: off, "
+            "which trains each client alone"
         )
 
     def _first_cause(self, clients: int, rows: int) -> str | None:
-        """Return what of another client changes a sum; None: nothing does."""
+        """Return the property of other clients that changes a sum; None if there is none."""
         n = clients * rows * self._views
         weights = self._gradients.parameters.data.new_full((n,), 1.0 / rows)
         base = Tile(clients, *_many_rows(self._examples, n), weights, self._views)
@@ -332,19 +346,22 @@ class MemberIsolation(_Isolation):
         for parity in (0, 1):
             watched = torch.arange(clients, device=data.device) % 2 == parity
             kept = watched.repeat_interleave(rows * self._views)
-            for what, tile in _companies(base, kept):
-                found = self._sums(values, tile)
-                if not torch.equal(found[watched], expected[watched]):
-                    return what
+            for cause, tile in _companies(base, kept):
+                sums = self._sums(values, tile)
+                if not torch.equal(sums[watched], expected[watched]):
+                    return cause
         return None
 
     def _is_moved(self, values: Tensor, base: Tile) -> bool:
-        """Whether a sum depends on its client's place in the tile; without dropout, as by place."""
+        """Return whether a sum depends on its client's place in the padded batch.
+
+        Eval mode turns dropout off, which draws by place here.
+        """
         is_training = self._gradients.model.training
         self._gradients.model.eval()
-        each = len(base.weights) // base.clients
+        rows = len(base.weights) // base.clients
         moved = replace(
-            base, features=base.features.roll(each, 0), targets=base.targets.roll(each, 0)
+            base, features=base.features.roll(rows, 0), targets=base.targets.roll(rows, 0)
         )
         sums = self._sums(values, base), self._sums(values.roll(1, 0), moved)
         self._gradients.model.train(is_training)
@@ -352,13 +369,13 @@ class MemberIsolation(_Isolation):
 
     def _sums(self, values: Tensor, tile: Tile) -> Tensor:
         into = torch.zeros_like(values)
-        torch.manual_seed(0)  # of dropout
+        torch.manual_seed(0)  # for dropout
         self._gradients.add_sums(values, tile, into)
         return into
 
 
 def _companies(base: Tile, kept: Tensor) -> Iterator[tuple[str, Tile]]:
-    """Yield what differs from the base in the rows that are not kept, and the tile."""
+    """Yield (changed property, padded batch in which the rows that are not kept are changed)."""
 
     def with_others(features: Tensor, targets: Tensor) -> Tile:
         features, targets = features.clone(), targets.clone()

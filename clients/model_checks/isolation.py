@@ -1,9 +1,10 @@
-"""Check on data that no example's gradient depends on another example.
+"""Checks on data that no example's gradient depends on another example.
 
 Gradients and outputs of a few examples are compared between two batches.
 
 Book-keeping, and every loop that calls `loss.backward()` on a batch, passes examples through the
-model together. Clipping bounds an example's influence only if it reaches no gradient but its own.
+model together. Clipping bounds an example's influence only if the example changes no gradient of
+another example.
 """
 
 import random
@@ -22,7 +23,12 @@ _SEED = 20240229
 
 @dataclass(frozen=True)
 class ProbeLot:
-    """Examples (n, ...) and their targets."""
+    """A batch of examples for the checks.
+
+    Attributes:
+        features: features of the examples (n, ...).
+        targets: targets of the examples (n, ...).
+    """
 
     features: Tensor
     targets: Tensor
@@ -31,26 +37,32 @@ class ProbeLot:
         return len(self.features)
 
     def only(self, i: int) -> "ProbeLot":
-        """Return example i alone."""
+        """Return a batch of example i alone."""
         return ProbeLot(self.features[i : i + 1], self.targets[i : i + 1])
 
     def replaced(self, j: int, features: Tensor, targets: Tensor) -> "ProbeLot":
-        """Return the lot with other values for example j."""
+        """Return the batch with example j replaced.
+
+        Args:
+            j: index of the example.
+            features: its new features (...).
+            targets: its new targets (...).
+        """
         x, y = self.features.clone(), self.targets.clone()
         x[j], y[j] = features, targets
         return ProbeLot(x, y)
 
 
 def _seed_torch(seed: int, device: torch.device) -> None:
-    """Seed torch; torch.manual_seed records its caller, which takes longer than small passes."""
-    if device.type == "cpu":
+    """Seed torch's random generator of a device."""
+    if device.type == "cpu":  # torch.manual_seed records its caller, which is slow
         torch.default_generator.manual_seed(seed)
     else:
         torch.manual_seed(seed)
 
 
 def lots_to_compare(lot: ProbeLot) -> Iterator[tuple[int, ProbeLot]]:
-    """Yield (j, the lot with other values for example j): another example's, then large ones."""
+    """Yield pairs (j, batch with example j replaced), by another example and by large values."""
     generator = torch.Generator().manual_seed(_SEED)
     x, y = lot.features, lot.targets
     for j in range(len(lot)):
@@ -63,7 +75,7 @@ def lots_to_compare(lot: ProbeLot) -> Iterator[tuple[int, ProbeLot]]:
 
 @dataclass(frozen=True)
 class _Seen:
-    """What a lot gave: outputs with one row per example, and its gradients."""
+    """Results of a pass over a batch: outputs with one row per example, and gradients."""
 
     lot: ProbeLot
     outputs: list[Tensor]
@@ -71,23 +83,23 @@ class _Seen:
 
 
 class Probe:
-    """Runs a model on lots, with the same random numbers each time.
+    """Runs a model on batches, with the same random numbers each time.
 
-    Passes are few: a loop over examples has a backward pass for each, and a check runs it on every
-    model before training. So one pass gives outputs and gradients, and the passes of the unchanged
-    lot are kept until the mode or the parameters change.
+    Every example costs a backward pass, and the check runs before each training. So one pass gives
+    both outputs and gradients, and the results of the unchanged batch are cached until the mode or
+    the parameters change.
 
     Args:
         model: the model.
-        loss: one value per example, or one in all.
+        loss: function of (outputs, targets) that returns one value per example, or a single value.
     """
 
     def __init__(self, model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
         self.model, self.loss = model, loss
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         eps = max(torch.finfo(p.dtype).eps for p in self.parameters)
-        # Lots of one shape run the same kernels, so rows that are not coupled hardly change (7e-5
-        # in float32). Lots of other sizes round differently, more so in deep models (2e-3).
+        # Batches of one shape run the same kernels, so rows that are not coupled hardly change
+        # (7e-5 in float32). Other sizes round differently, more so in deep models (2e-3).
         self._tolerance_same_shape, self.tolerance_other_shape = eps**0.6, 30 * eps**0.6
         self._seen: _Seen | None = None
 
@@ -102,13 +114,23 @@ class Probe:
         self._seen = None
 
     def outputs(self, lot: ProbeLot, seed: int = _SEED) -> Any:
-        """Return the model's outputs."""
+        """Return the model's outputs on a batch.
+
+        Args:
+            lot: the batch of n examples.
+            seed: seed of the model's random numbers.
+        """
         _seed_torch(seed, lot.features.device)
         random.seed(seed)
         return self.model(lot.features)
 
     def losses(self, lot: ProbeLot, seed: int = _SEED) -> Tensor:
-        """Return one loss per example (n,), or one in all ()."""
+        """Return the losses of the examples (n,), or a single loss ().
+
+        Args:
+            lot: the batch of n examples.
+            seed: seed of the model's random numbers.
+        """
         return self._losses_of(self.outputs(lot, seed), lot)
 
     def _losses_of(self, outputs: Any, lot: ProbeLot) -> Tensor:
@@ -127,12 +149,17 @@ class Probe:
         return values.flatten(1).sum(1) if values.ndim > 1 else values
 
     def gradients(self, lot: ProbeLot, seed: int = _SEED) -> list[Tensor]:
-        """Return the flat gradient of each loss: one per example, or one in all."""
+        """Return the flat gradient (size,) of each example's loss, or of the single loss.
+
+        Args:
+            lot: the batch of n examples.
+            seed: seed of the model's random numbers.
+        """
         losses = self.losses(lot, seed)
         return [self._gradient(value) for value in (losses if losses.ndim else [losses])]
 
     def is_repeatable(self, lot: ProbeLot) -> bool:
-        """Whether the same lot and seed give the same gradients twice."""
+        """Return whether the same batch and seed give the same gradients twice."""
         self._seen = None
         first, second = self._see(lot).gradients, self.gradients(lot)
         if not any(bool(g.isfinite().all()) for g in first):
@@ -143,22 +170,28 @@ class Probe:
         return not any(map(self._is_far, first, second))
 
     def is_random(self, lot: ProbeLot) -> bool:
-        """Whether the gradients depend on random numbers."""
+        """Return whether the gradients depend on the random seed."""
         return any(map(self._is_far, self._see(lot).gradients, self.gradients(lot, _SEED + 1)))
 
     def first_moved_example(self, lot: ProbeLot, other: ProbeLot, j: int) -> int | None:
-        """Return the first example but j whose outputs or gradient differ between two lots."""
+        """Return the first example whose outputs or gradient differ between two batches.
+
+        Args:
+            lot: the batch.
+            other: the batch with example j replaced.
+            j: index of the replaced example, which is skipped.
+        """
         seen, outputs = self._see(lot), self.outputs(other)
         others = [i for i in range(len(lot)) if i != j]
         pairs = list(zip(seen.outputs, rows(outputs, len(lot)), strict=False))
         for i in others:
-            if any(self._is_far(one[i], two.detach()[i]) for one, two in pairs):
+            if any(self._is_far(before[i], after.detach()[i]) for before, after in pairs):
                 return i
         losses = self._losses_of(outputs, other)
         if losses.ndim:
             gradients = ((i, self._gradient(losses[i])) for i in others)
             return next(
-                (i for i, found in gradients if self._is_far(seen.gradients[i], found)), None
+                (i for i, gradient in gradients if self._is_far(seen.gradients[i], gradient)), None
             )
         before, after = seen.gradients[0], self._gradient(losses)
         changed = (i for i in others if self._not_additive(lot, other, i, before, after))
@@ -167,24 +200,32 @@ class Probe:
     def _not_additive(
         self, lot: ProbeLot, other: ProbeLot, i: int, before: Tensor, after: Tensor
     ) -> bool:
-        """Whether replacing example i changes the total gradients of two lots differently."""
+        """Return whether replacing example i changes two batches' total gradients differently.
+
+        Args:
+            lot: the batch.
+            other: the batch with another example replaced.
+            i: index of the example.
+            before: total gradient of `lot`.
+            after: total gradient of `other`.
+        """
         k = (i + 1) % len(lot)
         x, y = lot.features[k], lot.targets[k]
-        one, two = (self.gradients(given.replaced(i, x, y))[0] for given in (lot, other))
-        scale = torch.stack([before, after, one, two]).norm(dim=1).max()
+        left, right = (self.gradients(given.replaced(i, x, y))[0] for given in (lot, other))
+        scale = torch.stack([before, after, left, right]).norm(dim=1).max()
         return bool(
-            ((before - one) - (after - two)).norm() > 10 * self._tolerance_same_shape * scale
+            ((before - left) - (after - right)).norm() > 10 * self._tolerance_same_shape * scale
         )
 
     def first_different_alone(self, lot: ProbeLot) -> int | None:
-        """Return the first example whose gradient alone differs from that in the lot."""
+        """Return the first example whose gradient alone differs from its gradient in the batch."""
         together = self._see(lot).gradients
         alone = [self._gradient_alone(lot, i) for i in range(len(lot))]
         if len(together) > 1 or len(lot) == 1:
             most = max(float(g.norm()) for g in together)
-            for i, (one, two) in enumerate(zip(together, alone, strict=True)):
-                if bool(one.isfinite().all()) and not bool(
-                    (one - two).norm() <= self.tolerance_other_shape * (one.norm() + 1e-3 * most)
+            for i, (g, other) in enumerate(zip(together, alone, strict=True)):
+                if bool(g.isfinite().all()) and not bool(
+                    (g - other).norm() <= self.tolerance_other_shape * (g.norm() + 1e-3 * most)
                 ):
                     return i
             return None
@@ -199,12 +240,12 @@ class Probe:
             return self.gradients(lot.only(i))[0]
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
             raise UnsafeModelError(
-                f"the model or the loss fails on one example alone ({error}), and lots may be of "
+                f"the model or the loss fails on one example alone ({error}), and batches may have "
                 "any size; keep the first dimension for the examples, whatever their number"
             ) from error
 
     def _see(self, lot: ProbeLot) -> _Seen:
-        """Return what a lot gives in the present mode, with the parameters of the last check."""
+        """Return the results of a batch in the current mode, cached for the last batch."""
         if self._seen is None or self._seen.lot is not lot:
             outputs = self.outputs(lot)
             kept = [value.detach().clone() for value in rows(outputs, len(lot))]
@@ -216,22 +257,27 @@ class Probe:
     def _gradient(self, value: Tensor) -> Tensor:
         if not value.requires_grad:
             return torch.cat([torch.zeros_like(p).flatten() for p in self.parameters])
-        found = torch.autograd.grad(
+        gradients = torch.autograd.grad(
             value, self.parameters, retain_graph=True, materialize_grads=True
         )
-        return torch.cat([gradient.flatten() for gradient in found])
+        return torch.cat([gradient.flatten() for gradient in gradients])
 
-    def _is_far(self, one: Tensor, two: Tensor) -> bool:
-        """Whether two gradients (or outputs) of an example differ by more than rounding."""
-        if not bool(one.isfinite().all()):
+    def _is_far(self, before: Tensor, after: Tensor) -> bool:
+        """Return whether two gradients (or outputs) of an example differ by more than rounding."""
+        if not bool(before.isfinite().all()):
             return False
-        if one.shape != two.shape:
+        if before.shape != after.shape:
             return True
-        return not bool((one - two).norm() <= self._tolerance_same_shape * one.norm())
+        return not bool((before - after).norm() <= self._tolerance_same_shape * before.norm())
 
 
 def rows(outputs: Any, n: int) -> list[Tensor]:
-    """Return the tensors among outputs that have one row per example."""
+    """Return the tensors among a module's outputs that have one row per example.
+
+    Args:
+        outputs: tensors in any nesting of lists, tuples and mappings.
+        n: number of examples.
+    """
     return [
         value
         for value in pytree.tree_leaves(outputs)
@@ -244,7 +290,7 @@ def rows(outputs: Any, n: int) -> list[Tensor]:
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
-_MAX_EXAMPLES = 4  # each pair of examples costs backward passes
+_MAX_EXAMPLES = 4  # every pair of examples costs backward passes
 
 
 def check_isolation(model: nn.Module, loss: Loss, features: Tensor, targets: Tensor) -> None:
@@ -252,17 +298,19 @@ def check_isolation(model: nn.Module, loss: Loss, features: Tensor, targets: Ten
 
     In train mode, with the same random numbers each time, each example is replaced by other values;
     the gradients and outputs of the others must not change. The gradient of an example alone must
-    equal that in the batch, in eval mode if the model draws random numbers. Both are checked twice,
-    with the initial parameters and with others close to them: zero weights could hide a coupling.
+    equal its gradient in the batch, in eval mode if the model draws random numbers. Both are
+    checked twice, with the initial parameters and with parameters close to them, since zero weights
+    could hide a coupling.
 
     Args:
         model: the model as it will be trained.
-        loss: maps outputs and targets (n, ...) to one loss per example; or to their sum or mean,
-            which must then be a sum over examples with factors that do not depend on them.
+        loss: function of outputs and targets (n, ...) that returns one loss per example; or their
+            sum or mean, which must then be a sum over examples with factors that do not depend on
+            them.
         features: at least 2 public or synthetic examples (n, ...), never private ones. They should
             differ, and include possible causes of a coupling (ignored labels, rare classes). The
             first 4 are used.
-        targets: their targets (n, ...).
+        targets: targets of these examples (n, ...).
 
     Guarantee:
         parameters, buffers, modes and global random generators are restored.
@@ -290,13 +338,13 @@ def check_isolation(model: nn.Module, loss: Loss, features: Tensor, targets: Ten
 
 def _check(probe: Probe, lot: ProbeLot) -> None:
     if not probe.is_repeatable(lot):
-        # The model draws random numbers from elsewhere; eval mode may draw none.
+        # The model draws random numbers that torch's seed does not fix; eval mode may draw none.
         probe.use_eval_mode()
         if not probe.is_repeatable(lot):
             raise UnsafeModelError(
-                "the model gives other gradients for the same examples and the same torch seed, "
-                "so it cannot be checked that examples are kept apart; draw random numbers with "
-                "torch"
+                "the model gives different gradients for the same examples and the same torch "
+                "seed, so it cannot be checked that examples are kept apart; draw random numbers "
+                "with torch"
             )
     _check_replaced(probe, lot)
     if probe.is_random(lot):
@@ -326,13 +374,13 @@ def _check_alone(probe: Probe, lot: ProbeLot) -> None:
     if i is not None:
         j = 0 if i else 1
         raise UnsafeModelError(
-            f"example {i} is coupled to example {j}: its gradient is another one in a batch than "
-            f"alone; {likely_cause(probe, lot, lot.only(i), i)}"
+            f"example {i} is coupled to example {j}: its gradient in a batch differs from its "
+            f"gradient alone; {likely_cause(probe, lot, lot.only(i), i)}"
         )
 
 
 def _at_two_points(parameters: list[nn.Parameter]) -> Iterator[None]:
-    """Yield at the parameters' values, then at values close to them, and restore them."""
+    """Yield with the parameters' values, then with values close to them, and restore them."""
     yield
     before = [parameter.detach().clone() for parameter in parameters]
     generator = torch.Generator().manual_seed(0)
@@ -350,12 +398,12 @@ def _at_two_points(parameters: list[nn.Parameter]) -> Iterator[None]:
 
 
 def likely_cause(probe: Probe, lot: ProbeLot, other: ProbeLot, i: int) -> str:
-    """Return the likely cause of a coupling, and the fix.
+    """Return the likely cause of a coupling of examples and its fix, as text.
 
     Args:
         probe: the model and the loss.
-        lot: some examples.
-        other: the lot with another example replaced, or example i alone.
+        lot: a batch of examples.
+        other: the batch with another example replaced, or example i alone.
         i: index of the example whose gradient changed.
     """
     normalised = find_batch_norm(probe.model)
@@ -368,8 +416,8 @@ def likely_cause(probe: Probe, lot: ProbeLot, other: ProbeLot, i: int) -> str:
     place = 0 if len(other) == 1 else i
     before, after = _traces(probe, lot), _traces(probe, other)
     tolerance = 1e-6 if len(other) == len(lot) else 1e-3
-    for (name, one), (_, two) in zip(before, after, strict=False):
-        if _differ(one, i, two, place, tolerance):
+    for (name, outputs), (_, others) in zip(before, after, strict=False):
+        if _differ(outputs, i, others, place, tolerance):
             module = probe.model.get_submodule(name)
             where = f"layer {name!r} ({type(module).__name__})" if name else "the model's forward"
             return (
@@ -384,13 +432,13 @@ def likely_cause(probe: Probe, lot: ProbeLot, other: ProbeLot, i: int) -> str:
 
 
 def _traces(probe: Probe, lot: ProbeLot) -> list[tuple[str, list[Tensor]]]:
-    """Return the name and outputs of every layer, in the order in which the layers end."""
-    found: list[tuple[str, list[Tensor]]] = []
+    """Return the name and outputs of every layer, in the order in which the layers finish."""
+    traces: list[tuple[str, list[Tensor]]] = []
     hooks = []
     for name, module in probe.model.named_modules():
 
         def note(module: nn.Module, args: Any, output: Any, name: str = name) -> None:
-            found.append((name, [value.detach().clone() for value in rows(output, len(lot))]))
+            traces.append((name, [value.detach().clone() for value in rows(output, len(lot))]))
 
         hooks.append(module.register_forward_hook(note))
     try:
@@ -399,11 +447,11 @@ def _traces(probe: Probe, lot: ProbeLot) -> list[tuple[str, list[Tensor]]]:
     finally:
         for hook in hooks:
             hook.remove()
-    return found
+    return traces
 
 
-def _differ(one: list[Tensor], i: int, two: list[Tensor], k: int, tolerance: float) -> bool:
+def _differ(left: list[Tensor], i: int, right: list[Tensor], k: int, tolerance: float) -> bool:
     return any(
         a[i].shape == b[k].shape and not bool((a[i] - b[k]).norm() <= tolerance * a[i].norm())
-        for a, b in zip(one, two, strict=False)
+        for a, b in zip(left, right, strict=False)
     )

@@ -1,4 +1,4 @@
-"""Refusal of models that cannot be trained with example-level privacy, with the fix."""
+"""Refuses models that cannot be trained with example-level privacy, with a fix in the message."""
 
 import random
 from collections.abc import Iterable, Iterator
@@ -13,17 +13,18 @@ from fedsim.core.errors import InputError
 
 
 class UnsafeModelError(InputError):
-    """A model whose training would break the per-example guarantee."""
+    """Training this model would break the per-example privacy guarantee."""
 
 
 def check_private_model(model: nn.Module, features: Tensor) -> None:
-    """Refuse a model in which one example could reach another's gradient, or the state.
+    """Refuse a model in which an example could change another's gradient, or a buffer.
 
-    Only layers and buffers are checked, on zeros; `check_isolation` compares gradients on data.
+    Only layers, buffers and types are checked, on zeros; `check_isolation` compares gradients on
+    data.
 
     Args:
         model: the model as it will be trained.
-        features: any batch of the data's shape (n, ...); only its shape and type are used.
+        features: a batch of the data's shape (n, ...); only its shape and type are used.
 
     Guarantee:
         the model's modes and buffers and the global random generators are restored.
@@ -42,7 +43,7 @@ def check_private_model(model: nn.Module, features: Tensor) -> None:
 
 
 def check_parameter_types(named: Iterable[tuple[str, Tensor]]) -> None:
-    """Refuse trained parameters of a type in which noise and clipped gradients lose their law.
+    """Refuse trained parameters that are neither float32 nor float64, as noise needs the precision.
 
     Args:
         named: the trained parameters by name.
@@ -66,7 +67,7 @@ def preserve_state(model: nn.Module) -> Iterator[None]:
     modes = [(module, module.training) for module in model.modules()]
     buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     state = random.getstate()
-    # To ask CUDA for its states would start it; until it starts, nothing draws from it.
+    # Reading CUDA's states would initialize it; before that, nothing draws from it.
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with torch.random.fork_rng(devices=devices):
         try:
@@ -89,9 +90,9 @@ def find_batch_norm(model: nn.Module) -> tuple[str, _BatchNorm] | None:
 
 
 def _refuse_batch_statistics(model: nn.Module) -> None:
-    found = find_batch_norm(model)
-    if found is not None:
-        name, module = found
+    batch_norm = find_batch_norm(model)
+    if batch_norm is not None:
+        name, module = batch_norm
         raise UnsafeModelError(
             f"layer {name!r} ({type(module).__name__}) mixes the examples of a batch and keeps "
             "running statistics, so no per-example guarantee holds; replace it by "
@@ -116,6 +117,6 @@ def _refuse_changing_buffers(model: nn.Module, batch: Tensor) -> None:
     ]
     if changed:
         raise UnsafeModelError(
-            f"buffer {changed[0]!r} changes in forward, so private examples would leave the client "
-            "in it without noise; make it a constant, or remove the layer that updates it"
+            f"buffer {changed[0]!r} changes in forward, so it would carry private examples out of "
+            "the client without noise; make it a constant, or remove the layer that updates it"
         )

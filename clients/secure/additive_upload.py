@@ -1,6 +1,7 @@
-"""A client's upload under additive sharing: a share for the leader, sealed seeds for helpers.
+"""A client's upload under additive secret sharing: a share of the update and sealed seeds.
 
-It encodes the final update, after differential privacy and faults.
+The leader gets the share, the helpers get the seeds. The update is encoded last, after differential
+privacy and injected faults.
 """
 
 from collections.abc import Mapping
@@ -26,16 +27,16 @@ from fedsim.secagg.settings import SecureAggregationSettings
 class SecureUploader:
     """Encodes and seals the trained arrays of one client.
 
-    Guarantee: nothing is encoded for an offer whose settings, model or layout are not the client's
-    own, and never in clear unless the client's own settings say `quantized`. The leader's share is
-    uniform for every update, as long as one helper keeps its seed from the leader.
+    Guarantee: nothing is encoded for an offer whose settings, model or layout differ from those of
+    the client, and never in clear unless the client's settings say `quantized`. The leader's share
+    is uniform for every update, as long as one helper keeps its seed from the leader.
 
     Attributes:
         client: number of this client.
-        settings: the client's own settings; a server cannot weaken them.
-        codec: payload codec.
-        plan: digest of the privacy plan that the client itself computed; "" without privacy.
-        identity: the client's lasting key; None without.
+        settings: secure aggregation settings of the client; a server cannot weaken them.
+        codec: codec from arrays to ring elements.
+        plan: digest of the privacy plan, computed by the client itself; "" without privacy.
+        identity: the client's lasting key; None if it has none.
     """
 
     client: int
@@ -62,15 +63,17 @@ class SecureUploader:
             arrays: the trained model, tensors by name.
             reference: the model of the request, tensors by name.
             model_digest: digest of `reference`, computed by the client itself.
-            weight: whole number from 1 to w_max.
+            weight: aggregation weight of the client, a whole number from 1 to the largest weight.
             metrics: mean over the client's examples for each declared metric.
-            rng: generator of stochastic rounding.
+            rng: random generator of stochastic rounding.
 
         Raises:
             WireError: a field of the offer does not follow its rule.
             PublicKeyError: a helper's key is unusable, repeated, or not the pinned one.
-            ContextMismatchError, LayoutMismatchError: the parties do not agree.
-            NonFiniteUpdateError, ValueOutOfRangeError, InvalidWeightError: a bad update.
+            ContextMismatchError, LayoutMismatchError: server and client have different settings,
+                models, layouts, privacy plans or helpers.
+            NonFiniteUpdateError, ValueOutOfRangeError, InvalidWeightError: the update or the weight
+                cannot be encoded.
         """
         self._check_context(offer, model_digest)
         self._check_helpers(offer)
@@ -94,20 +97,20 @@ class SecureUploader:
         metrics: Mapping[str, float] | None = None,
         rng: np.random.Generator | None = None,
     ) -> Upload:
-        """Return the upload of this round, with fresh seeds.
+        """Return the upload of this round, a share of the update and sealed seeds.
 
         Args:
             offer: the server's offer for this round.
-            arrays: as `encode_payload`.
-            reference: as `encode_payload`.
-            model_digest: as `encode_payload`.
-            weight: as `encode_payload`.
-            metrics: as `encode_payload`.
-            rng: as `encode_payload`.
+            arrays: the trained model, tensors by name.
+            reference: the model of the request, tensors by name.
+            model_digest: digest of `reference`, computed by the client itself.
+            weight: aggregation weight of the client, a whole number from 1 to the largest weight.
+            metrics: mean over the client's examples for each declared metric.
+            rng: random generator of stochastic rounding.
 
         Raises:
-            ContextMismatchError: the client's own settings are of a protocol with masks.
-            SecureAggregationError: as `encode_payload`.
+            ContextMismatchError: the client's settings are of a protocol with masks.
+            SecureAggregationError: an error of `encode_payload`.
         """
         if self.settings.protocol.name not in ("additive", "quantized"):
             raise ContextMismatchError(
@@ -149,7 +152,7 @@ class SecureUploader:
         if key is None:
             return b"", ()
         pairs = zip(envelopes, infos, strict=True)
-        return key.public, tuple(key.sign_envelope(one, info=info) for one, info in pairs)
+        return key.public, tuple(key.sign_envelope(sealed, info=info) for sealed, info in pairs)
 
     @property
     def _sends_changes(self) -> bool:
@@ -163,10 +166,10 @@ class SecureUploader:
             ("privacy plan", offer.plan, self.plan),
             ("nonce length", len(offer.round_nonce), NONCE_BYTES),
         )
-        for what, announced, own in comparisons:
-            if announced != own:
+        for name, announced, expected in comparisons:
+            if announced != expected:
                 raise ContextMismatchError(
-                    f"the server announced {what} {announced}, the client has {own}; "
+                    f"the server announced {name} {announced}, the client has {expected}; "
                     "nothing was uploaded. Run the same experiment on both sides",
                     round_number=offer.server_round,
                     client=self.client,
@@ -174,15 +177,15 @@ class SecureUploader:
         check_fields(offer)
 
     def _check_helpers(self, offer: RoundOffer) -> None:
-        """Check that the offer has exactly the helpers of the client's own settings."""
-        own, pins = self.settings.helpers, self.settings.keys.helper_fingerprints
+        """Check that the offer has exactly the helpers of the client's settings."""
+        count, pins = self.settings.helpers, self.settings.keys.helper_fingerprints
         signed = {len(offer.helper_identities), len(offer.helper_signatures)}
-        complete = len(offer.helper_keys) == own and signed <= ({own} if pins else {0, own})
-        if offer.helpers != tuple(range(1, own + 1)) or not complete:
+        complete = len(offer.helper_keys) == count and signed <= ({count} if pins else {0, count})
+        if offer.helpers != tuple(range(1, count + 1)) or not complete:
             raise ContextMismatchError(
                 f"the server announced helpers {list(offer.helpers)} with "
                 f"{len(offer.helper_keys)} keys and {len(offer.helper_signatures)} signatures, "
-                f"but the settings have {own} helpers, numbered from 1; nothing was uploaded",
+                f"but the settings have {count} helpers, numbered from 1; nothing was uploaded",
                 round_number=offer.server_round,
                 client=self.client,
             )

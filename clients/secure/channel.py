@@ -1,7 +1,7 @@
-"""Sealing of a client's update, the last step before it leaves the client.
+"""Seals clients' updates for secure aggregation, as the last step before the upload.
 
-Differential privacy and injected faults come before it. Under `additive` the client sends a share
-and sealed seeds. Under pairwise masks it sends public keys first and the masked update later.
+Differential privacy and injected faults come before. Under `additive` the client sends a share and
+sealed seeds. Under pairwise masks it sends public keys first and the masked update later.
 """
 
 from collections.abc import Callable, Mapping
@@ -49,19 +49,19 @@ _STAGES: Mapping[str, _StageHandler] = {
 
 @dataclass(frozen=True)
 class SecureChannel:
-    """Seals the updates of a federation's clients.
+    """Seals the updates of a process's clients for secure aggregation.
 
     Guarantee: a sealed reply holds neither the update, nor the weight, nor a metric in clear,
-    unless the client's own settings say `quantized`. Seeds and keys come from the operating system,
-    also in seeded simulations: the aggregate does not depend on them.
+    unless the client's settings say `quantized`. Seeds and keys come from the operating system, in
+    seeded simulations too, as the aggregate does not depend on them.
 
     Attributes:
-        settings: the clients' own settings; a server cannot weaken them.
-        codec: payload codec with the layout of the clients' own model.
-        weights: planned weight of each client.
-        seed: seed of the streams of stochastic rounding.
-        plan: digest of the privacy plan, as the client computes it; "" without privacy.
-        identity_of: lasting key of a client by its number; None for a client without.
+        settings: secure aggregation settings of the clients; a server cannot weaken them.
+        codec: codec from arrays to ring elements, with the layout of the clients' model.
+        weights: planned aggregation weight of each client.
+        seed: seed of the random streams of stochastic rounding.
+        plan: digest of the privacy plan, computed by the client itself; "" without privacy.
+        identity_of: returns the lasting key of a client by its number; None if it has none.
     """
 
     settings: SecureAggregationSettings
@@ -72,10 +72,10 @@ class SecureChannel:
     identity_of: Callable[[int], IdentityKey | None] = lambda client: None
 
     def check_identity(self, client: int) -> None:
-        """Check that a client can sign its uploads, before it is charged.
+        """Check that a client's lasting key can be read, before the client is charged.
 
         Raises:
-            ClientFailureError: its pinned key cannot be read.
+            ClientFailureError: the key cannot be read.
         """
         try:
             self.identity_of(client)
@@ -100,12 +100,12 @@ class SecureChannel:
             reply: the client's reply in clear.
             model_digest: digest of the request's model, computed by the client itself.
             metrics: mean over the client's examples for each declared metric.
-            context: stores the client's state for later stages.
+            context: Flower's context of the client, which stores its state for later stages.
 
         Raises:
-            ClientFailureError: the update must not be summed, the parties do not agree, or the
-                client's lasting key cannot be read. The text holds no value of the update and no
-                weight.
+            ClientFailureError: the update cannot be encoded, server and client have different
+                settings, or the client's lasting key cannot be read. The message holds no value of
+                the update and no weight.
         """
         arguments: dict[str, Any] = {
             "arrays": to_numpy(reply.arrays),
@@ -140,15 +140,15 @@ class SecureChannel:
         return SealedReply(RecordDict({**records}), reply.spend, reply.delay)
 
     def answer(self, stage: str, client: int, message: Message, context: Context) -> Message:
-        """Return the reply to one stage of pairwise masking.
+        """Return the client's reply to one stage of pairwise masking.
 
         Errors become replies, because Flower discards the state of an app that raised.
 
         Args:
             stage: message type of the query, one of `protocol.messages.STAGES`.
             client: number of the client.
-            message: the query.
-            context: stores the client's state.
+            message: the query of the server.
+            context: Flower's context of the client, which stores its state.
         """
         try:
             upload = self._masked_upload(client, context)
@@ -170,7 +170,7 @@ class SecureChannel:
     def _offer(request: TrainRequest) -> ConfigRecord:
         if request.offer is None:
             raise ClientFailureError(
-                "the server asked for an update in clear, but this client's experiment has "
+                "the server requests an update in clear, but this client's experiment has "
                 "secure_aggregation; nothing was sent. Run the same experiment on both sides"
             )
         return request.offer
@@ -188,20 +188,20 @@ def _save_state(state: MaskingState, context: Context) -> None:
 
 
 def _text_without_values(error: SecureAggregationError) -> str:
-    """Return an error's text for the server: without values, counts and weights."""
+    """Return an error's text for the server, without values of updates, counts or weights."""
     tensor = error.detail.get("tensor")
     match error:
         case NonFiniteUpdateError() if "metric" in error.detail:
-            what = f"metric {error.detail['metric']!r} is NaN or infinite; lower the learning rate"
+            text = f"metric {error.detail['metric']!r} is NaN or infinite; lower the learning rate"
         case NonFiniteUpdateError():
-            what = f"array {tensor!r} has NaN or infinite values"
+            text = f"array {tensor!r} has NaN or infinite values"
         case ValueOutOfRangeError():
-            what = (
+            text = (
                 f"array {tensor!r} has values above value_bound {error.detail.get('bound')}; raise "
                 "secure_aggregation.encoding.value_bound, or set range_policy: clip"
             )
         case InvalidWeightError():
-            what = "the weight is not from 1 to secure_aggregation.encoding.max_weight; raise it"
+            text = "the weight is not from 1 to secure_aggregation.encoding.max_weight; raise it"
         case _:
-            what = str(error)
-    return f"{type(error).__name__}: {what}"
+            text = str(error)
+    return f"{type(error).__name__}: {text}"

@@ -1,4 +1,4 @@
-"""A client's upload under pairwise masks (SecAgg, SecAgg+): four stages, each answered once."""
+"""A client's side of secure aggregation by pairwise masks (SecAgg, SecAgg+), in four stages."""
 
 from dataclasses import dataclass, field, replace
 
@@ -53,9 +53,28 @@ def _empty_vector() -> Ring:
 class MaskingState:
     """The stored state of a client between the stages; `wire` turns it into a record and back.
 
-    It holds private keys and must not leave the client. Names of its fields are part of the record.
-    `holders` are the clients whose shares this client holds; `held` has the seed share and the key
-    share of each, 66 bytes.
+    The state holds private keys and must not leave the client. Names of its fields are part of the
+    record.
+
+    Attributes:
+        stage: number of the last stage that the client has answered; 0 before the first.
+        run_id: run of the offer.
+        round_nonce: nonce of the round.
+        server_round: number of the round.
+        layout: digest of the layout of the arrays.
+        params: digest of the settings.
+        model: digest of the global model.
+        asked: digest of the set of clients that got a request in the round.
+        plan: digest of the privacy plan.
+        sealing_private: private key that opens the envelopes of neighbours.
+        masking_private: private key of the pairwise masks.
+        seed: seed of the self-mask.
+        threshold: number of shares that recover a secret.
+        peers: numbers of the neighbours.
+        masking_keys: public masking key of each neighbour.
+        holders: numbers of the clients whose shares this client holds.
+        held: seed share and key share of each of `holders`, 66 bytes.
+        payload: the encoded update, ring elements (d,), until it is masked.
     """
 
     stage: int = _NEW
@@ -79,7 +98,7 @@ class MaskingState:
 
     @property
     def context(self) -> RoundContext:
-        """The context of the round of this state."""
+        """The context of the round, which all seals and masks are bound to."""
         return RoundContext(
             run_id=self.run_id,
             round_nonce=self.round_nonce,
@@ -96,20 +115,20 @@ class MaskedUpload:
     """One client's side of SecAgg and SecAgg+.
 
     Guarantee: the client answers each stage of a round once. It never gives shares of both secrets
-    of one peer. It never unmasks for fewer than the threshold or its own `min_clients`, nor for
-    other peers than those it masked with. Keys and seeds are fresh from the operating system in
-    every round.
+    of the same peer. It never unmasks for fewer clients than the threshold or the `min_clients` of
+    its settings, nor for other peers than those that it masked with. Keys and seeds are fresh from
+    the operating system in every round.
 
-    A server that follows the protocol learns only the sum. These checks catch a server that
-    deviates, with two exceptions. It can show different sets to different clients (there is no
-    consistency round). And it can make clients up: no client knows the keys of the others, so
+    A server that follows the protocol learns only the sum. These checks detect a server that
+    deviates, with two exceptions. It can show different client sets to different clients (there is
+    no consistency round). And it can invent clients: no client knows the keys of the others, so
     `min_clients` counts keys, not people.
 
     Args:
         client: number of this client.
-        settings: the client's own settings.
+        settings: secure aggregation settings of the client.
         state: stored state; None before the first round.
-        num_clients: clients of the client's own experiment, numbered from 0.
+        num_clients: number of clients in the client's experiment, which are numbered from 0.
     """
 
     def __init__(
@@ -126,7 +145,7 @@ class MaskedUpload:
         self._num_clients = num_clients
 
     def begin(self, offer: RoundOffer, payload: Ring) -> KeysReply:
-        """Begin a round and return new public keys.
+        """Begin a round and return the client's new public keys.
 
         Args:
             offer: the server's offer for this round.
@@ -137,10 +156,10 @@ class MaskedUpload:
             ProtocolOrderError: the round has ended, or began before.
             WireError: a field of the offer does not follow its rule.
         """
-        own = self._settings
-        if not own.protocol.name.startswith("secagg") or offer.params != own.digest():
+        settings = self._settings
+        if not settings.protocol.name.startswith("secagg") or offer.params != settings.digest():
             raise ContextMismatchError(
-                f"the client runs protocol {own.protocol.name} with other settings than the "
+                f"the client runs protocol {settings.protocol.name} with other settings than the "
                 "server; nothing was uploaded",
                 round_number=offer.server_round,
                 client=self.client,
@@ -165,16 +184,17 @@ class MaskedUpload:
         return KeysReply(client=self.client, sealing_key=sealing.public, masking_key=masking.public)
 
     def share(self, roster: Roster) -> SharesReply:
-        """Share a new self-mask seed and the masking key among the holders.
+        """Return secret shares of a new self-mask seed and the masking key, sealed for the holders.
+
+        Args:
+            roster: the neighbours that hold shares, with their keys and points.
 
         Raises:
-            WireError: a field does not follow its rule, or clients, points and keys do not belong
-                together.
-            ThresholdError: another threshold than that of the client's own settings; in a sparse
-                graph at most half of the holders, or above all of them.
-            TooFewClientsError: fewer parties than the client's own `min_clients`.
-            PublicKeyError: keys that are unusable, repeat, or are not the client's own where they
-                should be.
+            WireError: a field does not follow its rule, or clients, points and keys do not match.
+            ThresholdError: the threshold differs from the client's settings; in a sparse graph, it
+                is at most half of the holders, or more than all of them.
+            TooFewClientsError: fewer parties than `min_clients` of the client's settings.
+            PublicKeyError: a key is unusable or repeated, or the client's key is not its own.
         """
         self._check_stage(_KEYS)
         check_fields(roster)
@@ -186,11 +206,11 @@ class MaskedUpload:
         sharing = ShamirSharing(roster.threshold)
         seed_shares = sharing.split(seed, roster.points)
         key_shares = sharing.split(self.state.masking_private, roster.points)
-        receivers, envelopes, own = [], [], []
+        receivers, envelopes, kept = [], [], []
         parts = zip(roster.clients, roster.sealing_keys, seed_shares, key_shares, strict=True)
         for holder, key, seed_share, key_share in parts:
             if holder == self.client:
-                own.append(seed_share + key_share)
+                kept.append(seed_share + key_share)
                 continue
             info = secret_share_info(self.state.context, self.client, holder)
             receivers.append(holder)
@@ -202,8 +222,8 @@ class MaskedUpload:
             threshold=roster.threshold,
             peers=roster.clients,
             masking_keys=roster.masking_keys,
-            holders=(self.client,) if own else (),
-            held=tuple(own),
+            holders=(self.client,) if kept else (),
+            held=tuple(kept),
         )
         return SharesReply(
             client=self.client,
@@ -215,10 +235,13 @@ class MaskedUpload:
     def mask(self, request: MaskRequest) -> MaskedReply:
         """Open the neighbours' shares and return the payload under all masks.
 
+        Args:
+            request: the neighbours that have shared, with their envelopes for this client.
+
         Raises:
             EnvelopeError: a neighbour's envelope does not open.
             ThresholdError: fewer neighbours than the threshold are left.
-            WireError: not the announced neighbours, one of them twice, or envelopes of a wrong
+            WireError: a sender was not announced or occurs twice, or an envelope has a wrong
                 length.
         """
         self._check_stage(_SHARES)
@@ -233,7 +256,7 @@ class MaskedUpload:
             held.append(key.open(envelope, info=info, client=sender))
         masked = state.payload.copy()
         self._apply_masks(masked, request.senders)
-        # Payload, seed and masking key are no longer needed: a deleted secret cannot leak.
+        # Payload, seed and masking key are not needed again: a deleted secret cannot leak.
         self.state = replace(
             state,
             stage=_MASKED,
@@ -247,12 +270,14 @@ class MaskedUpload:
         return MaskedReply(client=self.client, masked=masked, tag=tag)
 
     def unmask(self, request: UnmaskRequest) -> UnmaskReply:
-        """Return the unmasking shares: of the active clients' seeds and the dead clients' keys.
+        """Return the shares of the active clients' seeds and the dropped-out clients' keys.
+
+        Args:
+            request: the clients that have sent masked updates (active) or dropped out (dead).
 
         Raises:
-            UnmaskRefusedError: the request would reveal single updates, or is the second one.
-            TooFewClientsError: fewer active clients, of those that the client masked with and
-                itself, than its own `min_clients`.
+            UnmaskRefusedError: the request could reveal single updates, or is a second one.
+            TooFewClientsError: fewer active parties than `min_clients` of the client's settings.
             WireError: a field does not follow its rule.
         """
         if self.state.stage == _DONE:
@@ -273,24 +298,23 @@ class MaskedUpload:
         )
 
     def _check_fresh(self, offer: RoundOffer) -> None:
-        """Refuse an ended round: the difference of two sums reveals updates of single clients."""
+        """Refuse a round that has ended, as the difference of two sums reveals single updates."""
         state = self.state
         if offer.run_id != state.run_id or offer.server_round > state.server_round:
             return
         over = state.stage == _DONE or offer.server_round < state.server_round
         if over or offer.round_nonce == state.round_nonce:
             raise ProtocolOrderError(
-                f"the client is past this attempt, at round {state.server_round}; "
-                "continue with the next round",
+                f"the client has answered this attempt already and is at round "
+                f"{state.server_round}; continue with the next round",
                 round_number=offer.server_round,
                 client=self.client,
             )
 
     def _check_places(self, roster: Roster) -> None:
-        """Check the clients and points of a roster.
+        """Check that the clients and points of a roster ascend and are in range.
 
-        Both must ascend. The client checks the largest of each too. A roster that names the client
-        itself is of a complete graph, whose n points are 1 to n.
+        A roster that names the client itself is of a complete graph, whose n points are 1 to n.
         """
         clients, points, n = roster.clients, roster.points, len(roster.clients)
         complete = self.client in clients
@@ -329,24 +353,25 @@ class MaskedUpload:
             )
 
     def _check_keys(self, roster: Roster) -> None:
-        """Check that the keys are usable and distinct, and that the client's own are its own."""
+        """Check that all keys are usable and distinct, and that the server kept this client's."""
         state = self.state
         rows = zip(roster.clients, roster.sealing_keys, roster.masking_keys, strict=True)
         for client, *keys in rows:
-            for key, own in zip(keys, (state.sealing_private, state.masking_private), strict=True):
+            for key, mine in zip(keys, (state.sealing_private, state.masking_private), strict=True):
                 load_public_key(key, owner=client)
-                if client == self.client and key != SealingKey.from_bytes(own).public:
+                if client == self.client and key != SealingKey.from_bytes(mine).public:
                     raise PublicKeyError(
-                        "the server announced a key that is not mine", client=client
+                        "the server announced a key for this client that it did not send",
+                        client=client,
                     )
         check_distinct((*roster.sealing_keys, *roster.masking_keys))
 
-    def _check_minimum(self, what: str, others: tuple[int, ...]) -> None:
-        """Compare a set of the server with the minimum of the client's own experiment."""
+    def _check_minimum(self, verb: str, others: tuple[int, ...]) -> None:
+        """Check that a client set of the server has at least `min_clients` of the settings."""
         parties, least = len({*others, self.client}), self._settings.min_clients
         if parties < least:
             raise TooFewClientsError(
-                f"the server {what} {parties} parties, below the client's own min_clients {least}",
+                f"the server {verb} {parties} parties, below the client's own min_clients {least}",
                 have=parties,
                 need=least,
                 client=self.client,

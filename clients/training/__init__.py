@@ -1,1 +1,1 @@
-"""Local training of one round, for one client or for a cohort."""
+"""Local training of one round, for one client or for vectorized clients."""

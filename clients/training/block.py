@@ -1,8 +1,9 @@
-"""One round of a block: clients that train together in stacked tensors; one client is a block too.
+"""Local training of a block for one round: vectorized clients, or a single client.
 
-Members share an architecture, a clipping rule and local settings. Their bounds, noise, streams and
-numbers of steps are their own. All members of the planned block have rows in every tile, whether
-they take part or not, so the shape of every product is known in advance.
+Members of a block train together in stacked tensors. They share an architecture, a clipping rule
+and local settings; clip norms, noise, random streams and numbers of steps may differ. All members
+of the planned block have rows in every padded batch, absent members too, so the shape of every
+product is known in advance.
 """
 
 from collections.abc import Iterator, Sequence
@@ -58,18 +59,23 @@ def block_of(
     places: int | None = None,
     rule: ClientRule | None = None,
 ) -> "Block":
-    """Return the members of a planned block, ready to train once from the global model.
+    """Return the block of the planned members, which trains once from the global model.
 
     Args:
-        shared_model: loaded with the global model; of a client alone it holds the result.
-        loss: one value per example.
-        gradients: per-example gradients of the model; None: by torch, without privacy.
+        shared_model: loaded with the global model; after training it holds the result of a block
+            of one client.
+        loss: function of (outputs, targets) that returns one value per example.
+        gradients: computes per-example gradients; with None, torch trains without privacy.
         local: batch size and optimizer.
-        members: the planned members in ascending order of clients; None: absent.
-        rows: R of the planned block's tiles; None: as for the members present.
-        places: of a tile that any member's rows may fill, where members train without privacy; then
-            no bit depends on who else is in the block. None: each member has a place of its own.
-        rule: what the algorithm changes in a step, after its release; None: nothing.
+        members: the planned members in ascending order of clients; an entry is None where the
+            client is absent.
+        rows: rows R of each member in a padded batch; with None, as many as the present members
+            need.
+        places: number of places of a padded batch that any member's rows may fill, without privacy
+            only; then no bit of a member's result depends on other members. With None, each member
+            has a fixed place.
+        rule: change of the algorithm to the gradient of a step, after its release; None where the
+            algorithm changes nothing.
 
     Raises:
         ValueError: no member is present, private and other members are mixed, members clip by
@@ -96,10 +102,10 @@ def block_of(
 
 
 class _ModelBlock(Block):
-    """Members that train without noise, and release their models once."""
+    """Members under output perturbation: they train without noise and release their models once."""
 
     def train(self, on_step: StepCallback | None = None) -> BlockResult:
-        """Return the releases of the members' models."""
+        """Train the members and return the noisy releases of their models."""
         members, shared_model = self.members, self.shared_model
         values = start_values(shared_model, members).clone()
         for k, member in enumerate(members):
@@ -119,11 +125,11 @@ class _ModelBlock(Block):
 
 
 class _SgdBlock(Block):
-    """Members without privacy: steps of minibatch SGD on the mean loss.
+    """Members that train without privacy, by minibatch SGD on the mean loss.
 
     Attributes:
-        sends_releases: whether the result is the release of the only step, as integers; else it is
-            the trained values.
+        sends_releases: whether the result is the release of the only step, as integers, in place of
+            the trained parameters.
     """
 
     sends_releases = False
@@ -159,12 +165,12 @@ class _SgdBlock(Block):
         self.released = self.values.new_empty(len(members), gradients.parameters.size)
         self._first = present[0]
         self._round_number = self._first.key.round_number
-        self.step_number = 0  # in the round
+        self.step_number = 0  # of the round
         self.places = places
 
     @property
     def has_drawn(self) -> bool | None:
-        """Whether the model has drawn random numbers; None: there was no pass."""
+        """Whether the model draws random numbers; None before the first forward pass."""
         randomness = self._reader.randomness
         if randomness is None or not randomness.has_begun:
             return self.gradients.draws
@@ -172,15 +178,15 @@ class _SgdBlock(Block):
 
     @property
     def mechanisms(self) -> Sequence[DpSgdMechanism | None]:
-        """Each member's mechanism of the next step; None without privacy."""
+        """Each member's mechanism for the next step; None without privacy."""
         return [None] * len(self.members)
 
     def lots(self, member: BlockMember) -> Iterator[np.ndarray]:
-        """Return a member's batches, without end."""
+        """Return an endless iterator over a member's batches, as indices of examples."""
         return batches_of(self.local, len(member.features), member.key)
 
     def train(self, on_step: StepCallback | None = None) -> BlockResult:
-        """Take all steps of all members."""
+        """Take all steps of all members and return their results."""
         optimizer = make_optimizer(self.local.optimizer_in(self._round_number))
         ends = [0 if member is None else len(member.steps) for member in self.members]
         final = {k: self.values[k].clone() for k, end in enumerate(ends) if end == 0}
@@ -188,8 +194,8 @@ class _SgdBlock(Block):
             for step in range(max(ends)):
                 active = [step < end for end in ends]
                 lots = [
-                    next(own) if own and on else None
-                    for own, on in zip(self._lots, active, strict=True)
+                    next(batches) if batches and on else None
+                    for batches, on in zip(self._lots, active, strict=True)
                 ]
                 used = self.mechanisms
                 self.step_number = step
@@ -206,12 +212,12 @@ class _SgdBlock(Block):
                 for k, end in enumerate(ends):
                     if end == step + 1 < max(ends):
                         final[k] = self.values[k].clone()
-            for k, row in final.items():  # other members went on
+            for k, row in final.items():  # later steps of other members changed these rows
                 self.values[k] = row
             return self._result()
 
     def _result(self) -> BlockResult:
-        """Return the values after the last step, or the releases of whole updates or steps."""
+        """Return the parameters after the last step, or the releases of whole updates or steps."""
         nothing = (None,) * len(self.members)
         if self.sends_releases:
             return BlockResult(self.released, self.adapted_clip_norms(), nothing)
@@ -224,10 +230,12 @@ class _SgdBlock(Block):
 
     @contextmanager
     def _keyed_draws(self) -> Iterator[None]:
-        """Refuse a model that draws numbers in the block which are not keyed by example.
+        """Check that the model draws no random numbers of torch's generator within the block.
+
+        Only numbers that are keyed by example are allowed.
 
         Raises:
-            UnsafeModelError: torch's generator has moved.
+            UnsafeModelError: the state of torch's generator has changed.
         """
         device = self._first.features.device
         with seeded_torch(self._first.key, device):
@@ -241,14 +249,14 @@ class _SgdBlock(Block):
         self.gradients.draws = self.has_drawn
 
     def end(self) -> None:
-        """Keep what the next round goes on from."""
+        """Store the state that the next round needs."""
 
     def fill_released(self, active: Sequence[bool], lots: Sequence[np.ndarray | None]) -> None:
         """Overwrite `released` (K, size) with the members' gradients of a step.
 
         Args:
-            active: which members take this step.
-            lots: indices of each active member's examples.
+            active: whether each member takes this step.
+            lots: indices of the examples in each member's batch; None where it is not active.
         """
         self.released.zero_()
         sizes = [1 if lot is None else max(1, len(lot)) for lot in lots]
@@ -266,18 +274,18 @@ class _SgdBlock(Block):
                 self.released[member] += total
 
     def _add_sums(self, values: Tensor, tile: Tile, shares: Tensor, into: Tensor) -> None:
-        """Add the gradients of each place to `into`, times the share of its examples."""
-        each = (shares / tile.views).unsqueeze(1)
-        weights = (tile.weights.view(tile.clients, -1) * each).flatten()
+        """Add the gradient of each place to `into`, with its examples weighted by `shares`."""
+        share = (shares / tile.views).unsqueeze(1)
+        weights = (tile.weights.view(tile.clients, -1) * share).flatten()
         self.gradients.add_sums(values, replace(tile, weights=weights), into)
 
     def adapted_clip_norms(self) -> tuple[LearntBound | None, ...]:
-        """Return the bound that each member's clipping adapted to."""
+        """Return each member's adaptive clip norm after the round; None where it is fixed."""
         return (None,) * len(self.members)
 
 
 class _DpSgdBlock(_SgdBlock):
-    """Members with DP-SGD: the optimizer sees nothing but their releases."""
+    """Members that train by DP-SGD: the optimizer sees the noisy releases alone."""
 
     def __init__(
         self,
@@ -303,10 +311,10 @@ class _DpSgdBlock(_SgdBlock):
         )
 
     def _noise_of(self, member: BlockMember) -> NoiseSource:
-        """Return a member's noise of the round.
+        """Return a member's noise source of the round.
 
         Raises:
-            ValueError: correlated noise cannot come from the operating system.
+            ValueError: the member has correlated noise and secure noise, which exclude each other.
         """
         key, correlation = (
             member.key,
@@ -329,11 +337,11 @@ class _DpSgdBlock(_SgdBlock):
 
     @property
     def mechanisms(self) -> Sequence[DpSgdMechanism | None]:
-        """Each member's mechanism of the next step."""
+        """Each member's mechanism for the next step."""
         return tuple(self._mechanisms)
 
     def lots(self, member: BlockMember) -> Iterator[np.ndarray]:
-        """Return a member's lots, without end."""
+        """Return an endless iterator over a member's batches, drawn by its sampling."""
         if member.mechanism is None:
             raise ValueError("a private block has private members")
         first, secure = member.steps.start, member.secure
@@ -341,13 +349,13 @@ class _DpSgdBlock(_SgdBlock):
         return member.key.lots(sampling, n, first_step=first, secure=secure)
 
     def end(self) -> None:
-        """Keep the state of correlated noise."""
+        """Store the state of correlated noise."""
         for noise in self._noises:
             if isinstance(noise, CorrelatedNoise):
                 noise.keep_state()
 
     def fill_released(self, active: Sequence[bool], lots: Sequence[np.ndarray | None]) -> None:
-        """Overwrite `released` (K, size) with the active members' releases."""
+        """Overwrite `released` (K, size) with the active members' noisy releases."""
         noises = [
             noise if on and mechanism is not None and mechanism.noise_multiplier else None
             for noise, on, mechanism in zip(self._noises, active, self._mechanisms, strict=True)
@@ -359,11 +367,11 @@ class _DpSgdBlock(_SgdBlock):
             self._adapt(lots, within)
 
     def adapted_clip_norms(self) -> tuple[LearntBound | None, ...]:
-        """Return the bound that each member's clipping adapted to."""
+        """Return each member's adaptive clip norm after the round; None where it is fixed."""
         return tuple(None if m is None else m.clipping.adapted_clip_norm for m in self._mechanisms)
 
     def _adapt(self, lots: Sequence[np.ndarray | None], within: np.ndarray) -> None:
-        """Let the clipping of each member that took the step learn from its lot."""
+        """Update the adaptive clip norm of each active member from the counts of its batch."""
         for k, lot in enumerate(lots):
             mechanism, noise = self._mechanisms[k], self._noises[k]
             if lot is not None and mechanism is not None and noise is not None:

@@ -1,4 +1,4 @@
-"""One client of a block: what it trains with, its random numbers, and what it releases."""
+"""A member of a block: the data, random streams and release of one client, and its results."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -24,16 +24,17 @@ class BlockMember:
     """One client of a block, before it trains.
 
     Attributes:
-        features: its examples (n, ...).
-        targets: their targets (n, ...).
-        key: of its random streams.
-        steps: numbers of its steps over its whole life.
-        release: what it releases: its steps, or once a round its update or model; None: nothing, as
-            without privacy, or where its examples are noisy.
-        secure: whether lots and noise come from the operating system.
-        part: its part of a noisy sum: its result is then integers of the grid, of its only step or
-            of its update; None: its result is the trained values.
-        start: flat values (size,) that it starts from; None: those of the loaded model.
+        features: features of the client's examples (n, ...).
+        targets: targets of the client's examples (n, ...).
+        key: key of the client's random streams in this round.
+        steps: numbers of the steps to take, counted over all rounds of the run.
+        release: mechanism of the client's releases: each step, or once a round the update or the
+            model; None without privacy, and where the examples are noisy already.
+        secure: whether batches and noise come from the operating system.
+        part: the client's share of a noisy sum, where its result is integers on the grid; None
+            where its result is trained parameters.
+        start: flat parameters (size,) that the client starts from; None for those of the loaded
+            model.
         sent: flat arrays (size,) of the algorithm by name.
     """
 
@@ -49,25 +50,26 @@ class BlockMember:
 
     @property
     def mechanism(self) -> DpSgdMechanism | None:
-        """The release of each local step; None where a round is one release, or none."""
+        """The DP-SGD mechanism, with a release for each local step; None with another or none."""
         return self.release if isinstance(self.release, DpSgdMechanism) else None
 
     @property
     def update(self) -> UpdateRelease | None:
-        """The release of the whole update, which is trained for without noise; None: another."""
+        """The mechanism that releases the whole update once a round; None with another or none."""
         return self.release if isinstance(self.release, UpdateRelease) else None
 
 
 @dataclass(frozen=True)
 class BlockResult:
-    """Result of a block's round.
+    """The results of a block's clients after a round.
 
     Attributes:
-        values: flat trainable values of each member (members, size), or the integers of its part of
-            a sum, in float64; of an absent one, any.
-        adapted_clip_norm: clipping bound of each member after the round; None where it is fixed.
-        counts: noisy centred bit of each member, from which the bound of whole updates is learnt;
-            None where there is none.
+        values: trained parameters (members, size), flat, or in float64 the integers of the members'
+            shares of a noisy sum; rows of absent members are arbitrary.
+        adapted_clip_norm: adaptive clip norm of each member after the round; None where it is
+            fixed.
+        counts: noisy centred bit of each member, from which the server adapts the clip norm of
+            whole updates; None where the clip norm is fixed.
     """
 
     values: Tensor
@@ -78,15 +80,16 @@ class BlockResult:
 StepCallback = Callable[
     [Sequence[np.ndarray | None], Tensor, Sequence[DpSgdMechanism | None]], None
 ]
-"""Sees the lots, the releases (members, size) and the mechanisms of a step."""
+"""Callback of a step; it gets the batches, the releases (members, size) and the mechanisms."""
 
 
 class Block(ABC):
-    """The members of a planned block before their round.
+    """A planned block of clients that trains for one round.
 
     Args:
         shared_model: loaded with the global model.
-        members: in ascending order of clients; None: absent.
+        members: the planned members in ascending order of clients; an entry is None where the
+            client is absent.
     """
 
     def __init__(self, shared_model: SharedModel, members: Sequence[BlockMember | None]) -> None:
@@ -94,20 +97,25 @@ class Block(ABC):
 
     @abstractmethod
     def train(self, on_step: StepCallback | None = None) -> BlockResult:
-        """Train the members; a block trains once.
+        """Train the members and return their results; a block trains only once.
 
-        Guarantee: a private member's values and bound are a function of the global model and of
+        Guarantee: a private member's values and clip norm are a function of the global model and of
         `len(steps)` releases of its mechanism, or of one release of its whole update or model. They
-        do not depend on who else is present: the same member in the same planned block gets the
-        same bits.
+        do not depend on which other members are present: the same member in the same planned block
+        gets the same bits.
 
         Args:
-            on_step: sees each step of private members, for an audit.
+            on_step: callback of each step of private members, for an audit.
         """
 
 
 def member_rows(member: BlockMember, local: LocalSettings) -> int:
-    """Return R of the tiles of a block of one."""
+    """Return the number of rows R of a member's padded batch where it trains alone.
+
+    Args:
+        member: the client.
+        local: batch size and largest physical batch, which count without privacy.
+    """
     if member.mechanism is not None:
         return member.mechanism.tile_rows
     return tile_rows(local.lot(len(member.features)), local.max_physical_batch)
@@ -116,7 +124,13 @@ def member_rows(member: BlockMember, local: LocalSettings) -> int:
 def with_releases(
     trained: BlockResult, shared_model: SharedModel, members: Sequence[BlockMember | None]
 ) -> BlockResult:
-    """Return the members' results with the release of each whole update in place of its values."""
+    """Return the results with noisy updates, for members that release whole updates.
+
+    Args:
+        trained: the results of training, without noise for these members.
+        shared_model: loaded with the global model.
+        members: the planned members; an entry is None where the client is absent.
+    """
     private = [(k, m, m.update) for k, m in enumerate(members) if m is not None and m.update]
     if not private:
         return trained
@@ -144,34 +158,44 @@ def with_releases(
 
 
 def randomness_of(members: Sequence[BlockMember | None]) -> ModelRandomness:
-    """Return what gives the model's random functions numbers of the members' own examples."""
+    """Return the source of the model's random numbers, such as dropout, keyed by example."""
     present = [member for member in members if member is not None]
     keys = [None if m is None else m.key.model_randomness(secure=m.secure) for m in members]
-    everybody = replace(present[0].key, client=0)
-    shared = everybody.model_randomness(secure=any(member.secure for member in present))
+    shared_key = replace(present[0].key, client=0)
+    shared = shared_key.model_randomness(secure=any(member.secure for member in present))
     return ModelRandomness(keys, shared)
 
 
 def start_values(shared_model: SharedModel, members: Sequence[BlockMember | None]) -> Tensor:
-    """Return the values (members, size) that the members start from."""
+    """Return the flat parameters (members, size) that the members start from.
+
+    Args:
+        shared_model: loaded with the global model.
+        members: the planned members; an entry is None where the client is absent.
+    """
     loaded = shared_model.start_values
-    if all(one is None or one.start is None or one.start is loaded for one in members):
+    if all(m is None or m.start is None or m.start is loaded for m in members):
         return loaded.expand(len(members), -1)
     return torch.stack([loaded if m is None or m.start is None else m.start for m in members])
 
 
 def sent_arrays(members: Sequence[BlockMember | None], like: Tensor) -> dict[str, Tensor]:
-    """Return the algorithm's arrays (members, size) by name; zeros for absent members."""
+    """Return the algorithm's arrays (members, size) by name, with zeros for absent members.
+
+    Args:
+        members: the planned members; an entry is None where the client is absent.
+        like: parameters (members, size), for the type and device of the zeros.
+    """
     names = next((member.sent for member in members if member is not None), {})
     zeros = torch.zeros_like(like[0])
     return {
-        name: torch.stack([zeros if one is None else one.sent[name] for one in members])
+        name: torch.stack([zeros if member is None else member.sent[name] for member in members])
         for name in names
     }
 
 
 def noise_of_update(member: BlockMember) -> NoiseSource:
-    """Return a member's own noise; zeros where the server adds it."""
+    """Return the noise source of a member's update: no noise where the server adds it."""
     if member.part is not None and not member.part.adds_noise:
         return NoNoise()
     return member.key.noise(secure=member.secure)

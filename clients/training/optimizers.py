@@ -1,9 +1,9 @@
-"""Local optimizers: SGD and Adam, entry by entry, over any list of tensors.
+"""Local optimizers SGD and Adam, elementwise over any list of tensors.
 
-The arithmetic is that of torch.optim, to the bit (tests compare). An optimizer sees values and
-gradients alone, so the same code trains one client or the stacked values of a block. (Building
-torch's optimizer takes longer than a step of a small model, and the first one imports torch's
-compiler: a second of start-up.)
+Results equal those of torch.optim to the bit. An optimizer sees parameters and gradients alone, so
+the same code trains one client or the stacked parameters of a block. (Building torch's optimizer
+takes longer than a step of a small model, and the first one imports torch's compiler: a second of
+start-up.)
 """
 
 import math
@@ -20,20 +20,20 @@ _EPSILON = 1e-8
 
 
 class LocalOptimizer(ABC):
-    """Updates values in place from their gradients."""
+    """Updates parameters in place from their gradients."""
 
     @abstractmethod
     def step(self, values: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
-        """Take one step; the gradients may be overwritten.
+        """Take one step in place; the gradients may be overwritten.
 
         Args:
-            values: the same tensors in every step.
-            gradients: one for each of `values`, in its shape.
+            values: the parameters, the same tensors in every step.
+            gradients: gradient of each parameter, in its shape.
         """
 
 
 class Sgd(LocalOptimizer):
-    """v ← μ v + (g + λ w),  w ← w − η v; as torch.optim.SGD without dampening."""
+    """SGD as torch.optim.SGD without dampening: v ← μ v + (g + λ w),  w ← w − η v."""
 
     def __init__(self, settings: SgdSettings) -> None:
         self._settings = settings
@@ -41,7 +41,7 @@ class Sgd(LocalOptimizer):
 
     @torch.no_grad()
     def step(self, values: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
-        """Take one step; the gradients may be overwritten."""
+        """Take one step in place; the gradients may be overwritten."""
         settings = self._settings
         if settings.weight_decay:
             for value, gradient in zip(values, gradients, strict=True):
@@ -58,7 +58,7 @@ class Sgd(LocalOptimizer):
 
 
 class Adam(LocalOptimizer):
-    """Adam (Kingma and Ba 2015), or AdamW with decoupled decay; as torch.optim.Adam and AdamW."""
+    """Adam (Kingma and Ba 2015), or AdamW with decoupled decay, as in torch.optim."""
 
     def __init__(self, settings: AdamSettings) -> None:
         self._settings = settings
@@ -67,7 +67,7 @@ class Adam(LocalOptimizer):
 
     @torch.no_grad()
     def step(self, values: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
-        """Take one step; the gradients may be overwritten."""
+        """Take one step in place; the gradients may be overwritten."""
         if not self._moments:
             self._moments = [(torch.zeros_like(v), torch.zeros_like(v)) for v in values]
         self._steps += 1
@@ -85,5 +85,5 @@ class Adam(LocalOptimizer):
 
 
 def make_optimizer(settings: OptimizerSettings) -> LocalOptimizer:
-    """Return a fresh optimizer."""
+    """Return a new optimizer, without momentum of earlier rounds."""
     return Sgd(settings) if isinstance(settings, SgdSettings) else Adam(settings)

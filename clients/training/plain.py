@@ -1,4 +1,4 @@
-"""Training without privacy by torch, for models that no rules fit."""
+"""Training without privacy by torch's autograd, for models without per-example gradients."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import repeat
@@ -35,20 +35,20 @@ def train_by_torch(
     optimizer: LocalOptimizer | None = None,
     change: Callable[[Sequence[Tensor]], None] | None = None,
 ) -> None:
-    """Take steps of minibatch SGD on the mean loss, in place.
+    """Train a model in place by minibatch SGD on the mean loss.
 
     Batches are those of `batches_of`.
 
     Args:
-        model: updated in place.
-        loss: one value per example.
-        features: the client's examples (n, ...).
-        targets: their targets (n, ...).
+        model: the model, updated in place.
+        loss: function of (outputs, targets) that returns one value per example.
+        features: features of the client's examples (n, ...).
+        targets: targets of the client's examples (n, ...).
         settings: batch size, optimizer, and the number of steps.
-        key: of the client's random streams.
-        steps: numbers of the steps to take; None: `settings.steps` of them.
-        optimizer: takes the place of that in the settings.
-        change: changes the gradients of a step in place; None: nothing does.
+        key: key of the client's random streams.
+        steps: the steps to take; with None, as many as `settings.steps`.
+        optimizer: optimizer to use in place of that in the settings.
+        change: function that changes the gradients of a step in place; None changes nothing.
     """
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = optimizer or make_optimizer(settings.optimizer_in(key.round_number))
@@ -63,19 +63,21 @@ def train_by_torch(
             if views is not None:  # the mean over an example's views is a mean over all rows
                 x, y = views.draw(x, batch, number), y.repeat_interleave(views.number, 0)
             rows = most if most is None or views is None else most * views.number
-            found = _mean_gradient(model, loss, x, y, trainable, rows)
+            gradients = _mean_gradient(model, loss, x, y, trainable, rows)
             if change is not None:
-                change(found)
-            optimizer.step(trainable, found)
+                change(gradients)
+            optimizer.step(trainable, gradients)
 
 
 def by_tensor(
     rule: ClientRule, shared_model: SharedModel, sent: Mapping[str, Tensor]
 ) -> Callable[[Sequence[Tensor]], None]:
-    """Return what a rule changes in the gradients of a step, one for each trained tensor.
+    """Return a function that applies an algorithm's rule to the gradients of a step, in place.
+
+    The function takes one gradient for each trained tensor.
 
     Args:
-        rule: of the algorithm.
+        rule: the algorithm's change of gradients.
         shared_model: loaded with the global model.
         sent: flat arrays (size,) of the algorithm by name.
     """
@@ -86,8 +88,8 @@ def by_tensor(
     @torch.no_grad()
     def change(gradients: Sequence[Tensor]) -> None:
         for tensor, place, gradient in zip(tensors, places, gradients, strict=True):
-            own = {name: flat[place].view_as(tensor) for name, flat in sent.items()}
-            rule.change_(gradient, tensor, start[place].view_as(tensor), own)
+            arrays = {name: flat[place].view_as(tensor) for name, flat in sent.items()}
+            rule.change_(gradient, tensor, start[place].view_as(tensor), arrays)
 
     return change
 
@@ -100,14 +102,14 @@ def _mean_gradient(
     trainable: Sequence[Tensor],
     most: int | None,
 ) -> Sequence[Tensor]:
-    """Return the gradients of a batch's mean loss, summed over parts of at most `most` examples."""
+    """Return the gradients of a batch's mean loss, computed on at most `most` examples at once."""
     if most is None or len(x) <= most:
         return _gradient(loss(model(x), y).mean(), trainable)
     total = [torch.zeros_like(parameter) for parameter in trainable]
     for part, wanted in zip(x.split(most), y.split(most), strict=True):
         share = loss(model(part), wanted).sum() / len(x)
-        for value, found in zip(total, _gradient(share, trainable), strict=True):
-            value += found
+        for value, gradient in zip(total, _gradient(share, trainable), strict=True):
+            value += gradient
     return total
 
 
@@ -116,16 +118,16 @@ def _gradient(value: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, ...]
 
 
 def batches_of(settings: LocalSettings, num_examples: int, key: StreamKey) -> Iterator[np.ndarray]:
-    """Return the indices of a client's batches without end.
+    """Return an endless iterator over a client's batches, as indices of examples.
 
     Batches follow a shuffled order of the examples, shuffled anew in each pass. A pass ends with a
     smaller batch where batch_size does not divide the number of examples. With `batch_size: full`
     every batch is all examples, in order.
 
     Args:
-        settings: the batch size.
+        settings: local settings with the batch size.
         num_examples: number of the client's examples.
-        key: of the client's random streams.
+        key: key of the client's random streams.
     """
     if settings.batch_size == "full":
         return repeat(np.arange(num_examples))
@@ -135,12 +137,12 @@ def batches_of(settings: LocalSettings, num_examples: int, key: StreamKey) -> It
 def shuffled_batches(
     num_examples: int, batch_size: int, generator: np.random.Generator
 ) -> Iterator[np.ndarray]:
-    """Yield the indices of batches without end, shuffled anew in each pass.
+    """Yield batches without end, as indices of examples that are shuffled anew in each pass.
 
     Args:
-        num_examples: examples in a pass.
-        batch_size: examples in a batch; the last one of a pass may be smaller.
-        generator: of the shuffles.
+        num_examples: number of examples.
+        batch_size: examples in a batch; the last batch of a pass may be smaller.
+        generator: random generator of the shuffles.
     """
     while True:
         order = generator.permutation(num_examples)
@@ -149,7 +151,7 @@ def shuffled_batches(
 
 
 class TorchBlock(Block):
-    """One client without privacy, whose model no rules of gradients fit."""
+    """A block of one client, trained by torch's autograd without privacy."""
 
     def __init__(
         self,
@@ -163,7 +165,7 @@ class TorchBlock(Block):
         self._loss, self._local, self._member, self._rule = loss, local, member, rule
 
     def train(self, on_step: StepCallback | None = None) -> BlockResult:
-        """Take the steps of the client."""
+        """Take the steps of the client and return its result."""
         shared_model, member, rule = self.shared_model, self._member, self._rule
         train_by_torch(
             shared_model.model,

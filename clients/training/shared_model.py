@@ -1,7 +1,7 @@
-"""The model that the clients of one process share, filled anew for each client.
+"""The model that the clients of one process share, reset to the global model for each client.
 
 A round's global model is unpacked once, and its digest is computed once. Every client then starts
-from one copy in memory.
+from the same copy in memory.
 """
 
 from operator import is_
@@ -18,17 +18,18 @@ from fedsim.protocol.noisy_sums import CLIP_COUNT
 
 
 class SharedModel:
-    """One model, trained by the clients of a process one after the other.
+    """A model that the clients of a process train one after the other.
 
     Args:
-        model: scratch space; its trainable parameters become views of one flat tensor.
-        parameters: the flat layout of `model` where it exists already; None: it is made here.
+        model: the module to train in; its trainable parameters become views of one flat tensor.
+        parameters: flat layout of `model` if it exists already; None to make it.
 
     Attributes:
-        start_values: flat trainable values (size,) of the global model; another one is another
-            tensor.
-        fixed_digest: digest of its other arrays; "" where all of them are trained.
-        noise_states: states of correlated noise that spare its computation from the first step on.
+        start_values: trainable parameters (size,) of the global model, flat; a new global model is
+            a new tensor.
+        fixed_digest: digest of the global model's arrays that are not trained; "" where all arrays
+            are trained.
+        noise_states: cache of the clients' states of correlated noise.
     """
 
     def __init__(self, model: nn.Module, *, parameters: FlatParameters | None = None) -> None:
@@ -56,7 +57,7 @@ class SharedModel:
 
     @property
     def tied_names(self) -> dict[str, str]:
-        """The first name of each tied tensor, by its further names."""
+        """The first name of a tied tensor for each of its other names."""
         first: dict[tuple[int, int], str] = {}
         owners = {
             name: first.setdefault((place.start, place.stop), name)
@@ -65,10 +66,13 @@ class SharedModel:
         return {name: owner for name, owner in owners.items() if owner != name}
 
     def load(self, arrays: ArrayRecord) -> str:
-        """Make `arrays` the global model of the clients, and return its digest.
+        """Load the global model of the clients, and return its digest.
+
+        Args:
+            arrays: the arrays of the global model by name.
 
         Raises:
-            RuntimeError: names or shapes are not the model's.
+            RuntimeError: names or shapes are not those of the model.
         """
         if self._loaded is not None and _is_same(self._loaded[0], arrays):
             return self._loaded[1]
@@ -84,7 +88,7 @@ class SharedModel:
         return self._loaded[1]
 
     def restart(self) -> None:
-        """Reset the model to the global model: nothing stays of a client that trained before."""
+        """Reset the model to the global model, so that nothing remains of the client before."""
         self.parameters.data.copy_(self.start_values)
         self._put_buffers_back()
         for tensor, value in self._fixed_values:
@@ -94,7 +98,7 @@ class SharedModel:
         """Return an array for each trained tensor as one flat tensor (size,).
 
         Args:
-            arrays: by name; tied tensors are there under each name.
+            arrays: an array for each trained tensor by name; tied tensors occur under each name.
 
         Raises:
             ValueError: names or shapes are not those of the trained tensors.
@@ -113,18 +117,19 @@ class SharedModel:
 
     @property
     def trained_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shape of each trained tensor by name; tied tensors are there under each name."""
+        """Shape of each trained tensor by name; tied tensors occur under each name."""
         return {name: tuple(shape) for name, (_, shape) in self._places.items()}
 
     def integers_of(
         self, released: np.ndarray, request: ArrayRecord, *, count: float | None = None
     ) -> ArrayRecord:
-        """Return a part of a noisy sum as a record of int64 tensors, one for each trained tensor.
+        """Return a client's share of a noisy sum as a record of int64 arrays by tensor name.
 
         Args:
-            released: integers (size,), in float64.
-            request: the global model that the client started from; its kind is the result's.
-            count: integer of the bit that the bound of updates is learnt from; None: there is none.
+            released: whole numbers (size,), in float64.
+            request: the global model that the client started from; the result is a live record,
+                shared in memory, if this record is one.
+            count: integer of the client's noisy bit for an adaptive clip norm; None without.
         """
         whole = released.astype(np.int64)
         values = {
@@ -135,16 +140,18 @@ class SharedModel:
         return live_record(values) if is_live(request) else to_arrays(values)
 
     def upload_of(self, trained: np.ndarray, request: ArrayRecord, *, private: bool) -> ArrayRecord:
-        """Return a trained model as a record with the names and kind of the request's.
+        """Return a trained model as a record with the array names of the request.
 
         Args:
-            trained: flat trainable values (size,); the record keeps this memory, read-only.
-            request: the global model that the client started from.
-            private: whether buffers and frozen parameters are copied from the request.
+            trained: trained parameters (size,), flat; the record keeps this memory, read-only.
+            request: the global model that the client started from; the result is a live record,
+                shared in memory, if this record is one.
+            private: whether buffers and frozen parameters are copied from the request, and not from
+                the client's model.
         """
         values: dict[str, np.ndarray] = {}
         trained = trained.view()
-        trained.flags.writeable = False  # and with it its views
+        trained.flags.writeable = False  # its views become read-only too
         for name, array in request.items():
             if name in self._places:
                 place, shape = self._places[name]
@@ -156,8 +163,8 @@ class SharedModel:
         return live_record(values) if is_live(request) else to_arrays(values)
 
 
-def _is_same(one: ArrayRecord, other: ArrayRecord) -> bool:
-    """Whether two records hold the same read-only arrays."""
-    if one is not other and list(one.keys()) != list(other.keys()):
+def _is_same(record: ArrayRecord, other: ArrayRecord) -> bool:
+    """Return whether two records hold the same read-only arrays."""
+    if record is not other and list(record.keys()) != list(other.keys()):
         return False
-    return all(map(is_, one.values(), other.values())) and is_live(other)
+    return all(map(is_, record.values(), other.values())) and is_live(other)

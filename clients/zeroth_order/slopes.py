@@ -1,8 +1,8 @@
-"""Slopes of each example's loss along public directions, by forward passes alone.
+"""Per-example slopes of the loss along public directions, by forward passes alone.
 
-A slope is a function of one example, so clipping its vector of P slopes, adding noise once and
-dividing by the expected lot is a step of DP-SGD on a model of P values. Directions are drawn
-without data. The update along them is post-processing of the noisy slopes.
+A slope is a function of one example. To clip an example's P slopes, add noise once to their sum and
+divide by the expected batch size is therefore a step of DP-SGD on a model of P values. Directions
+are drawn without data. The update along them is post-processing of the noisy slopes.
 
 Source: Zhang et al. 2024, "DPZero: Private Fine-Tuning of Language Models without Backpropagation"
 (arXiv:2310.09639); Tang et al. 2024, "Private Fine-tuning of Large Language Models with
@@ -25,7 +25,7 @@ from fedsim.zeroth_order.directions import Directions
 
 
 class _Coefficients(nn.Module):
-    """Coefficients as the parameter of a model, so that plans and clipping take them as one."""
+    """A module with the coefficients as its only parameter, for plans and clipping."""
 
     def __init__(self, *shape: int, like: Tensor) -> None:
         super().__init__()
@@ -33,23 +33,29 @@ class _Coefficients(nn.Module):
 
 
 def coefficients_of(*shape: int, like: Tensor) -> FlatParameters:
-    """Return coefficients of 0 of a shape, of the type and on the device of a tensor."""
+    """Return the parameters of a model whose only parameter is a tensor of zero coefficients.
+
+    Args:
+        shape: shape of the coefficients.
+        like: tensor with their type and device.
+    """
     return FlatParameters(_Coefficients(*shape, like=like))
 
 
 class Slopes(PerExampleGradients):
-    """Per-example slopes at the model's trained values, which begin at the global model's.
+    """Computes per-example slopes of the loss along public directions, in place of gradients.
 
-    Dropout is off: both losses of a slope are those of one function.
+    A slope is the central difference of two losses at the model's current parameters. Dropout is
+    off, so that both losses are of the same function.
 
     Args:
-        model: its trained parameters become views of one flat tensor, `point`.
-        loss: one value per example.
-        directions: of the experiment.
+        model: the model; its trained parameters become views of one flat tensor, `point`.
+        loss: function of (outputs, targets) that returns one value per example.
+        directions: the public random directions of the experiment.
 
     Attributes:
-        parameters: P coefficients, of the directions of one step.
-        point: the trained values (d,).
+        parameters: layout of the P coefficients of one step, one for each direction.
+        point: the model's trained parameters (d,), where slopes are measured.
     """
 
     def __init__(self, model: nn.Module, loss: PerExampleLoss, directions: Directions) -> None:
@@ -61,12 +67,12 @@ class Slopes(PerExampleGradients):
         self._before: tuple[slice, Tensor] | None = None
 
     def begin_step(self, round_number: int, step: int, values: Tensor) -> slice:
-        """Move the point by the step before, and return the place of this step's release.
+        """Update the model by the last step's coefficients, and return the slice of this step's.
 
         Args:
             round_number: the round.
-            step: of the round, from 0.
-            values: coefficients of all steps of the round (1, K · P).
+            step: number of the step in the round, from 0.
+            values: coefficients of all K steps of the round (1, K · P).
         """
         size = self.parameters.size
         if step and self._before is not None:
@@ -75,21 +81,21 @@ class Slopes(PerExampleGradients):
             for number, coefficient in enumerate(moved):
                 if coefficient:
                     self.point.data.add_(self._direction(number), alpha=coefficient)
-        start = step * size % values.shape[1]  # a probe takes more steps than a round has
+        start = step * size % values.shape[1]  # a probe takes more steps than a round
         place = slice(start, start + size)
         self._now, self._before = (round_number, step), (place, values[0, place].clone())
         return place
 
     @torch.no_grad()
     def slopes(self, features: Tensor, targets: Tensor) -> Tensor:
-        """Return the slopes (n, P) of n examples; the point is as before.
+        """Return the slopes (n, P) of n examples; the model's parameters stay the same.
 
         Args:
-            features: (n, ...).
-            targets: (n, ...).
+            features: features of the examples (n, ...).
+            targets: targets of the examples (n, ...).
         """
         here, data = self.point.data.clone(), self.point.data
-        radius, found = self.directions.settings.radius, list[Tensor]()
+        radius, slopes = self.directions.settings.radius, list[Tensor]()
         self.model.eval()
         for number in range(self.parameters.size):
             direction = self._direction(number)
@@ -97,28 +103,28 @@ class Slopes(PerExampleGradients):
             above = self.loss(self.model(features), targets)
             torch.add(here, direction, alpha=-radius, out=data)
             below = self.loss(self.model(features), targets)
-            found.append((above - below) / (2.0 * radius))
+            slopes.append((above - below) / (2.0 * radius))
         data.copy_(here)
-        return torch.stack(found, 1).to(data.dtype)
+        return torch.stack(slopes, 1).to(data.dtype)
 
     def row_gradients(self, values: Tensor, tile: Tile) -> Mapping[int, ExampleUse]:
-        """Return the slopes of a tile's rows; rows that are no examples have 0.
+        """Return the weighted slopes of a padded batch's rows, which are 0 in padding rows.
 
         Args:
-            values: not used: slopes are those at the point.
-            tile: rows of one client.
+            values: not used, as slopes are measured at `point`.
+            tile: padded batch of one client.
         """
         weights = tile.weights.unsqueeze(1)
         slopes = self.slopes(tile.features, tile.targets) * weights
         return {0: ExampleUse({0: slopes.masked_fill(weights == 0, 0.0)})}
 
     def add_sums(self, values: Tensor, tile: Tile, into: Tensor) -> None:
-        """Add Σ_i weight_i · slopes_i to `into` (1, P), not clipped.
+        """Add the weighted sum of unclipped slopes Σ_i weight_i · slopes_i to a tensor in place.
 
         Args:
-            values: not used.
-            tile: rows of one client, and the weights of their losses.
-            into: (1, P).
+            values: not used, as slopes are measured at `point`.
+            tile: padded batch of one client, with the weights of its rows.
+            into: tensor (1, P) to add to.
         """
         into += self.row_gradients(values, tile)[0].rows(0).sum(0)
 
@@ -128,14 +134,16 @@ class Slopes(PerExampleGradients):
 
 
 class SharedCoefficients(SharedModel):
-    """Coefficients of the steps of a round, which start from 0, and the model that they move.
+    """A shared model that clients update by coefficients along public directions.
+
+    The trained values are the coefficients of a round's steps, which start from 0.
 
     Args:
-        slopes: of the model.
-        steps: K, steps of a round.
+        slopes: computes the slopes of the model.
+        steps: number K of steps in a round.
 
     Attributes:
-        model: the model, whose `load_state_dict` rebuilds it from all rounds' coefficients.
+        model: the model; its `load_state_dict` rebuilds it from the coefficients of all rounds.
     """
 
     def __init__(self, slopes: Slopes, steps: int) -> None:
@@ -148,10 +156,13 @@ class SharedCoefficients(SharedModel):
         self._start_point = slopes.point.data.clone()
 
     def load(self, arrays: ArrayRecord) -> str:
-        """Make `arrays` the global model of the clients, and return its digest.
+        """Load the global model of the clients, and return its digest.
+
+        Args:
+            arrays: the coefficients of all rounds so far.
 
         Raises:
-            ProtocolError: they belong to another initial model.
+            ProtocolError: the arrays belong to another initial model.
         """
         before = self._loaded
         if before is not None and before[0] is arrays:
@@ -170,11 +181,12 @@ class SharedCoefficients(SharedModel):
         self._slopes.point.data.copy_(self._start_point)
 
     def upload_of(self, trained: np.ndarray, request: ArrayRecord, *, private: bool) -> ArrayRecord:
-        """Return the coefficients of a round as a record, and nothing else.
+        """Return the coefficients of a round as a record with no other arrays.
 
         Args:
-            trained: coefficients (K · P,).
-            request: the global model; its kind is the result's.
+            trained: coefficients of the round's steps (K · P,).
+            request: the global model; the result is a live record, shared in memory, if this record
+                is one.
             private: not used.
         """
         values = {COEFFICIENTS: np.array(trained).reshape(self._shape)}

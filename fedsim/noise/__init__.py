@@ -1,1 +1,1 @@
-"""Integer noise of standard deviation 2²⁴: the grid on which a step is released."""
+"""Integer Gaussian noise of standard deviation 2²⁴, and the release of sums on its grid."""

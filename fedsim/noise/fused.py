@@ -1,7 +1,8 @@
-"""The release of `release_` in one pass over the values, compiled by numba (the extra `fast`).
+"""Release of noisy sums in one pass over the values, compiled by numba (the extra `fast`).
 
-The bits are those of `spline_integers` and of `release_` without numba: integers and float64 alone.
-A processor runs it in half the time, since no intermediate result leaves its registers.
+The results have the same bits as those of `release_` without numba, since all operations are on
+integers and float64. The compiled loops take half the time, as intermediate results stay in
+registers.
 """
 
 import sys
@@ -25,26 +26,28 @@ from fedsim.noise.spline import (
 )
 
 LEAST_VALUES = 1 << 24
-"""Values that a process releases before the start of numba, about a second, is worth its time."""
+"""Number of released values from which on numba's start-up of about a second pays off."""
 
 Kernels = tuple[Callable[..., Any], Callable[..., Any]]
 
 
 class Demand:
-    """Counts the values that a process releases. The count decides about speed, and about no bit.
+    """Counts the values that a process releases, to decide when to start numba.
+
+    The decision changes the speed and no bit of a result.
 
     Attributes:
-        values: so far.
+        values: number of values released so far.
     """
 
     def __init__(self) -> None:
         self.values = 0
 
     def kernels(self, values: int) -> Kernels | None:
-        """Return the compiled loops once they are worth their start; None before.
+        """Return the compiled loops; None while the process has released too few values.
 
         Args:
-            values: of the next release.
+            values: number of values of the next release.
         """
         self.values += values
         return kernels() if self.values >= LEAST_VALUES else None
@@ -52,7 +55,7 @@ class Demand:
 
 @lru_cache(maxsize=1)
 def kernels() -> Kernels | None:
-    """Return the compiled loops (choose, add); None where numba is not installed."""
+    """Return the compiled loops (choose, add); None if numba is not installed."""
     if sys.byteorder != "little" or find_spec("numba") is None:
         return None
     from numba import njit
@@ -60,7 +63,7 @@ def kernels() -> Kernels | None:
     try:
         compiled = njit(cache=True, error_model="numpy")
         return compiled(_choose), compiled(_add)
-    except RuntimeError:  # no folder for the cache can be written: compiled in each process
+    except RuntimeError:  # no cache folder can be written, so each process compiles anew
         compiled = njit(error_model="numpy")
         return compiled(_choose), compiled(_add)
 
@@ -72,17 +75,17 @@ def release_rows(
     scales: Sequence[tuple[slice, Sequence[float]]],
     into: np.ndarray,
 ) -> None:
-    """Overwrite `into` with (clip(rint(sums)) + noise) · scale.
+    """Overwrite a tensor with noisy sums: (clip(rint(sums)) + noise) · scale.
 
     Guarantee: the noise is that of `spline.fill_rows`, and the result has the same bits as without
     numba.
 
     Args:
-        compiled: see `kernels`.
-        streams: of each row: its words, and the further bits that few of them need.
-        sums: (K, n), contiguous in each row.
-        scales: of each slice of the values, for each row.
-        into: (K, n), contiguous in each row, and apart from `sums`.
+        compiled: the compiled loops of `kernels`.
+        streams: two keystreams of each row: random words, and further bits that few words need.
+        sums: sums (K, n) in steps of the grid, contiguous in each row.
+        scales: pairs (slice of the n values, its scale for each of the K rows).
+        into: the result (K, n), contiguous in each row, in other memory than `sums`.
     """
     choose, add = compiled
     memory = Memory.of(sums.shape[1])
@@ -99,7 +102,7 @@ def release_rows(
                 if (part := _common(place, columns)).start < part.stop
             ]
             of_row = sums[row], into[row], columns.start
-            if _add_parts(add, planes, parts, *of_row):  # once in 2¹⁹ values: decided, and again
+            if _add_parts(add, planes, parts, *of_row):  # once in 2¹⁹ values: settle and repeat
                 _settle(picks, planes[-1].view(np.uint32), extension)
                 _add_parts(add, planes, parts, *of_row)
 
@@ -112,16 +115,16 @@ def _add_parts(
     into: np.ndarray,
     first: int,
 ) -> int:
-    """Add the noise of a chunk that starts at the value `first`; 1 if 19 bits were equal."""
+    """Add the noise of a chunk from value `first` on; return 1 if a word equals its threshold."""
     equal = 0
     for start, stop, scale in parts:
-        own = [plane[start - first : stop - first] for plane in planes]
-        equal |= add(*own, sums[start:stop], scale, into[start:stop])
+        values = [plane[start - first : stop - first] for plane in planes]
+        equal |= add(*values, sums[start:stop], scale, into[start:stop])
     return equal
 
 
-def _common(one: slice, other: slice) -> slice:
-    return slice(max(one.start, other.start), min(one.stop, other.stop))
+def _common(left: slice, right: slice) -> slice:
+    return slice(max(left.start, right.start), min(left.stop, right.stop))
 
 
 @lru_cache(maxsize=1)
@@ -130,7 +133,7 @@ def _packed() -> np.ndarray:
 
 
 def _settle(picks: np.ndarray, chosen: np.ndarray, extension: ByteStream) -> None:
-    """Decide where a word's 19 bits are equal to its threshold's: both get the same column."""
+    """Decide the words whose 19 bits equal their threshold's, by further random bits."""
     table = centre_table()
     for i in np.flatnonzero((picks ^ chosen) & _LOW == 0):
         if extended_below(table.extensions[picks[i] >> WORD_BITS], extension):
@@ -138,7 +141,7 @@ def _settle(picks: np.ndarray, chosen: np.ndarray, extension: ByteStream) -> Non
 
 
 def _choose(picks: np.ndarray, packed: np.ndarray, chosen: np.ndarray) -> None:
-    """Look up the entry of each word in the table of centres."""
+    """Write the entry of each word in the table of centres to `chosen`."""
     for i in range(picks.shape[0]):
         chosen[i] = packed[np.int64(picks[i] >> np.uint32(19))]
 
@@ -154,8 +157,8 @@ def _add(
     scale: float,
     into: np.ndarray,
 ) -> np.int32:
-    """Add the noise of each value to its rounded sum, and scale; 1 if 19 bits were equal."""
-    # Numba promotes 32-bit integers to 64 bits, which would halve the lanes: each is cast back.
+    """Write each scaled noisy sum to `into`; return 1 if a word's 19 bits equal its threshold's."""
+    # Numba promotes 32-bit integers to 64 bits, which halves the SIMD lanes: so results are cast.
     equal = np.int32(0)
     for i in range(picks.shape[0]):
         word, entry = np.int32(picks[i]), chosen[i]

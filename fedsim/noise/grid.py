@@ -1,4 +1,4 @@
-"""The grid of a release, and the noise multiplier that it leaves of the nominal one.
+"""The grid on which noisy sums are released, and the effective noise multiplier on it.
 
 One standard deviation of the noise has 2²⁴ steps of the grid. Theorem and proof:
 docs/finite_precision.md.
@@ -14,31 +14,32 @@ DEVIATION = 2.0**GRID_BITS
 """Standard deviation of the noise, in steps of the grid."""
 
 MAX_DRAW = 1 << 30
-"""No draw of a noise source is larger: 64 standard deviations."""
+"""Bound on the size of every draw of a noise source: 64 standard deviations."""
 
 SATURATION = 2.0**51
-"""Largest sum, in steps: with noise below 2³⁰ it stays an integer that float64 holds exactly."""
+"""Largest sum, in steps of the grid: with noise below 2³⁰, float64 holds it exactly."""
 
-_ROUNDED_DOWN = 1.0 - 2.0**-48  # more than the few operations of a formula may round up
+_ROUNDED_DOWN = 1.0 - 2.0**-48  # a factor that outweighs the rounding of a formula's operations
 
 
 @dataclass(frozen=True)
 class SumRounding:
-    """By how much a sum of clipped gradients may be wrong; lots of few rows are summed in float32.
+    """Bound on the rounding error of a sum of clipped gradients, in float32 or float64.
 
     Guarantee: a computed sum of the contributions of at most n examples, each of norm at most C, is
-    within `error` · C of the exact one, in any order of addition, where lots of at most `rows`
-    examples are added up in float32 and all others in float64.
+    within `error` · C of the exact sum, in any order of addition, where batches of at most `rows`
+    examples are added in float32 and all larger ones in float64.
 
-    - float32: a contribution is multiplied out, added up with at most `SUM_HEIGHT` = h rows at
-      once, and then with at most R / h such runs: R γ(h + R / h + 2), with γ(m) = m u / (1 − m u)
-      and u = 2⁻²⁴ (Higham 2002, section 3.1). What underflows is less than 2⁻¹⁰⁰ steps.
-    - float64: a contribution passes through at most n additions within tiles, and one for each
-      tile: n (2 n + 16) 2⁻⁵³ (section 4.2).
+    - float32: a contribution is multiplied out, added with at most `SUM_HEIGHT` = h rows at once,
+      and then with at most R / h such runs: R γ(h + R / h + 2), with γ(m) = m u / (1 − m u) and
+      u = 2⁻²⁴ (Higham 2002, section 3.1). Underflow costs less than 2⁻¹⁰⁰ steps.
+    - float64: a contribution passes through at most n additions within padded batches, and one for
+      each padded batch: n (2 n + 16) 2⁻⁵³ (section 4.2).
 
     Attributes:
-        rows: R, the most examples of a lot that is added up in float32; 0: none is.
-        error: e, in clipping bounds.
+        rows: largest number of examples R in a batch that is added in float32; 0 if float32 is not
+            used.
+        error: largest error e of a sum, in units of the clip norm C.
     """
 
     rows: int
@@ -46,13 +47,14 @@ class SumRounding:
 
     @classmethod
     def of(cls, examples: int, rows: int) -> Self:
-        """Return the rounding of sums over lots of at most `examples`, in tiles of `rows`.
+        """Return the rounding of sums over a client's batches.
 
-        Float32 costs noise, twice its error; where that would be more than 2⁻⁸, it is not used.
+        Float32 lowers the effective noise multiplier by twice its error, relatively; where that is
+        more than 2⁻⁸, it is not used.
 
         Args:
-            examples: n, the public number of examples that a lot may have at most.
-            rows: R, the public number of rows of a client in a tile.
+            examples: public limit n on the number of examples in a batch.
+            rows: public number of rows R of a client in a padded batch.
         """
         rows, double = min(examples, rows), examples * (2.0 * examples + 16.0) * 2.0**-53
         operations = min(rows, SUM_HEIGHT) + math.ceil(rows / SUM_HEIGHT) + 2
@@ -63,7 +65,7 @@ class SumRounding:
 
 
 SUM_HEIGHT = 48
-"""Rows of a client that are added up in float32 at once."""
+"""Number of rows of a client that are added in float32 at once."""
 
 _MOST_ERROR = 2.0**-9
 
@@ -76,22 +78,22 @@ def effective_multiplier(
     column_norm: float = 1.0,
     bands: int = 1,
 ) -> float:
-    """Return z' ≤ z, the noise multiplier that a release on the grid is charged with.
+    """Return the effective noise multiplier z' ≤ z that a release on the grid is charged with.
 
     Guarantee: an example moves the integers f = rint(S) of a sum S by at most 2²⁴ / z' in L2 norm,
     so f with rounded normals of deviation 2²⁴ is a function of a Gaussian release with z': z' = z /
     (1 + 2 e + z √d 2⁻²⁴), rounded down.
 
-    Correlated noise moves the releases of an example's lot and of the b − 1 steps after it, by at
-    most 2²⁴ / z' together, with z' = z / (‖c‖ (1 + 2 e + z √d 2⁻²⁴) + z √((b − 1) d) 2⁻²⁴): each of
-    the later steps rounds once more (docs/correlated_noise.md).
+    With correlated noise, an example moves the releases of its step and of the b − 1 steps after it
+    by at most 2²⁴ / z' together, with z' = z / (‖c‖ (1 + 2 e + z √d 2⁻²⁴) + z √((b − 1) d) 2⁻²⁴),
+    since each of the later steps rounds once more (docs/correlated_noise.md).
 
     Args:
-        noise_multiplier: z ≥ 0 of one group of values.
-        dimensions: d, the number of values in the group.
-        error: e of their sum, see `SumRounding`.
-        column_norm: ‖c‖ of correlated noise (`NoiseCorrelation`); 1 without correlation.
-        bands: b, the number of its coefficients.
+        noise_multiplier: nominal noise multiplier z ≥ 0 of a group of values.
+        dimensions: number of values d in the group.
+        error: rounding error e of their sum, in clip norms (see `SumRounding`).
+        column_norm: column norm ‖c‖ of correlated noise (`NoiseCorrelation`); 1 without.
+        bands: number of bands b of correlated noise; 1 without.
     """
     if noise_multiplier == 0.0:
         return 0.0
@@ -101,21 +103,21 @@ def effective_multiplier(
 
 
 def nominal_multiplier(wanted: float, nominal: float, effective: Callable[[float], float]) -> float:
-    """Return `nominal` or a little more: a noise multiplier with an effective one that suffices.
+    """Return a nominal noise multiplier whose effective noise multiplier is large enough.
 
     Args:
-        wanted: the least effective noise multiplier.
-        nominal: where the search starts.
-        effective: the effective noise multiplier of a nominal one.
+        wanted: smallest effective noise multiplier to reach.
+        nominal: noise multiplier to start from, which is returned if it suffices.
+        effective: function from a nominal to its effective noise multiplier.
 
     Raises:
-        ValueError: there are so many values that the grid alone costs more.
+        ValueError: no nominal multiplier suffices, as the model has too many values for the grid.
     """
     for _ in range(_MOST_TRIALS):
-        found = effective(nominal)
-        if found >= wanted:
+        reached = effective(nominal)
+        if reached >= wanted:
             return nominal
-        nominal *= max(wanted / found, 1.0 + 2.0**-50)
+        nominal *= max(wanted / reached, 1.0 + 2.0**-50)
     raise ValueError(
         f"noise_multiplier {wanted:.6g} is out of reach for this model: rounding its values to the "
         "grid costs more; use a smaller model, or a larger target_epsilon"

@@ -1,4 +1,4 @@
-"""Gaussian noise as integers: reproducible from a key, or from the operating system.
+"""Sources of Gaussian noise as integers, from a key (reproducible) or from the operating system.
 
 A draw is a normal of standard deviation 2²⁴, rounded to an integer: noise on the grid of
 `fedsim.noise.release`. Draws are below 2³⁰, so float64 holds them, and their sums
@@ -10,7 +10,7 @@ Edge cases of a source's `fill_`:
 |-------------------------|------------------------------------------------------------------|
 | an empty tensor         | nothing is drawn                                                 |
 | a view of a tensor      | filled in place, and nothing outside of it                       |
-| a tensor of a GPU       | seeded: drawn there; secure: drawn on the CPU and copied         |
+| a tensor on a GPU       | seeded: drawn on the GPU; secure: drawn on the CPU and copied    |
 | a type but float64      | refused                                                          |
 """
 
@@ -29,18 +29,18 @@ from fedsim.noise.grid import DEVIATION
 
 _NONCE_BYTES = 12
 _SEGMENT_BYTES = 1 << 35  # GCM allows less than 2^36 bytes under one nonce
-_ZEROS = memoryview(bytes(1 << 17))  # encrypted part by part, so that they stay in the cache
+_ZEROS = memoryview(bytes(1 << 17))  # the plaintext, of a size that stays in the cache
 
 
 class Keystream:
-    """The pseudorandom bytes of one key: zeros encrypted by AES-GCM, whose tag is never computed.
+    """Stream of pseudorandom bytes from a key: zeros encrypted by AES-GCM, without its tag.
 
     GCM encrypts in counter mode: block i under nonce s is AES(s as 12 bytes, i + 2 as 4 bytes). Its
-    implementations encrypt several blocks at once where those of plain counter mode do not yet. The
+    implementations encrypt several blocks at once, and those of plain counter mode do not yet. The
     nonces are 0, 1, 2, ..., one for each 32 GiB. A key is for one stream only.
 
     Args:
-        key: 16 or 32 bytes.
+        key: AES key of 16 or 32 bytes.
     """
 
     def __init__(self, key: bytes) -> None:
@@ -48,7 +48,7 @@ class Keystream:
         self._written = 0
 
     def write(self, into: memoryview) -> None:
-        """Overwrite `into` with the next bytes of the stream."""
+        """Overwrite a buffer with the next bytes of the stream."""
         while into:
             segment, position = divmod(self._written, _SEGMENT_BYTES)
             if position == 0:
@@ -61,29 +61,29 @@ class Keystream:
 
 
 class NoiseSource(ABC):
-    """Source of a client's noise: a sequence of independent integers, rounded N(0, 2⁴⁸)."""
+    """Source of a client's noise: independent integers with the law of rounded N(0, 2⁴⁸)."""
 
     @abstractmethod
     def fill_(self, values: Tensor) -> Tensor:
-        """Fill a float64 tensor in place with draws and return it.
+        """Fill a float64 tensor in place with independent draws and return it.
 
         Raises:
-            TypeError: the tensor has another type.
+            TypeError: the tensor is not float64.
         """
 
 
 class KeystreamNoise(NoiseSource):
-    """Noise from the bytes of two keystreams, on the CPU: the law of `spline`, to the last bit."""
+    """Source of noise that `spline` computes on the CPU from the bytes of two keystreams."""
 
     @abstractmethod
     def keystreams(self) -> tuple[Keystream, Keystream]:
-        """Return the stream of the draws, and that of the further bits that few of them need."""
+        """Return the stream of random words, and the stream of further bits that few words need."""
 
     def fill_(self, values: Tensor) -> Tensor:
-        """Fill a float64 tensor in place with draws and return it.
+        """Fill a float64 tensor in place with independent draws and return it.
 
         Raises:
-            TypeError: the tensor has another type.
+            TypeError: the tensor is not float64.
         """
         _check_type(values)
         in_place = values.device.type == "cpu" and values.is_contiguous()
@@ -93,17 +93,17 @@ class KeystreamNoise(NoiseSource):
 
 
 class SeededNoise(KeystreamNoise):
-    """Reproducible noise of one key, drawn as `SecureNoise` draws it.
+    """Source of reproducible noise from a key, for simulations.
+
+    Anyone who knows the seed can subtract the noise.
 
     On the CPU an AES-128 keystream gives the bytes. 128 bits separate the streams of all clients
-    and rounds: among 10^9 of them, two are equal with probability 1e-21.
+    and rounds: among 10^9 streams, two are equal with probability 1e-21.
 
-    On CUDA the device's own counter-based generator draws rounded normals there, without waiting
-    for it; nothing is proven about their law. Its seed has 63 bits of the same key: among 10^6
-    streams, two are equal with probability 1e-7. The numbers differ between the CPU and each kind
-    of GPU.
-
-    For simulation: anyone who knows the seed can subtract the noise.
+    On CUDA the device's counter-based generator draws rounded normals on the GPU, without a
+    synchronization; nothing is proven about their law. Its seed has 63 bits of the same key: among
+    10^6 streams, two are equal with probability 1e-7. The numbers differ between the CPU and each
+    kind of GPU.
 
     Args:
         key: 32 bytes, used for this source only (`fedsim.core.streams.stream_key`).
@@ -124,14 +124,14 @@ class SeededNoise(KeystreamNoise):
         self._generator: torch.Generator | None = None
 
     def keystreams(self) -> tuple[Keystream, Keystream]:
-        """Return the stream of the draws, and that of the further bits that few of them need."""
+        """Return the stream of random words, and the stream of further bits that few words need."""
         return self._streams
 
     def fill_(self, values: Tensor) -> Tensor:
-        """Fill a float64 tensor in place with draws and return it.
+        """Fill a float64 tensor in place with independent draws and return it.
 
         Raises:
-            TypeError: the tensor has another type.
+            TypeError: the tensor is not float64.
         """
         if not values.is_cuda:
             return super().fill_(values)
@@ -142,10 +142,10 @@ class SeededNoise(KeystreamNoise):
 
 
 class SecureNoise(KeystreamNoise):
-    """Unpredictable noise that cannot be repeated: AES-256, keyed by the operating system.
+    """Source of unpredictable noise, by AES-256 with keys from the operating system.
 
-    There is no seed, and a forked process has keys of its own. Noise for a GPU is made on the CPU
-    and copied.
+    The noise cannot be repeated, and a forked process draws new keys. Noise for a GPU is computed
+    on the CPU and copied.
 
     Guarantee: the law of a draw is that of `spline`, to the last bit, on every processor.
     """
@@ -154,7 +154,7 @@ class SecureNoise(KeystreamNoise):
         self._process = -1
 
     def keystreams(self) -> tuple[Keystream, Keystream]:
-        """Return the stream of the draws, and that of the further bits that few of them need."""
+        """Return the stream of random words, and the stream of further bits that few words need."""
         if self._process != os.getpid():  # a fork's parent and child would draw the same noise
             keys = os.urandom(KEY_BYTES), os.urandom(KEY_BYTES)
             self._streams = Keystream(keys[0]), Keystream(keys[1])
@@ -166,34 +166,34 @@ class SecureNoise(KeystreamNoise):
 
 
 class NoNoise(NoiseSource):
-    """Zeros, for a release whose noise another party adds: its values are rounded to the grid."""
+    """Source of zeros, for a release whose noise is added by another party."""
 
     def fill_(self, values: Tensor) -> Tensor:
         """Fill a float64 tensor in place with zeros and return it.
 
         Raises:
-            TypeError: the tensor has another type.
+            TypeError: the tensor is not float64.
         """
         _check_type(values)
         return values.zero_()
 
 
 def secret_stream() -> np.random.Generator:
-    """Return an unpredictable stream, keyed by 128 bits from the operating system.
+    """Return an unpredictable random generator, seeded by 128 bits from the operating system.
 
-    It is for lots, which no adversary sees. Released noise comes from `SecureNoise`.
+    It is for the draw of batches, which no adversary sees. Released noise comes from `SecureNoise`.
     """
     return generator_of(os.urandom(KEY_BYTES))
 
 
 def fill_rows_(sources: Sequence[NoiseSource], rows: Tensor) -> None:
-    """Fill each row of float64 (K, m) as its source's `fill_` would.
+    """Fill each row of a tensor in place with draws of its source.
 
-    Many short rows are computed at once, which saves calls for each row.
+    The draws are those of the source's `fill_`. Short rows are computed together, which is faster.
 
     Args:
-        sources: one for each row.
-        rows: filled in place.
+        sources: noise source of each row.
+        rows: tensor (K, m), float64, to fill.
     """
     streams = keystreams_of(sources)
     if streams is not None and rows.device.type == "cpu" and rows.stride(1) == 1:
@@ -206,9 +206,9 @@ def fill_rows_(sources: Sequence[NoiseSource], rows: Tensor) -> None:
 def keystreams_of(
     sources: Sequence[NoiseSource | None],
 ) -> list[tuple[Keystream, Keystream]] | None:
-    """Return the streams of each source if all draw from keystreams, else None."""
-    found = [one.keystreams() for one in sources if isinstance(one, KeystreamNoise)]
-    return found if len(found) == len(sources) else None
+    """Return the keystreams of each source; None if a source does not draw from keystreams."""
+    streams = [source.keystreams() for source in sources if isinstance(source, KeystreamNoise)]
+    return streams if len(streams) == len(sources) else None
 
 
 def _check_type(values: Tensor) -> None:

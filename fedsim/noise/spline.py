@@ -1,4 +1,4 @@
-"""Spline sampler: rounded normals of standard deviation 2²⁴ from integer operations only.
+"""Spline sampler of rounded normals of standard deviation 2²⁴, by integer operations only.
 
 A value is
 
@@ -8,12 +8,12 @@ with uᵢ independent, uniform on 0 ... 2¹⁶ - 1, and c a discrete Gaussian on
 uniforms are a cubic B-spline, so the law of Z is a spline that interpolates the normal density
 between multiples of 2¹⁶. Its probabilities are those of rint(N(0, 2⁴⁸)) up to a factor 1 + r with
 |r| about 2⁻³² |He₄(x)| / 384 at x standard deviations (docs/finite_precision.md);
-`fedsim.accountant.sampler_slack` is what this costs.
+`fedsim.accountant.sampler_slack` is the cost of r in ε and δ.
 
 The centres c are drawn by Walker's alias method. A column of the table holds two centres and a
 threshold between them. A uniform column and a uniform number below the column's capacity select a
-centre. Every probability is a whole number of 2⁻²²⁴. The table is made by integer arithmetic of any
-length: the same on every processor.
+centre. Every probability is a multiple of 2⁻²²⁴. The table is computed in integers of unlimited
+length, so it is the same on every processor.
 
 A row of n values takes 12 n bytes of its keystream: n words of 4 bytes (13 bits are a column of the
 table of centres, 19 bits are compared with its threshold), then four times n words of 2 bytes. All
@@ -29,20 +29,20 @@ from typing import Protocol, Self
 import numpy as np
 
 INDEX_BITS = 13
-WORD_BITS = 19  # of a threshold: with the index, one 32-bit word
-EXTENSION_BITS = 192  # of a threshold: read only where the first 19 bits are equal
+WORD_BITS = 19  # first bits of a threshold; with the index they are a 32-bit word
+EXTENSION_BITS = 192  # further bits of a threshold, needed only where the first 19 bits are equal
 MAX_CENTRE = (1 << INDEX_BITS - 1) - 1
-ZERO_COLUMN = MAX_CENTRE + 1  # column i is of centre i - ZERO_COLUMN; column 0 has weight 0
+ZERO_COLUMN = MAX_CENTRE + 1  # column i is centre i - ZERO_COLUMN; column 0 has weight 0
 
 
 @dataclass(frozen=True)
 class CentreTable:
-    """Alias table of 8,192 columns.
+    """Alias table of the centres, with 8,192 columns.
 
     Attributes:
-        packed: uint32 (8192,), read-only: the other centre's column · 2¹⁹ + the first 19 bits of
+        packed: uint32 (8192,), read-only: column of the second centre · 2¹⁹ + the first 19 bits of
             the threshold.
-        extensions: the other 192 bits of each threshold.
+        extensions: the last 192 bits of each threshold.
     """
 
     packed: np.ndarray
@@ -51,7 +51,7 @@ class CentreTable:
 
 @functools.cache
 def centre_table() -> CentreTable:
-    """Return the table of the centres; computed at the first call, in about 20 ms.
+    """Return the alias table of the centres, which the first call computes in about 20 ms.
 
     Guarantee: the total variation distance to the discrete Gaussian, cut off at ±4095, is below
     2⁻²¹⁰.
@@ -64,20 +64,20 @@ def centre_table() -> CentreTable:
     ]
     packed = np.array(words, dtype=np.uint32)
     packed.flags.writeable = False
-    return CentreTable(packed, tuple(one & (1 << EXTENSION_BITS) - 1 for one in thresholds))
+    return CentreTable(packed, tuple(bits & (1 << EXTENSION_BITS) - 1 for bits in thresholds))
 
 
 def discrete_gaussian(numerator: int, denominator: int, limit: int, bits: int) -> list[int]:
-    """Return integer weights of a discrete Gaussian on -limit ... limit; their sum is 2^bits.
+    """Return integer weights of a discrete Gaussian on -limit ... limit that add up to 2^bits.
 
-    Each weight is rounded down, and the rest goes to 0: the total variation distance to the
-    Gaussian on these integers is below (2 · limit + 2) 2^-bits.
+    Each weight is rounded down, and the remainder is added to the weight of 0: the total variation
+    distance to the Gaussian on these integers is below (2 · limit + 2) 2^-bits.
 
     Args:
-        numerator: of the Gaussian's variance parameter.
-        denominator: of the same; the parameter is at least 1.
+        numerator: numerator of the Gaussian's variance parameter, which is at least 1.
+        denominator: denominator of the variance parameter.
         limit: the largest integer.
-        bits: the sum's logarithm.
+        bits: binary logarithm of the sum of the weights.
     """
     # exp(-(c + 1)² h) = exp(-c² h) exp(-(2c + 1) h) with h = 1 / (2 variance).
     precision = bits + 4 * limit.bit_length() + 32  # errors grow as c²
@@ -88,29 +88,31 @@ def discrete_gaussian(numerator: int, denominator: int, limit: int, bits: int) -
         half.append(half[-1] * ratio >> precision)
         ratio = ratio * step >> precision
     total = 2 * sum(half) - half[0]
-    half = [(one << bits) // total for one in half]
+    half = [(weight << bits) // total for weight in half]
     half[0] += (1 << bits) - (2 * sum(half) - half[0])
     return [*half[:0:-1], *half]
 
 
 def alias_columns(weights: Sequence[int], capacity: int) -> tuple[list[int], list[int]]:
-    """Return threshold and other index of each column (Walker 1977; Vose 1991).
+    """Return the columns of Walker's alias method: thresholds and second indices.
 
-    Column i gives i with `threshold` of `capacity` parts, and the other index otherwise.
+    Column i selects index i with probability threshold / capacity, and otherwise its second index.
 
-    Guarantee: exact. The parts of every index over all columns add up to its weight.
+    Guarantee: exact. The shares of an index in all columns add up to its weight.
 
     Args:
-        weights: whole numbers; their sum is capacity · len(weights).
-        capacity: of a column.
+        weights: weight of each index, a whole number; their sum is capacity · len(weights).
+        capacity: sum of the two shares of a column.
 
     Raises:
         ValueError: the weights have another sum.
+
+    Source: Walker 1977; Vose 1991.
     """
     if sum(weights) != capacity * len(weights):
         raise ValueError("the weights must add up to the capacity of all columns")
     left, others = list(weights), list(range(len(weights)))
-    thresholds = [0] * len(weights)  # a full column gives its own index twice
+    thresholds = [0] * len(weights)  # a full column has its index twice, so any threshold fits
     small = [index for index, weight in enumerate(left) if weight < capacity]
     large = [index for index, weight in enumerate(left) if weight > capacity]
     while small:
@@ -125,7 +127,7 @@ def alias_columns(weights: Sequence[int], capacity: int) -> tuple[list[int], lis
 
 
 def _exp_minus(numerator: int, denominator: int, precision: int) -> int:
-    """Return exp(-numerator / denominator) · 2^precision, within 2⁵; the quotient is at most 1."""
+    """Return exp(-quotient) · 2^precision, within 2⁵, for a quotient of at most 1."""
     total, term, order = 0, 1 << precision, 0
     while term:
         total += -term if order % 2 else term
@@ -141,36 +143,43 @@ CENTRE_VARIANCE = (12 * 2**48 - 4 * 2**32 + 5, 12 * 2**32)
 _TOTAL_BITS = INDEX_BITS + WORD_BITS + EXTENSION_BITS
 
 
-BYTES = 12  # of keystream for a value
+BYTES = 12  # bytes of keystream for a value
 UNIFORM_BITS = 16
 CHUNK_VALUES = 1 << 15
-"""Values of a row that are drawn at once: words and intermediate results stay in a core's cache."""
+"""Number of values computed at once, so that intermediate results stay in a core's cache."""
 
 
 class ByteStream(Protocol):
-    """Random bytes, such as a `Keystream`."""
+    """Stream of random bytes, such as a `Keystream`."""
 
     def write(self, into: memoryview) -> None:
-        """Overwrite `into` with the next bytes."""
+        """Overwrite a buffer with the next bytes of the stream."""
         ...
 
 
 def fill_rows(streams: Sequence[tuple[ByteStream, ByteStream]], into: np.ndarray) -> None:
-    """Fill each row with the next draws of its streams.
+    """Fill each row of an array with the next noise values from its streams.
 
     Args:
-        streams: of each row: its words, and the further bits that few of them need.
-        into: float64 (rows, cols), overwritten.
+        streams: two streams of each row: random words, and further bits that few words need.
+        into: array (rows, cols), float64, to overwrite.
     """
     memory = Memory.of(into.size)
     for rows, columns in chunks(*into.shape):
-        own = streams[rows]
-        words = memory.words_of([stream for stream, _ in own], columns.stop - columns.start)
-        spline_integers(words, lambda row, own=own: own[row][1], into[rows, columns], memory)
+        pairs = streams[rows]
+        words = memory.words_of([stream for stream, _ in pairs], columns.stop - columns.start)
+        spline_integers(words, lambda row, pairs=pairs: pairs[row][1], into[rows, columns], memory)
 
 
 def chunks(rows: int, cols: int) -> Iterator[tuple[slice, slice]]:
-    """Yield the parts of a table of `CHUNK_VALUES` or less: whole rows where these are shorter."""
+    """Yield slices (rows, columns) that cut a table into chunks of at most `CHUNK_VALUES` values.
+
+    A chunk has whole rows where rows are shorter than that.
+
+    Args:
+        rows: number of rows of the table.
+        cols: number of columns.
+    """
     width = min(max(1, cols), CHUNK_VALUES)
     height = CHUNK_VALUES // width
     for top in range(0, rows, height):
@@ -180,13 +189,13 @@ def chunks(rows: int, cols: int) -> Iterator[tuple[slice, slice]]:
 
 @dataclass(frozen=True)
 class Memory:
-    """Memory for a chunk's words and its intermediate results: new memory is slow at first touch.
+    """Reusable memory for the words and intermediate results of a chunk, as new memory is slow.
 
     Attributes:
-        words: uint8.
-        columns: of the table of centres.
-        tables: three of uint32.
-        equal: of bool.
+        words: random words as bytes, uint8 (12 · size,).
+        columns: columns of the table of centres (size,).
+        tables: three intermediate results, uint32 (3, size).
+        equal: whether each word's bits equal those of its threshold, bool (size,).
     """
 
     words: np.ndarray
@@ -196,7 +205,7 @@ class Memory:
 
     @classmethod
     def of(cls, values: int) -> Self:
-        """Return memory for the chunks of so many values."""
+        """Return memory for the chunks of a table with this number of values."""
         size = min(values, CHUNK_VALUES)
         tables = np.empty((3, size), np.uint32)
         return cls(
@@ -207,16 +216,21 @@ class Memory:
         )
 
     def words_of(self, streams: Sequence[ByteStream], columns: int) -> np.ndarray:
-        """Return the words of the next draws of each stream, uint8 (rows, 12 · columns)."""
+        """Return the next random words of each stream, uint8 (rows, 12 · columns).
+
+        Args:
+            streams: a stream of random bytes for each row.
+            columns: number of values in each row.
+        """
         words = self.words[: len(streams) * BYTES * columns].reshape(len(streams), BYTES * columns)
         for stream, line in zip(streams, words, strict=True):
             stream.write(line.data)
         return words
 
     def shaped(self, shape: tuple[int, ...]) -> tuple[np.ndarray, ...]:
-        """Return the columns, the three tables and the bits, cut to a shape."""
+        """Return views of `columns`, the three `tables` and `equal` in a shape."""
         every = (self.columns, *self.tables, self.equal)
-        return tuple(one[: math.prod(shape)].reshape(shape) for one in every)
+        return tuple(array[: math.prod(shape)].reshape(shape) for array in every)
 
 
 def spline_integers(
@@ -231,11 +245,12 @@ def spline_integers(
     docs/finite_precision.md exactly. They are whole numbers below 2²⁸ + 2¹⁸ in size.
 
     Args:
-        words: uint8 (rows, 12 · cols), C-contiguous; not changed.
-        extension: the stream of row i, keyed apart from its words. 24 bytes are read where the 19
-            bits of a word equal a threshold's, one value in 2¹⁹, in the order of the row's values.
-        into: float64 (rows, cols), at most a chunk; overwritten.
-        memory: for at least as many values.
+        words: random words, uint8 (rows, 12 · cols), C-contiguous; not changed.
+        extension: returns the stream of further bits of row i, under another key than its words.
+            24 bytes are read for each value whose word equals its threshold in 19 bits, which is
+            one value in 2¹⁹, in the order of the row's values.
+        into: array (rows, cols), float64, of at most a chunk, to overwrite.
+        memory: memory for at least as many values.
     """
     cols = into.shape[1]
     values = _centres(words[:, : 4 * cols].view(_WORD), extension, memory)
@@ -251,12 +266,12 @@ def _centres(
     """Return 2¹⁶ times the column of the centre that each word selects.
 
     Args:
-        words: (rows, cols), little-endian.
-        extension: the stream of a row.
-        memory: for at least as many values.
+        words: 32-bit words (rows, cols), little-endian.
+        extension: returns the stream of further bits of a row.
+        memory: memory for at least as many values.
 
     Returns:
-        uint32 (rows, cols), a part of `memory`.
+        The products, uint32 (rows, cols), as a view of `memory`.
     """
     table = centre_table()
     columns, chosen, low, other, equal = memory.shaped(words.shape)
@@ -266,7 +281,7 @@ def _centres(
     np.bitwise_and(chosen, _LOW, out=other)
     np.subtract(low, other, out=low)
     np.equal(low, 0, out=equal)
-    # All ones where the word's 19 bits are below the threshold's: there the column itself.
+    # All ones where the word's 19 bits are below the threshold's, which selects the column itself.
     below = np.right_shift(low.view(np.int32), 31, out=low.view(np.int32)).view(np.uint32)
     if equal.any():
         for row, col in np.argwhere(equal):
@@ -280,7 +295,12 @@ def _centres(
 
 
 def extended_below(threshold: int, stream: ByteStream) -> bool:
-    """Return whether the next 192 bits of a stream are below the rest of a threshold."""
+    """Return whether the next 192 bits of a stream are below the last 192 bits of a threshold.
+
+    Args:
+        threshold: the last 192 bits of the threshold.
+        stream: random bytes, of which 24 are read.
+    """
     drawn = bytearray(EXTENSION_BITS // 8)
     stream.write(memoryview(drawn))
     return int.from_bytes(drawn, "little") < threshold

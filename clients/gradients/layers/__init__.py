@@ -1,12 +1,13 @@
-"""The table of layer rules: a type of module, and how its parameters' gradients are found.
+"""The table of layer rules, which compute per-example gradients for each type of module.
 
-A rule runs a module on a tile and records each use of its trained parameters. It returns None for
-what it does not cover, and the module then runs through `torch.func`. A new rule needs a function
-here and, unless it is made of uses that exist, a `LayerUse` with its test.
+A rule runs a module on a padded batch and records each use of its trained parameters. It returns
+None for a call that it does not cover, and the module then runs through `torch.func`. A new rule
+needs a function here and, unless existing uses suffice, a `LayerUse` with its test.
 
-Norms are never under-estimated. What is held is measured in float64 as it will be released. What is
-not (a large linear layer on sequences) is measured in float64, and a bound on the rounding of the
-float32 sum that will be released is added (Higham 2002, section 3.1).
+Norms are never under-estimated. A gradient that is held in memory is measured in float64, with the
+values that are released. A gradient that is never held (of a large linear layer on sequences) is
+measured in float64 too, and a bound on the rounding of the released float32 sum is added (Higham
+2002, section 3.1).
 """
 
 from collections.abc import Callable, Mapping
@@ -24,19 +25,27 @@ from fedsim.clients.gradients.layers.recurrent import run_cell, run_layers
 
 
 class Recorder(Protocol):
-    """What a rule needs of the pass that it is part of."""
+    """The recording of a pass, as a layer rule sees it."""
 
     def operand(self, parameter: Tensor) -> Operand:
-        """Return a parameter for all clients of the tile."""
+        """Return a parameter of all clients of the padded batch."""
         ...
 
     def record(self, use: LayerUse, x: Tensor) -> Tensor:
-        """Run a use on its input (n, ...), one row per example, and record it."""
+        """Return the output of a layer's use, and record the use.
+
+        Args:
+            use: the use of the layer's parameters.
+            x: input of the layer (n, ...), one row per example.
+        """
         ...
 
 
 Rule = Callable[..., Any]
-"""Maps a recorder, a module and its arguments to the module's output; None: not covered."""
+"""Function of a recorder, a module and its arguments that returns the module's output.
+
+It returns None for a call that it does not cover.
+"""
 
 
 def _operand(recorder: Recorder, parameter: Tensor | None) -> Operand | None:
@@ -84,18 +93,18 @@ def _embedding_bag(
     if module.mode == "max" or module.max_norm is not None or module.scale_grad_by_freq:
         return None
     padding = module.padding_idx
-    found = recorder.record(EmbeddingUse(recorder.operand(module.weight), padding), input)
+    vectors = recorder.record(EmbeddingUse(recorder.operand(module.weight), padding), input)
     if padding is None:
-        return found.sum(1) if module.mode == "sum" else found.mean(1)
+        return vectors.sum(1) if module.mode == "sum" else vectors.mean(1)
     present = (input != padding).unsqueeze(2)
-    total = found.masked_fill(~present, 0).sum(1)
+    total = vectors.masked_fill(~present, 0).sum(1)
     return total if module.mode == "sum" else total / present.sum(1).clamp(min=1)
 
 
 def _affine(
     recorder: Recorder, module: Any, plain: Tensor, *, dimensions: int = 0, bias: bool = True
 ) -> Tensor:
-    """Return the scale and shift of a normalised input, where the module has them."""
+    """Return a normalised input, scaled and shifted by the module's parameters if it has any."""
     w, b = module.weight, module.bias if bias else None
     if w is None and b is None:
         return plain
@@ -135,7 +144,7 @@ def _batch_norm(recorder: Recorder, module: Any, input: Tensor) -> Tensor | None
 
 def _prelu(recorder: Recorder, module: nn.PReLU, input: Tensor) -> Tensor:
     weight, dimensions = recorder.operand(module.weight), max(0, input.ndim - 2)
-    if module.num_parameters == 1:  # a number for all channels
+    if module.num_parameters == 1:  # one slope for all channels
         weight, dimensions = weight.reshape(), input.ndim - 1
     use = AffineUse(weight, None, dimensions)
     return functional.relu(input) + recorder.record(use, input.clamp(max=0))
@@ -165,7 +174,7 @@ _DIMENSIONS: dict[type[nn.Module], int] = {
 }
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
-# Exactly these types: a subclass may do anything.
+# Exactly these types: a subclass may compute something else.
 RULES: Mapping[type[nn.Module], Rule] = {
     nn.Linear: _linear,
     **dict.fromkeys((nn.Conv1d, nn.Conv2d, nn.Conv3d), _convolution),

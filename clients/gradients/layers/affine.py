@@ -1,4 +1,4 @@
-"""Scales and shifts: the trained part of normalisation layers."""
+"""Per-example gradients of scales and shifts, the trained part of normalisation layers."""
 
 import torch
 from torch import Tensor
@@ -7,11 +7,11 @@ from fedsim.clients.gradients.layers.base import LayerUse, Operand
 
 
 class AffineUse(LayerUse):
-    """x · w + b, with each client's w and b (d...) broadcast over x (n, ..., d...).
+    """One use of a scale and shift: x · w + b, with w and b (d...) broadcast over x (n, ..., d...).
 
     Args:
-        weight: the scale; None for 1.
-        bias: the shift; None for 0.
+        weight: the scale w; None for 1.
+        bias: the shift b; None for 0.
         dimensions: dimensions of x that follow those of w and b, such as those of an image.
     """
 
@@ -46,7 +46,7 @@ class AffineUse(LayerUse):
         return values.sum(summed) if summed else values
 
     def _spread(self, values: Tensor, x: Tensor) -> Tensor:
-        """Return (K, d...) so that it is broadcast over (K, R, ..., d..., after)."""
-        own = values.shape[1:]
-        before = x.ndim - self._after - len(own)
-        return values.reshape(len(values), *[1] * before, *own, *[1] * self._after)
+        """Return values (K, d...) in a shape that broadcasts over (K, R, ..., d..., after)."""
+        shape = values.shape[1:]
+        before = x.ndim - self._after - len(shape)
+        return values.reshape(len(values), *[1] * before, *shape, *[1] * self._after)

@@ -1,6 +1,7 @@
-"""The rule of a layer: what one call of it must know about its parameters' gradients.
+"""Base of the layer rules: one use of a layer's parameters, with their per-example gradients.
 
-Norms are in float64 and never too small, with what rounding may add to a sum.
+Norms are in float64. They include a bound on the rounding of the released sum, so they are never
+too small.
 """
 
 from abc import ABC, abstractmethod
@@ -10,57 +11,64 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-# Values of a lot's per-example gradients that are held at once: 16 MB in float32. Larger gradients
-# of linear layers on sequences are made and dropped block by block, or never made.
+# Most values of a batch's per-example gradients in memory at once: 16 MB in float32. Larger ones of
+# linear layers on sequences are computed and dropped block by block, or never computed.
 BUDGET = 1 << 22
 
 
 def zero_rows(values: Tensor, dropped: Tensor) -> Tensor:
-    """Return values (n, ...) with the rows of dropped examples (n,) set to zero.
+    """Return a tensor with the rows of dropped examples set to zero.
 
     Edge cases: a dropped row may hold NaN or infinity; multiplying it by 0 would leave NaN.
+
+    Args:
+        values: the tensor (n, ...).
+        dropped: booleans (n,), true for dropped examples.
     """
     rows = dropped.view(-1, *[1] * (values.ndim - 1))
     return values.masked_fill(rows, 0)
 
 
 def squares(values: Tensor) -> Tensor:
-    """Squared norm of each example's values (n, ...), float64.
+    """Return the squared norm of each example's values, float64 (n,).
 
     Guarantee: never below the exact squared norm by more than float64 rounding.
 
     Edge cases: a row with NaN gives NaN, one with infinity gives infinity or NaN.
+
+    Args:
+        values: a row for each example (n, ...).
     """
     rows = values.flatten(1) if values.ndim > 1 else values.unsqueeze(1)
     return row_norms(rows).square_()
 
 
 def row_norms(values: Tensor) -> Tensor:
-    """Return the norms over the last dimension, float64."""
-    # torch converts its whole argument first, so large ones go in parts.
+    """Return the L2 norms over the last dimension of a tensor, float64."""
+    # torch first converts its whole argument to float64, so a large one is split.
     size = values.numel()
     if size <= BUDGET // 4:
         return torch.linalg.vector_norm(values, dim=-1, dtype=torch.float64)
-    each = max(1, values.shape[0] * (BUDGET // 4) // size)
-    parts = [torch.linalg.vector_norm(p, dim=-1, dtype=torch.float64) for p in values.split(each)]
+    rows = max(1, values.shape[0] * (BUDGET // 4) // size)
+    parts = [torch.linalg.vector_norm(p, dim=-1, dtype=torch.float64) for p in values.split(rows)]
     return torch.cat(parts)
 
 
 def unit_roundoff(values: Tensor) -> float:
-    """Return the relative error of one product in a matrix product of such values."""
+    """Return the relative error of one multiplication in a matrix product of a tensor's type."""
     if values.is_cuda and values.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32:
         return 2.0**-11
     return torch.finfo(values.dtype).eps / 2
 
 
 def with_rounding(squared: Tensor, absolute: Tensor, error: float, terms: float) -> Tensor:
-    """Return squared norms that also cover what rounding may add to the sums that are released.
+    """Return squared norms that include the rounding of the released sums.
 
     Args:
         squared: squared norms (n,) of sums of terms, computed in float64.
-        absolute: (n,) bounds on the sums of the norms of the terms.
-        error: relative to `absolute` squared, the rounding error of `squared` itself.
-        terms: relative to `absolute`, the rounding error of the released sums.
+        absolute: bounds (n,) on the sum of the norms of the terms.
+        error: rounding error of `squared`, relative to `absolute` squared.
+        terms: rounding error of the released sums, relative to `absolute`.
     """
     exact = (squared + error * absolute.square()).clamp_(min=0).sqrt_()
     return (exact + terms * absolute).square_()
@@ -68,18 +76,23 @@ def with_rounding(squared: Tensor, absolute: Tensor, error: float, terms: float)
 
 @dataclass(frozen=True)
 class Part:
-    """Some rows of a tile of K clients, R rows each.
+    """A part of a padded batch of K clients with R rows each.
 
     Attributes:
-        client: whose rows; None: those of all clients.
-        rows: which of the R rows of each.
+        client: index of the client whose rows are in the part; None for all clients.
+        rows: slice of the R rows of each client in the part.
     """
 
     client: int | None = None
     rows: slice = field(default_factory=lambda: slice(None))
 
     def of(self, values: Tensor, clients: int) -> Tensor:
-        """Return the part (k, r, ...) of values (K · R, ...)."""
+        """Return the part (k, r, ...) of a tensor.
+
+        Args:
+            values: a row for each row of the padded batch (K · R, ...).
+            clients: number of clients K.
+        """
         height = len(values) // clients
         start, stop, _ = self.rows.indices(height)
         if self.client is None:
@@ -93,25 +106,26 @@ WHOLE = Part()
 
 @dataclass(frozen=True)
 class Operand:
-    """A parameter of a layer for all clients of a tile.
+    """A parameter of a layer for all clients of a padded batch.
 
     Attributes:
-        values: (K, ...), the value of each client; frozen ones are the same for all.
-        index: of the parameter; None where it is frozen.
+        values: the parameter of each client (K, ...); a frozen one is the same for all clients.
+        index: index of the parameter; None where it is frozen.
     """
 
     values: Tensor
     index: int | None
 
     def reshape(self, *shape: int) -> "Operand":
-        """Return the parameter with another shape of each client's value."""
+        """Return the parameter with each client's value in another shape."""
         return Operand(self.values.reshape(len(self.values), *shape), self.index)
 
 
 class ExampleUse:
-    """The gradients of all rows of a tile with respect to some parameters: here, held as given.
+    """Per-example gradients of some parameters for the rows of a padded batch.
 
-    A tile has n = K · R rows, R of each client in turn.
+    A padded batch has n = K · R rows, R of each client in turn. This class holds the gradients in
+    memory; subclasses compute them from a layer's input and output gradient.
 
     Args:
         held: gradients (n, *shape) by index of the parameter.
@@ -125,31 +139,37 @@ class ExampleUse:
         self.parameters = list(held)
 
     def rows(self, index: int) -> Tensor:
-        """Return the gradient of each row (n, ...), its values in any order."""
+        """Return the gradients (n, ...) of a parameter, with values in the order of the layer."""
         return self.held[index]
 
     def in_shape(self, rows: Tensor, index: int) -> Tensor:
-        """Return (m, ...) in the order of `rows` as (m, *shape)."""
+        """Return gradients in the order of `rows` in the shape of the parameter (m, *shape).
+
+        Args:
+            rows: the gradients (m, ...).
+            index: index of the parameter.
+        """
         return rows
 
     def per_example(self, index: int) -> Tensor:
-        """Return the gradient of each row (n, *shape) with respect to one parameter."""
+        """Return the gradients (n, *shape) of a parameter."""
         return self.in_shape(self.rows(index), index)
 
     def squared_norms(self, index: int) -> Tensor:
-        """Return the squared gradient norms, float64 (n,): never below those of what is added."""
+        """Return upper bounds on the squared gradient norms of a parameter, float64 (n,)."""
         return squares(self.rows(index))
 
     def add_weighted(
         self, index: int, factors: Tensor | None, into: Tensor, part: Part = WHOLE
     ) -> None:
-        """Add Σ_i factor_i · gradient_i of each client's rows in a part to `into`.
+        """Add each client's weighted sum of gradients to a tensor in place.
 
         Args:
-            index: of the parameter.
-            factors: (K, R), of the type of `into`; None: 1 for all rows.
-            into: (k, *shape); products and sums have its type, or a wider one.
-            part: of the tile, with k clients.
+            index: index of the parameter.
+            factors: factor of each row (K, R), of the type of `into`; None for 1.
+            into: tensor (k, *shape) to add Σ_i factor_i · gradient_i to; products and sums have its
+                type, or a wider one.
+            part: part of the padded batch, with k clients, whose rows are added.
         """
         clients = len(into) if factors is None else len(factors)
         rows = part.of(self.rows(index), clients)
@@ -157,43 +177,53 @@ class ExampleUse:
         if factors is None:
             total = rows.sum(1, dtype=into.dtype)
         else:
-            own = part.of(factors.flatten(), clients)
-            total = weighted_sum(own.unsqueeze(1), rows).squeeze(1)
+            weights = part.of(factors.flatten(), clients)
+            total = weighted_sum(weights.unsqueeze(1), rows).squeeze(1)
         into += self.in_shape(total, index).view(into.shape)
 
     def joined_views(self, views: int) -> "ExampleUse":
-        """Return the use with `views` rows side by side as one row: their gradients are added."""
-        found = {index: self.per_example(index) for index in self.parameters}
-        return ExampleUse({i: rows.unflatten(0, (-1, views)).sum(1) for i, rows in found.items()})
+        """Return the use with the gradients of each example's views added.
+
+        Args:
+            views: number of views of each example, in successive rows.
+        """
+        gradients = {index: self.per_example(index) for index in self.parameters}
+        return ExampleUse(
+            {i: rows.unflatten(0, (-1, views)).sum(1) for i, rows in gradients.items()}
+        )
 
     def drop(self, dropped: Tensor) -> None:
-        """Make the gradients of the rows marked in (n,) zero; called after the norms."""
+        """Set the gradients of dropped rows to zero, after the norms are computed.
+
+        Args:
+            dropped: booleans (n,), true for dropped rows.
+        """
         self.held = {index: zero_rows(held, dropped) for index, held in self.held.items()}
 
     def forget(self) -> None:
-        """Drop all that is held, at the end of the use; the graph of a user's loss may hold it."""
+        """Free the memory of the gradients, as the graph of a user's loss may hold this object."""
         vars(self).clear()
 
 
 class LayerUse(ExampleUse, ABC):
-    """One call of a layer on a tile, filled in by a forward pass and a backward pass.
+    """One call of a layer on a padded batch, with the input and the output gradient of its rows.
 
-    Gradients that are asked for are computed once and held.
+    Per-example gradients are computed on request, once, and held.
 
     Args:
-        weight: its weight; None where it has none.
-        bias: its bias; None where it has none.
+        weight: the layer's weight; None where it has none.
+        bias: the layer's bias; None where it has none.
 
     Attributes:
-        operand: the weight, or the bias where there is none.
+        operand: the weight, or the bias where there is no weight.
         clients: number of clients K.
-        weight_index: of the weight where it is trained.
-        needs_input: whether gradients need the input: where only a bias is trained, none is kept.
-        input: (n, ...), set by the backward pass where `needs_input`.
-        output_gradient: (n, ...), set by the backward pass.
+        weight_index: index of the weight; None where it is frozen or absent.
+        needs_input: whether gradients need the input, which they do where the weight is trained.
+        input: input of the layer (n, ...), set by the backward pass where `needs_input`.
+        output_gradient: gradient at the output (n, ...), set by the backward pass.
 
     Raises:
-        ValueError: the layer has neither.
+        ValueError: the layer has neither weight nor bias.
     """
 
     def __init__(self, weight: Operand | None, bias: Operand | None = None) -> None:
@@ -216,86 +246,86 @@ class LayerUse(ExampleUse, ABC):
 
     @abstractmethod
     def input_gradient(self, g: Tensor) -> Tensor:
-        """Return the gradient at the input, given that at the output."""
+        """Return the gradient at the input, given the gradient g at the output."""
 
     @abstractmethod
     def compute(self, index: int) -> Tensor:
-        """Return the gradients of the rows, as `rows` holds them."""
+        """Compute the gradients (n, ...) of a parameter, with values in the order of `rows`."""
 
     def rows(self, index: int) -> Tensor:
-        """Return the gradient of each row (n, ...), its values in any order."""
+        """Return the gradients (n, ...) of a parameter, with values in the order of the layer."""
         if index not in self.held:
             self.held[index] = self.compute(index)
         return self.held[index]
 
     def drop(self, dropped: Tensor) -> None:
-        """Make the gradients of the rows marked in (n,) zero; called after the norms."""
+        """Set the gradients of dropped rows to zero, after the norms are computed."""
         super().drop(dropped)
-        if len(self.held) == len(self.parameters):  # all that will be added
+        if len(self.held) == len(self.parameters):  # sums use the held gradients alone
             return
         self.output_gradient = zero_rows(self.output_gradient, dropped)
         if self.needs_input and self.input.is_floating_point():
             self.input = zero_rows(self.input, dropped)
 
     def by_client(self, values: Tensor) -> Tensor:
-        """Return (n, ..., d) as (K, n / K · ..., d)."""
+        """Return a tensor (n, ..., d) with a row for each client (K, n / K · ..., d)."""
         return values.reshape(self.clients, -1, values.shape[-1])
 
 
 def row_products(rows: Tensor, matrix: Tensor, shift: Tensor | None = None) -> Tensor:
-    """Return rows_k · matrix_k, plus shift_k, of each client (K, m, n).
+    """Return the product rows_k · matrix_k + shift_k of each client, (K, m, n).
 
-    Guarantee: a row's result does not depend on its place. Where there are few columns, libraries
-    have kernels that sum a row by how it lies in memory, so there are never fewer than 16.
+    Guarantee: a row's result does not depend on its place. For few columns, libraries have kernels
+    whose sums depend on a row's place in memory, so the product has at least 16 columns.
 
     Args:
-        rows: (K, m, k).
-        matrix: (K, k, n).
-        shift: (K, n); None: nothing is added.
+        rows: left factors (K, m, k).
+        matrix: right factors (K, k, n).
+        shift: terms (K, n) to add; None to add nothing.
     """
     columns, shift = matrix.shape[2], None if shift is None else shift.unsqueeze(1)
     missing = _FEWEST_COLUMNS - columns
     if missing > 0:
         matrix = functional.pad(matrix, (0, missing))
         shift = None if shift is None else functional.pad(shift, (0, missing))
-    found = torch.bmm(rows, matrix) if shift is None else torch.baddbmm(shift, rows, matrix)
-    return found[..., :columns].contiguous() if missing > 0 else found
+    result = torch.bmm(rows, matrix) if shift is None else torch.baddbmm(shift, rows, matrix)
+    return result[..., :columns].contiguous() if missing > 0 else result
 
 
 def weighted_sum(factors: Tensor, rows: Tensor) -> Tensor:
-    """Return Σ_i factor_i · row_i of each client, in the type of the factors.
+    """Return Σ_i factor_i · row_i of each client (K, 1, d), in the type of the factors.
 
     Args:
-        factors: (K, 1, m).
-        rows: (K, m, d), of any type; converted part by part, so that a part stays in the cache.
+        factors: factors of the rows (K, 1, m).
+        rows: rows (K, m, d) of any type; they are converted in parts that fit into the cache.
     """
     if rows.dtype == factors.dtype:
         return torch.bmm(factors, rows)
-    each = max(1, _CACHE_VALUES // (rows.shape[0] * rows.shape[2]))
+    size = max(1, _CACHE_VALUES // (rows.shape[0] * rows.shape[2]))
     total = factors.new_zeros(rows.shape[0], 1, rows.shape[2])
-    for start in range(0, rows.shape[1], each):
-        part = rows[:, start : start + each].to(factors.dtype)
-        total.baddbmm_(factors[..., start : start + each], part)
+    for start in range(0, rows.shape[1], size):
+        part = rows[:, start : start + size].to(factors.dtype)
+        total.baddbmm_(factors[..., start : start + size], part)
     return total
 
 
 def add_outer(left: Tensor, right: Tensor, into: Tensor, *, whole: bool) -> None:
-    """Add left_kᵀ · right_k of each client to `into` (K, a, b), in its type.
+    """Add the product left_kᵀ · right_k of each client to a tensor in place, in its type.
 
     Args:
-        left: (K, m, a).
-        right: (K, m, b).
-        into: (K, a, b).
-        whole: whether the product is computed in float64 before it is added. With many rows for an
-            example, as of sequences, `into` would otherwise be rounded once for each of them.
+        left: left factors (K, m, a).
+        right: right factors (K, m, b).
+        into: tensor (K, a, b) to add to.
+        whole: whether the product is computed in float64 before it is added. Otherwise `into` would
+            be rounded once for each row, and sequences have many rows per example.
     """
     kind = torch.float64 if whole else into.dtype
     left, right = left.to(kind), right.to(kind)
     if len(into) == 1 and not whole:
         into[0].addmm_(left[0].t(), right[0])
-    elif into.shape[1:].numel() >= _LARGE and not whole:  # one after the other, where they lie
+    elif into.shape[1:].numel() >= _LARGE and not whole:  # client by client, in place
         into.baddbmm_(left.transpose(1, 2), right)
-    else:  # in one call, which needs a result without gaps
+    else:  # in one call, which needs a contiguous result
         into += torch.bmm(left.transpose(1, 2), right)
 
 

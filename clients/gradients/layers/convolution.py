@@ -1,7 +1,7 @@
-"""Convolutions as products with patches: the weights are small, so each gradient is held.
+"""Per-example gradients of convolutions, as products with image patches.
 
-Images have their channels in the last place of memory, where torch's pooling is five times as fast
-and the values of a patch lie side by side.
+The weights are small, so per-example gradients are held in memory. Images are stored with channels
+last, where torch's pooling is five times as fast and the values of a patch are contiguous.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,13 +17,13 @@ from fedsim.clients.gradients.layers.base import WHOLE, LayerUse, Operand, Part,
 
 @dataclass(frozen=True)
 class Geometry:
-    """A convolution's geometry, one number for each dimension of an image.
+    """The geometry of a convolution, with one entry for each dimension of an image.
 
     Attributes:
-        kernel: places of the kernel.
-        stride: places from one patch to the next.
-        dilation: places from one tap to the next.
-        padding: (before, after), zeros around an image.
+        kernel: size of the kernel.
+        stride: distance between neighbouring patches.
+        dilation: distance between neighbouring taps of the kernel.
+        padding: zeros (before, after) an image.
     """
 
     kernel: tuple[int, ...]
@@ -33,16 +33,20 @@ class Geometry:
 
     @property
     def pads(self) -> list[int]:
-        """The padding as `functional.pad` takes it for (n, ..., channels)."""
+        """The argument of `functional.pad` for images (n, ..., channels)."""
         return [0, 0, *(side for sides in reversed(self.padding) for side in sides)]
 
     def places(self, padded: Sequence[int]) -> tuple[int, ...]:
-        """Return the size of the output, given that of a padded image."""
-        each = zip(padded, self.kernel, self.stride, self.dilation, strict=True)
-        return tuple((side - d * (k - 1) - 1) // s + 1 for side, k, s, d in each)
+        """Return the size of the output, given the size of a padded image."""
+        dimensions = zip(padded, self.kernel, self.stride, self.dilation, strict=True)
+        return tuple((side - d * (k - 1) - 1) // s + 1 for side, k, s, d in dimensions)
 
     def taps(self, places: Sequence[int]) -> Iterator[tuple[tuple[int, ...], tuple[slice, ...]]]:
-        """Yield each place of the kernel, and the places of a padded image that it sees."""
+        """Yield each tap of the kernel with the slices of a padded image that it reads.
+
+        Args:
+            places: size of the output.
+        """
         for tap in product(*map(range, self.kernel)):
             starts = (at * d for at, d in zip(tap, self.dilation, strict=True))
             seen = zip(starts, self.stride, places, strict=True)
@@ -50,10 +54,11 @@ class Geometry:
 
 
 class ConvolutionUse(LayerUse):
-    """A convolution in 1, 2 or 3 dimensions, without groups.
+    """One use of a convolution in 1, 2 or 3 dimensions, without groups.
 
-    Its gradients are products with patches. On the CPU outputs, and gradients at an input of many
-    channels, come from torch's convolutions, client by client; elsewhere from products as well.
+    Gradients of the parameters are products with patches. On the CPU, torch's convolutions compute
+    the outputs, and the gradients at an input with many channels, client by client; on other
+    devices these are products with patches too.
     """
 
     def __init__(self, weight: Operand, bias: Operand | None, geometry: Geometry) -> None:
@@ -77,7 +82,7 @@ class ConvolutionUse(LayerUse):
         return y.view(len(x), *self._geometry.places(self._image), -1).movedim(-1, 1)
 
     def input_gradient(self, g: Tensor) -> Tensor:
-        """Return the gradient at the input, given that at the output."""
+        """Return the gradient at the input, given the gradient g at the output."""
         if self._by_torch and self._channels >= _MANY_CHANNELS:
             at_input = self._torch_input_gradient(g).movedim(1, -1)
         else:
@@ -93,19 +98,19 @@ class ConvolutionUse(LayerUse):
         if self.bias is not None:
             biases = list(self.bias.values)
         images = last.movedim(-1, 1).chunk(self.clients)
-        each = zip(images, self._kernels, biases, strict=True)
-        found = [convolve(x, w, b, geometry.stride, 0, geometry.dilation) for x, w, b in each]
-        ordered = [y.movedim(1, -1) for y in found]
-        whole = torch.cat(ordered) if len(found) > 1 else ordered[0].contiguous()
+        clients = zip(images, self._kernels, biases, strict=True)
+        outputs = [convolve(x, w, b, geometry.stride, 0, geometry.dilation) for x, w, b in clients]
+        ordered = [y.movedim(1, -1) for y in outputs]
+        whole = torch.cat(ordered) if len(outputs) > 1 else ordered[0].contiguous()
         return whole.movedim(-1, 1)
 
     def _torch_input_gradient(self, g: Tensor) -> Tensor:
         """Return the gradient at the padded input (n, channels, ...)."""
         geometry, gradient = self._geometry, _CONVOLUTIONS[g.ndim][1]
         size = (len(g) // self.clients, self._channels, *self._image)
-        each = zip(g.chunk(self.clients), self._kernels, strict=True)
+        clients = zip(g.chunk(self.clients), self._kernels, strict=True)
         return torch.cat(
-            [gradient(size, w, own, geometry.stride, 0, geometry.dilation) for own, w in each]
+            [gradient(size, w, part, geometry.stride, 0, geometry.dilation) for part, w in clients]
         )
 
     def _add_taps(self, g: Tensor) -> Tensor:
@@ -122,7 +127,7 @@ class ConvolutionUse(LayerUse):
     def add_weighted(
         self, index: int, factors: Tensor | None, into: Tensor, part: Part = WHOLE
     ) -> None:
-        """Add Σ_i factor_i · gradient_i of each client's rows in a part to `into` (k, *shape)."""
+        """Add each client's weighted sum of gradients to a tensor (k, *shape) in place."""
         if factors is not None or index in self.held:
             super().add_weighted(index, factors, into, part)
             return
@@ -131,7 +136,7 @@ class ConvolutionUse(LayerUse):
             into += g.sum(1)
             return
         last = self._padded(self.input)
-        # Of kernels of one place, torch (2.13) writes outside its memory where they have a stride.
+        # For kernels of size 1 with a stride, torch (2.13) writes outside its memory.
         if not self._by_torch or set(self._geometry.kernel) == {1}:
             total = torch.bmm(g.transpose(1, 2), self.by_client(self._copy_patches(last)))
             into += self.in_shape(total.flatten(1), index)
@@ -139,11 +144,11 @@ class ConvolutionUse(LayerUse):
         geometry, gradient = self._geometry, _CONVOLUTIONS[last.ndim][2]
         gs = self.output_gradient.chunk(self.clients)
         images = last.movedim(-1, 1).chunk(self.clients)
-        for own, x, own_g in zip(into, images, gs, strict=True):
-            own += gradient(x, own.shape, own_g, geometry.stride, 0, geometry.dilation)
+        for added, x, client_g in zip(into, images, gs, strict=True):
+            added += gradient(x, added.shape, client_g, geometry.stride, 0, geometry.dilation)
 
     def compute(self, index: int) -> Tensor:
-        """Return the gradients (n, size) with the channels of a tap side by side."""
+        """Compute the gradients (n, size) of a parameter, with the channels of a tap contiguous."""
         g = self.output_gradient.movedim(1, -1).flatten(1, -2)  # (n, places, out)
         if index != self.weight_index:
             return g.sum(1)
@@ -151,14 +156,14 @@ class ConvolutionUse(LayerUse):
         return row_products(g.transpose(1, 2), patches).flatten(1)
 
     def in_shape(self, rows: Tensor, index: int) -> Tensor:
-        """Return (m, size) by taps in the shape of the parameter, (m, *shape)."""
+        """Return gradients (m, size) ordered by taps in the shape of the parameter (m, *shape)."""
         if index != self.weight_index:
             return rows
         by_taps = rows.view(len(rows), -1, *self._geometry.kernel, self._channels)
         return by_taps.movedim(-1, 2)
 
     def _padded(self, x: Tensor) -> Tensor:
-        """Return images x (n, channels, ...) with their padding, as (n, ..., channels)."""
+        """Return padded images (n, ..., channels) from images x (n, channels, ...)."""
         last = x.movedim(1, -1)
         if any(map(sum, self._geometry.padding)):
             last = functional.pad(last, self._geometry.pads)

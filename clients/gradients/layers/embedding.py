@@ -1,4 +1,4 @@
-"""Embedding tables: an example's gradient has only the rows that it looked up."""
+"""Per-example gradients of embedding tables, which are zero but for the rows looked up."""
 
 import torch
 from torch import Tensor
@@ -8,7 +8,7 @@ from fedsim.clients.gradients.layers.base import WHOLE, LayerUse, Operand, Part,
 
 
 class EmbeddingUse(LayerUse):
-    """Rows of each client's table by index (n, ...); row `padding_index` is never trained."""
+    """One use of an embedding table, by indices (n, ...); row `padding_index` is not trained."""
 
     def __init__(self, weight: Operand, padding_index: int | None) -> None:
         super().__init__(weight)
@@ -16,7 +16,7 @@ class EmbeddingUse(LayerUse):
         self._sums: tuple[Tensor, Tensor, Tensor] | None = None
 
     def joined_views(self, views: int) -> "EmbeddingUse":
-        """Return the use with `views` rows side by side as one row, which looked up all of both."""
+        """Return the use with the lookups of each example's views joined."""
         use = EmbeddingUse(self.operand, self._padding)
         use.input = self.input.unflatten(0, (-1, views))
         use.output_gradient = self.output_gradient.unflatten(0, (-1, views))
@@ -25,14 +25,14 @@ class EmbeddingUse(LayerUse):
     def forward(self, x: Tensor) -> Tensor:
         """Return the layer's output (n, ...)."""
         parts = zip(x.chunk(self.clients), self._tables, strict=True)
-        return torch.cat([functional.embedding(own, table) for own, table in parts])
+        return torch.cat([functional.embedding(indices, table) for indices, table in parts])
 
     def input_gradient(self, g: Tensor) -> Tensor:
-        """Indices have no gradient."""
+        """Raise TypeError, as indices have no gradient."""
         raise TypeError("an index has no gradient")
 
     def squared_norms(self, index: int) -> Tensor:
-        """Return the squared gradient norms, float64 (n,): never below those of what is added."""
+        """Return upper bounds on the squared gradient norms of the table, float64 (n,)."""
         owners, _, sums = self._summed()
         result = sums.new_zeros(len(self.input), dtype=torch.float64)
         return result.index_add_(0, owners, squares(sums))
@@ -40,28 +40,28 @@ class EmbeddingUse(LayerUse):
     def add_weighted(
         self, index: int, factors: Tensor | None, into: Tensor, part: Part = WHOLE
     ) -> None:
-        """Add Σ_i factor_i · gradient_i of each client's rows in a part to `into` (k, *shape)."""
+        """Add each client's weighted sum of gradients to a tensor (k, *shape) in place."""
         owners, rows, sums = self._summed()
-        each = len(self.input) // self.clients
+        size = len(self.input) // self.clients
         if part is not WHOLE:
             chosen = torch.zeros(len(self.input), dtype=torch.bool, device=owners.device)
             part.of(chosen, self.clients).fill_(True)
             kept = chosen[owners]
             owners, rows, sums = owners[kept], rows[kept], sums[kept]
-        clients = owners // each - (part.client or 0)
+        clients = owners // size - (part.client or 0)
         sums = sums.to(into.dtype)
         added = sums if factors is None else sums * factors.flatten()[owners].unsqueeze(1)
         into.index_put_((clients, rows), added, accumulate=True)
 
     def compute(self, index: int) -> Tensor:
-        """Return the gradients (n, *shape) of the table."""
+        """Compute the gradients (n, *shape) of the table."""
         owners, rows, sums = self._summed()
         result = sums.new_zeros(len(self.input), *self._tables.shape[1:])
         result[owners, rows] = sums
         return result
 
     def drop(self, dropped: Tensor) -> None:
-        """Make the gradients of the rows marked in (n,) zero; called after the norms."""
+        """Set the gradients of dropped rows to zero, after the norms are computed."""
         owners, rows, sums = self._summed()
         self.held.clear()
         self._sums = (owners, rows, zero_rows(sums, dropped[owners]))
@@ -69,14 +69,15 @@ class EmbeddingUse(LayerUse):
     def _summed(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return example, table row and gradient of every row that an example looked up.
 
-        What an example looked up several times is added first: the norm is that of the sum.
+        The gradients of a row that an example looked up several times are added before the norm is
+        taken.
         """
         if self._sums is None:
             n, table = len(self.input), self._tables.shape[1]
-            found = self.input.reshape(n, -1).long()
-            g = self.output_gradient.reshape(n * found.shape[1], -1)
-            first = torch.arange(n, device=found.device).unsqueeze(1) * table
-            keys, places = torch.unique((found + first).flatten(), return_inverse=True)
+            indices = self.input.reshape(n, -1).long()
+            g = self.output_gradient.reshape(n * indices.shape[1], -1)
+            first = torch.arange(n, device=indices.device).unsqueeze(1) * table
+            keys, places = torch.unique((indices + first).flatten(), return_inverse=True)
             sums = g.new_zeros(len(keys), g.shape[1]).index_add_(0, places, g)
             owners, rows = keys // table, keys % table
             if self._padding is not None:

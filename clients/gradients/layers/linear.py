@@ -1,4 +1,4 @@
-"""Linear layers: norms without ever holding (examples x weights) of a large one."""
+"""Per-example gradient norms and sums of linear layers, without all gradients in memory."""
 
 from collections.abc import Sequence
 
@@ -21,12 +21,12 @@ from fedsim.clients.gradients.layers.base import (
 
 
 class LinearUse(LayerUse):
-    """x Wᵀ + b on vectors (n, in) or sequences (n, ..., in).
+    """One use of a linear layer x Wᵀ + b, on vectors (n, in) or sequences (n, ..., in).
 
-    On vectors the norm of g aᵀ is the product of the norms. On sequences the gradient Σ_t g_t a_tᵀ
-    is held where that is little for all examples together; else its squared norm is
-    Σ_st (a_s·a_t)(g_s·g_t) where sequences are short, or a sum over blocks of its rows, both in
-    float64 and with the rounding of the product that is released.
+    On vectors the norm of the gradient g aᵀ is the product of the norms of g and a. On sequences
+    the gradient Σ_t g_t a_tᵀ is held if all examples' gradients fit into `BUDGET`. Otherwise its
+    squared norm is Σ_st (a_s·a_t)(g_s·g_t) for short sequences, or a sum over blocks of its rows,
+    both in float64 and with a bound on the rounding of the released product.
 
     Source: Goodfellow 2015, "Efficient Per-Example Gradient Computations"; Bu et al. 2023,
     "Differentially Private Optimization on Large Model at Small Cost".
@@ -39,7 +39,7 @@ class LinearUse(LayerUse):
 
     @staticmethod
     def joined(uses: Sequence["LinearUse"]) -> "LinearUse":
-        """Return uses of the same parameters as one: their sequences one after the other."""
+        """Return several uses of the same parameters as a single use with longer sequences."""
         first = uses[0]
         use = LinearUse(first.operand, first.bias)
         use.output_gradient = torch.cat([_sequences(part.output_gradient) for part in uses], 1)
@@ -48,7 +48,7 @@ class LinearUse(LayerUse):
         return use
 
     def joined_views(self, views: int) -> "LinearUse":
-        """Return the use with `views` rows side by side as one row: a longer sequence."""
+        """Return the use with each example's views joined to a longer sequence."""
         use = LinearUse(self.operand, self.bias)
         use.output_gradient = _sequences(self.output_gradient.unflatten(0, (-1, views)))
         if self.needs_input:
@@ -65,12 +65,12 @@ class LinearUse(LayerUse):
         return y.view(*x.shape[:-1], w.shape[2])
 
     def input_gradient(self, g: Tensor) -> Tensor:
-        """Return the gradient at the input, given that at the output."""
+        """Return the gradient at the input, given the gradient g at the output."""
         w = self.operand.values
         return row_products(self.by_client(g), w).view(*g.shape[:-1], w.shape[2])
 
     def squared_norms(self, index: int) -> Tensor:
-        """Return the squared gradient norms, float64 (n,): never below those of what is added."""
+        """Return upper bounds on the squared gradient norms of a parameter, float64 (n,)."""
         is_weight = index == self.weight_index
         if not self._single:
             if not is_weight or self._is_little:
@@ -85,11 +85,11 @@ class LinearUse(LayerUse):
     def add_weighted(
         self, index: int, factors: Tensor | None, into: Tensor, part: Part = WHOLE
     ) -> None:
-        """Add Σ_i factor_i · gradient_i of each client's rows in a part to `into` (k, *shape)."""
+        """Add each client's weighted sum of gradients to a tensor (k, *shape) in place."""
         if index in self.held:
             super().add_weighted(index, factors, into, part)
             return
-        # Sequences are added up in float64: their norms cover the rounding of that.
+        # Sequences are added in float64: the bounds on their norms include its rounding.
         kind = into.dtype if self._single else torch.float64
         scaled = part.of(self._scaled_by(factors, kind), self.clients).flatten(1, -2)
         if index == self.weight_index:
@@ -109,7 +109,7 @@ class LinearUse(LayerUse):
         return known[2]
 
     def compute(self, index: int) -> Tensor:
-        """Return the gradients (n, *shape) of one parameter."""
+        """Compute the gradients (n, *shape) of a parameter."""
         g = _sequences(self.output_gradient)
         if index == self.weight_index:
             return row_products(g.transpose(1, 2), _sequences(self.input))
@@ -123,17 +123,17 @@ class LinearUse(LayerUse):
 
     @property
     def _is_little(self) -> bool:
-        """Whether the gradients of all examples may be held."""
+        """Whether the gradients of all examples are small enough to hold."""
         return len(self.output_gradient) * self.operand.values[0].numel() <= BUDGET
 
 
 def _sequences(values: Tensor) -> Tensor:
-    """Return (n, ..., d) as (n, t, d)."""
+    """Return a tensor (n, ..., d) as sequences (n, t, d)."""
     return values.reshape(len(values), values.shape[1:-1].numel(), values.shape[-1])
 
 
 def _relative_rounding(a: Tensor) -> float:
-    """Bound the rounding of the products added, relative to the sum of the norms of the terms.
+    """Return a bound on the rounding of a sum of products, relative to the sum of the terms' norms.
 
     A term is scaled by its factor, multiplied, and added to at most all other terms, in float64.
     """
@@ -141,7 +141,7 @@ def _relative_rounding(a: Tensor) -> float:
 
 
 def _sequence_squares(a: Tensor, g: Tensor) -> Tensor:
-    """Squared norms of Σ_t g_t a_tᵀ for sequences a (n, t, d) and g (n, t, p), never too small."""
+    """Return upper bounds on the squared norms of Σ_t g_t a_tᵀ, for a (n, t, d) and g (n, t, p)."""
     length, released = a.shape[1], _relative_rounding(g)
     absolute = (row_norms(a) * row_norms(g)).sum(1)  # Σ_t |g_t| |a_t|
     if _is_short(a, g):
@@ -154,12 +154,12 @@ def _sequence_squares(a: Tensor, g: Tensor) -> Tensor:
 
 
 def _is_short(a: Tensor, g: Tensor) -> bool:
-    """Whether (t x t) inner products are less work than the gradient (Bu et al. 2023)."""
+    """Return whether (t x t) inner products cost less than the gradient (Bu et al. 2023)."""
     return 2 * a.shape[1] ** 2 <= a.shape[2] * g.shape[2]
 
 
 def _gram_squares(a: Tensor, g: Tensor) -> Tensor:
-    """As `_sequence_squares` for short sequences, up to rounding: the terms may cancel."""
+    """Return the squared norms for short sequences, up to rounding, since terms may cancel."""
     n, length, d = a.shape
     block = max(1, BUDGET // (4 * length * (d + g.shape[2] + length)))
     total = a.new_zeros(n, dtype=torch.float64)
@@ -172,7 +172,7 @@ def _gram_squares(a: Tensor, g: Tensor) -> Tensor:
 
 
 def _blockwise_squares(a: Tensor, g: Tensor) -> Tensor:
-    """As `_sequence_squares` for long sequences: gradients made and dropped block by block."""
+    """Return the squared norms for long sequences, up to rounding, by blocks of the gradients."""
     n, _, d = a.shape
     block = max(1, BUDGET // (n * d))
     total = a.new_zeros(n, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Recurrent layers step by step, so that their weights are linear uses repeated over time.
+"""Recurrent layers, run step by step so that their weights are linear layers used at each time.
 
 torch runs nn.LSTM, nn.GRU and nn.RNN as one fused operation, which has no batching rule for vmap.
 Equations: those of torch.nn.LSTM, torch.nn.GRU and torch.nn.RNN.
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 State = tuple[Tensor, ...]
-Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]  # of x, weight and bias
+Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]  # function of x, weight and bias
 
 
 def _lstm_cell(x: Tensor, h: Tensor, state: State) -> State:
@@ -46,13 +46,13 @@ _CELLS: dict[str, Callable[[Tensor, Tensor, State], State]] = {
 
 
 def run_layers(linear: Linear, module: nn.RNNBase, input: Tensor, state: Any = None) -> Any:
-    """Return what nn.LSTM, nn.GRU or nn.RNN returns for padded sequences of all examples.
+    """Return the output and final state of nn.LSTM, nn.GRU or nn.RNN on padded sequences.
 
     Args:
-        linear: runs a linear layer.
-        module: the layers, without projections.
-        input: (n, t, d), or (t, n, d) without `batch_first`.
-        state: at the start; None for zeros.
+        linear: function of (x, weight, bias) that runs a linear layer.
+        module: the recurrent layers, without projections.
+        input: sequences (n, t, d), or (t, n, d) without `batch_first`.
+        state: initial state, as torch takes it; None for zeros.
     """
     rows = input if module.batch_first else input.transpose(0, 1)
     directions = 2 if module.bidirectional else 1
@@ -80,7 +80,7 @@ def run_layers(linear: Linear, module: nn.RNNBase, input: Tensor, state: Any = N
 def _over_time(
     linear: Linear, module: nn.RNNBase, at: int, rows: Tensor, state: State
 ) -> tuple[Tensor, State]:
-    """Return one direction of one layer: outputs (n, t, hidden) and the state at the end."""
+    """Return outputs (n, t, hidden) and final state of one direction of one recurrent layer."""
     backwards = module.bidirectional and at % 2 == 1
     w_ih, w_hh, *biases = module.all_weights[at]
     b_ih, b_hh = biases or (None, None)
@@ -95,13 +95,13 @@ def _over_time(
 
 
 def run_cell(linear: Linear, module: nn.RNNCellBase, input: Tensor, state: Any = None) -> Any:
-    """Return what nn.LSTMCell, nn.GRUCell or nn.RNNCell returns.
+    """Return the next state of nn.LSTMCell, nn.GRUCell or nn.RNNCell.
 
     Args:
-        linear: runs a linear layer.
-        module: the cell.
-        input: (n, d).
-        state: before; None for zeros.
+        linear: function of (x, weight, bias) that runs a linear layer.
+        module: the recurrent cell.
+        input: inputs (n, d).
+        state: previous state, as torch takes it; None for zeros.
     """
     kind = type(module).__name__.removesuffix("Cell")
     kind = f"RNN_{module.nonlinearity.upper()}" if isinstance(module, nn.RNNCell) else kind

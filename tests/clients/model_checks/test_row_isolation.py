@@ -193,7 +193,7 @@ def test_a_client_refuses_by_itself_and_is_charged_nothing(
     block: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a SuperNode, and in the process of a worker."""
-    reason = "layer '0': what an example contributes changes"
+    reason = "layer '0': an example's contribution changes"
     monkeypatch.setattr(RowIsolation, "_first_difference", lambda *_: reason)
     ledger = tmp_path / "ledger.jsonl"
     federation = assemble(load_experiment(experiment()), ledger=ledger)
@@ -202,5 +202,5 @@ def test_a_client_refuses_by_itself_and_is_charged_nothing(
     contexts = [Context(1, 7, {"partition-id": client}, RecordDict(), {}) for client in block]
     (answers,) = [list(group) for group in app.answer_requests((request, c) for c in contexts)]
     assert all(isinstance(answer, CoupledRowsError) for answer in answers)
-    assert "what an example contributes changes" in str(answers[0])
+    assert "an example's contribution changes" in str(answers[0])
     assert not ledger.exists()
