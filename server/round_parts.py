@@ -288,10 +288,12 @@ class SharedBound(RoundPart):
             bound: S of the round.
             bits: b − ½ with noise, of each client in the aggregate.
         """
-        found = list(bits)
-        if not found:
+        noisy_bits = list(bits)
+        if not noisy_bits:
             return self._for_all(bound)
-        return self._for_all(self._rule.next_bound(bound, math.fsum(found) / len(found) + 0.5))
+        return self._for_all(
+            self._rule.next_bound(bound, math.fsum(noisy_bits) / len(noisy_bits) + 0.5)
+        )
 
     def _for_all(self, bound: float) -> dict[int, float]:
         return dict.fromkeys(range(self._num_clients), bound)
@@ -362,12 +364,12 @@ def next_average(
         decay: in (0, 1).
     """
     share = (1 - decay) / (1 - decay**round_number)
-    found = {}
+    new_average = {}
     for name, value in to_numpy(arrays).items():
         if np.issubdtype(value.dtype, np.floating):  # counters are those of the last round
             before = average.get(name, np.zeros(()))
-            found[name] = before + share * (value - before)
-    return found
+            new_average[name] = before + share * (value - before)
+    return new_average
 
 
 @dataclass(frozen=True)

@@ -267,9 +267,13 @@ class RoundReport:
             round=self.round_number,
             **metrics,
             participants=list(clients.participants),
-            failed=[ClientReason(client=one.client, reason=one.reason) for one in clients.failed],
+            failed=[
+                ClientReason(client=failure.client, reason=failure.reason)
+                for failure in clients.failed
+            ],
             withdrawn=[
-                ClientReason(client=one.client, reason=one.reason) for one in clients.withdrawn
+                ClientReason(client=withdrawal.client, reason=withdrawal.reason)
+                for withdrawal in clients.withdrawn
             ],
             shortened=[
                 ClientSteps(client=client, steps=steps)
@@ -308,19 +312,22 @@ class RoundReport:
         }
 
     def _evaluation_keys(self) -> dict[str, Any]:
-        found = self.evaluation
-        if found == "off":
+        evaluation = self.evaluation
+        if evaluation == "off":
             return {}
-        if found is None:
+        if evaluation is None:
             return {"evaluated": None}
         return {
-            **{f"clients_{name}": finite_or_none(value) for name, value in found.metrics.items()},
+            **{
+                f"clients_{name}": finite_or_none(value)
+                for name, value in evaluation.metrics.items()
+            },
             "evaluated": EvaluatedRow(
-                clients=list(found.clients),
-                examples=found.examples,
+                clients=list(evaluation.clients),
+                examples=evaluation.examples,
                 failed=[
                     ClientReason(client=client, reason=reason)
-                    for client, reason in found.failed.items()
+                    for client, reason in evaluation.failed.items()
                 ],
             ),
         }
@@ -328,7 +335,7 @@ class RoundReport:
 
 def withdrawal_rounds(rows: Iterable[RoundRow]) -> dict[int, int]:
     """Return the round in which each withdrawn client left, from lines of `rounds.jsonl`."""
-    return {one["client"]: row["round"] for row in rows for one in row["withdrawn"]}
+    return {client["client"]: row["round"] for row in rows for client in row["withdrawn"]}
 
 
 def numbers_of(row: Mapping[str, Any], prefixes: tuple[str, ...]) -> dict[str, float | None]:
@@ -348,13 +355,13 @@ def numbers_of(row: Mapping[str, Any], prefixes: tuple[str, ...]) -> dict[str, f
 def _as_json(value: float | list[float]) -> Any:
     """Return a metric with null for every number that is not finite."""
     if isinstance(value, list):
-        return [finite_or_none(each) for each in value]
+        return [finite_or_none(number) for number in value]
     return finite_or_none(value)
 
 
 def _spread(values: Iterable[float]) -> Spread | None:
     """Return the smallest, the median and the largest value; None for no values."""
-    found = sorted(values)
-    if not found:
+    ordered = sorted(values)
+    if not ordered:
         return None
-    return Spread(min=found[0], median=statistics.median(found), max=found[-1])
+    return Spread(min=ordered[0], median=statistics.median(ordered), max=ordered[-1])

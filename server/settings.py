@@ -69,10 +69,10 @@ class EarlyStoppingSettings(Settings):
         value, since = best or (math.nan, 0)
         if round_number - since < self.patience:
             return None
-        found = f"{value:.4g} in round {since}" if since else "there was no finite value"
+        best_text = f"{value:.4g} in round {since}" if since else "there was no finite value"
         return (
             f"test_{self.metric} has not improved by more than {self.min_delta:g} for "
-            f"{self.patience} rounds; best: {found} (federation.early_stopping)"
+            f"{self.patience} rounds; best: {best_text} (federation.early_stopping)"
         )
 
     @property

@@ -114,10 +114,10 @@ class StaleUpdates(RoundPart):
         )
 
 
-def _same_layout(one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) -> bool:
-    return list(one) == list(other) and all(
+def _same_layout(arrays: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) -> bool:
+    return list(arrays) == list(other) and all(
         value.shape == other[name].shape and value.dtype == other[name].dtype
-        for name, value in one.items()
+        for name, value in arrays.items()
     )
 
 

@@ -119,7 +119,7 @@ class TrainRound:
         return RoundClients(
             participants=tuple(participants),
             failed=tuple(sorted(self._failed, key=lambda failure: failure.client)),
-            withdrawn=tuple(sorted(self._withdrawn, key=lambda one: one.client)),
+            withdrawn=tuple(sorted(self._withdrawn, key=lambda withdrawal: withdrawal.client)),
             shortened=dict(sorted(self._shortened.items())),
             partial={
                 client: 1 if steps is None else steps.local_steps(client, number)
@@ -164,13 +164,13 @@ class TrainRound:
     def _request(self, client: int, offer: ConfigRecord | None) -> TrainRequest:
         """Return the request to one client."""
         state, setup = self._state, self._setup
-        own = setup.algorithm.start(state, client)
+        start = setup.algorithm.start(state, client)
         sent = setup.algorithm.send(state, client)
         if set(sent) != set(setup.algorithm.sent_arrays()):
             raise ValueError(f"send returned {sorted(sent)}, which `wire` does not declare")
         return TrainRequest(
             self.round_number,
-            self._start(client) if own is None else to_arrays(dict(own)),
+            self._start(client) if start is None else to_arrays(dict(start)),
             offer,
             state.clip_norms.get(client),
             None if setup.weights is None else setup.weights.announced(client),
@@ -303,7 +303,7 @@ class TrainRound:
         state = replace(
             state,
             round_number=self.round_number,
-            withdrawn=self._state.withdrawn | {one.client for one in self._withdrawn},
+            withdrawn=self._state.withdrawn | {withdrawal.client for withdrawal in self._withdrawn},
         )
         for part in self._setup.parts:
             state = part.after(state, aggregate)

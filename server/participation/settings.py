@@ -1,4 +1,4 @@
-"""`federation.participation`: a class for each scheme, and ranges of numbers (`1-20, 41-60`)."""
+"""Settings of `federation.participation`, a class for each scheme, and ranges (`1-20, 41-60`)."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -15,12 +15,12 @@ _SHOWN_CHARACTERS = 40
 
 
 def parse_ranges(text: str) -> list[range]:
-    """Return the ranges of a text, ascending, disjoint and joined where they touch.
+    """Parse a text such as `1-20, 41` into ascending ranges that neither overlap nor touch.
 
     Raises:
         ValueError: a part is neither a number nor `first-last` with first <= last.
     """
-    found: list[range] = []
+    ranges: list[range] = []
     for part in text.split(","):
         match = _RANGE.fullmatch(part)
         if match is None:
@@ -29,23 +29,23 @@ def parse_ranges(text: str) -> list[range]:
         first, last = int(match[1]), int(match[2] or match[1])
         if last < first:
             raise ValueError(f"a range must not end before it begins, got {part.strip()!r}")
-        found.append(range(first, last + 1))
-    return join_ranges(found)
+        ranges.append(range(first, last + 1))
+    return join_ranges(ranges)
 
 
 def join_ranges(ranges: Iterable[range]) -> list[range]:
-    """Return the same numbers as ascending ranges that neither overlap nor touch."""
+    """Merge ranges into ascending ranges of the same numbers that neither overlap nor touch."""
     joined: list[range] = []
-    for each in sorted(ranges, key=lambda one: one.start):
-        if joined and each.start <= joined[-1].stop:
-            joined[-1] = range(joined[-1].start, max(joined[-1].stop, each.stop))
+    for numbers in sorted(ranges, key=lambda numbers: numbers.start):
+        if joined and numbers.start <= joined[-1].stop:
+            joined[-1] = range(joined[-1].start, max(joined[-1].stop, numbers.stop))
         else:
-            joined.append(each)
+            joined.append(numbers)
     return joined
 
 
 def ranges_of(numbers: Iterable[int]) -> list[range]:
-    """Return ascending, distinct numbers as ranges."""
+    """Return the ranges of consecutive numbers in an ascending sequence of distinct numbers."""
     ordered = list(numbers)
     if not ordered:
         return []
@@ -58,14 +58,14 @@ def ranges_of(numbers: Iterable[int]) -> list[range]:
 
 
 def ranges_text(ranges: Iterable[range]) -> str:
-    """Return ranges as text that `parse_ranges` reads."""
+    """Return ranges as a text such as `1-20, 41`, which `parse_ranges` reads back."""
     return ", ".join(_texts(ranges))
 
 
 def _texts(ranges: Iterable[range]) -> Iterator[str]:
-    for each in ranges:
-        last = each.stop - 1
-        yield str(last) if each.start == last else f"{each.start}-{last}"
+    for numbers in ranges:
+        last = numbers.stop - 1
+        yield str(last) if numbers.start == last else f"{numbers.start}-{last}"
 
 
 PARTICIPATIONS = {
@@ -78,7 +78,7 @@ PARTICIPATIONS = {
 """The schemes, with one line of description each."""
 
 MAX_AVAILABILITY_CHARACTERS = 2 << 20
-"""Characters of an availability trace: the experiment of a run holds it whole."""
+"""The most characters of an availability trace, as the experiment of a run holds it whole."""
 
 DurationLaw = Literal["half_normal", "exponential", "constant"]
 _Duration = Annotated[float, Field(gt=0, le=MAX_SECONDS)]
@@ -119,15 +119,15 @@ class CyclicParticipation(Settings):
     @field_validator("members")
     @classmethod
     def _disjoint(cls, members: list[str] | None) -> list[str] | None:
-        found: set[int] = set()
+        grouped: set[int] = set()
         for text in members or ():
-            for each in parse_ranges(text):
-                if each.stop > MAX_CLIENTS:
+            for numbers in parse_ranges(text):
+                if numbers.stop > MAX_CLIENTS:
                     raise ValueError(f"client numbers are below {MAX_CLIENTS:,}, got {text!r}")
-                twice = found.intersection(each)
+                twice = grouped.intersection(numbers)
                 if twice:
                     raise ValueError(f"client {min(twice)} is in two groups; remove it from one")
-                found.update(each)
+                grouped.update(numbers)
         return members
 
     @model_validator(mode="after")

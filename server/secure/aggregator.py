@@ -72,8 +72,8 @@ class SecureAggregator(Aggregator[SealedReply]):
         self.declared_metrics = tuple(settings.metrics)
         self.ends_run_on_abort = settings.on_abort == "raise"
         self._settings, self._codec = settings, codec
-        own = settings.protocol
-        self._combine = own if isinstance(own, AdditiveSettings) else _NO_HELPERS
+        protocol = settings.protocol
+        self._combine = protocol if isinstance(protocol, AdditiveSettings) else _NO_HELPERS
         self._clients = {client: node for node, client in roll.clients.items()}
         self._helpers = {helper: node for node, helper in roll.helpers.items()}
         self._opened_sums, self._weights, self._plan = opened_sums, weights, plan

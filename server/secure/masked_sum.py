@@ -123,7 +123,9 @@ class MaskedSum:
         load_public_key(reply.sealing_key, owner=reply.client)
         load_public_key(reply.masking_key, owner=reply.client)
         known = [
-            key for each in self._keys.values() for key in (each.sealing_key, each.masking_key)
+            key
+            for reply_before in self._keys.values()
+            for key in (reply_before.sealing_key, reply_before.masking_key)
         ]
         check_distinct([*known, reply.sealing_key, reply.masking_key])
         self._keys[reply.client] = reply
@@ -298,8 +300,8 @@ class MaskedSum:
         return MaskRequest(senders=senders, envelopes=tuple(envelopes))
 
     def _unmask_request(self, client: int) -> UnmaskRequest:
-        own = (client,) if self.graph.complete else ()
-        known = sorted((*self._mask_peers[client], *own))
+        itself = (client,) if self.graph.complete else ()
+        known = sorted((*self._mask_peers[client], *itself))
         return UnmaskRequest(
             active=tuple(peer for peer in known if peer in self._summed_clients),
             dead=tuple(peer for peer in known if peer not in self._summed_clients),

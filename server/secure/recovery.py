@@ -77,7 +77,11 @@ class Recovery:
     def _dropped_in_sum(self) -> set[int]:
         """Return the dropped clients whose masks are in the sum."""
         alive = set(self.summed_clients)
-        return {one for one in set(self.mask_peers) - alive if alive & set(self.mask_peers[one])}
+        return {
+            client
+            for client in set(self.mask_peers) - alive
+            if alive & set(self.mask_peers[client])
+        }
 
     def _recover_secrets(
         self, replies: Mapping[int, UnmaskReply]
@@ -93,12 +97,12 @@ class Recovery:
                 key_shares[owner][point] = share
         return (
             {
-                one: self._recover_secret(one, own, self._is_own_seed)
-                for one, own in seed_shares.items()
+                owner: self._recover_secret(owner, shares, self._is_own_seed)
+                for owner, shares in seed_shares.items()
             },
             {
-                one: self._recover_secret(one, own, self._is_own_key)
-                for one, own in key_shares.items()
+                owner: self._recover_secret(owner, shares, self._is_own_key)
+                for owner, shares in key_shares.items()
             },
         )
 

@@ -61,7 +61,10 @@ class QueryChannel:
             kind: class of the replies.
             timeout: seconds to wait for all replies.
         """
-        messages = {one: make_query(stage, sent, self.nodes[one]) for one, sent in queries.items()}
+        messages = {
+            number: make_query(stage, query, self.nodes[number])
+            for number, query in queries.items()
+        }
         for number, answer in exchange(self.grid, messages, timeout=timeout):
             if isinstance(answer, ClientError):
                 yield number, answer
