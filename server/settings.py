@@ -1,7 +1,8 @@
 """Settings of the server: rounds, participation, algorithm, weighting, evaluation, early stopping.
 
-The metrics are functions of released models and public examples, so the decision is
-post-processing: it costs no ε. Noise is planned for all rounds, and what ran is charged.
+Early stopping costs no ε: its metrics are functions of released models and public examples, so the
+decision is post-processing. Noise is planned for all rounds, and only the rounds that ran are
+charged.
 """
 
 import math
@@ -21,11 +22,11 @@ from fedsim.server.participation.settings import (
 )
 
 Best = tuple[float, int]
-"""The best value of the metric so far, and its round."""
+"""The best value of the early-stopping metric so far, and the round that reached it."""
 
 
 class EarlyStoppingSettings(Settings):
-    """`federation.early_stopping`: ends the run when a metric improves no more."""
+    """`federation.early_stopping`: ends the run when a metric no longer improves."""
 
     metric: str = Field(
         default="loss",
@@ -45,11 +46,11 @@ class EarlyStoppingSettings(Settings):
     )
 
     def next_best(self, best: Best | None, value: object, round_number: int) -> Best | None:
-        """Return the best value after a round; one that is not a finite number never is.
+        """Return the best value of the metric after a round, and the round that reached it.
 
         Args:
-            best: the best value before; None before the first.
-            value: the metric after the round.
+            best: the best value before the round; None before the first value.
+            value: the metric after the round; ignored if it is not a finite number.
             round_number: the round >= 1.
         """
         if not isinstance(value, int | float) or not math.isfinite(value):
@@ -60,11 +61,11 @@ class EarlyStoppingSettings(Settings):
         return best
 
     def reason_to_stop(self, best: Best | None, round_number: int) -> str | None:
-        """Return why the run ends after a round; None: it goes on.
+        """Return the reason to end the run after a round, or None to go on.
 
         Args:
-            best: the best value so far.
-            round_number: rounds finished.
+            best: the best value so far, and its round.
+            round_number: the number of finished rounds.
         """
         value, since = best or (math.nan, 0)
         if round_number - since < self.patience:
@@ -89,7 +90,7 @@ _Power = Annotated[float, Field(ge=0, le=4)]
 class WeightingSettings(Settings):
     """`federation.weighting`: a client's weight is n^size_power / z^noise_power.
 
-    n is its public number of examples, and z its noise multiplier over its sampling rate.
+    n is the client's public number of examples, z its noise multiplier over its sampling rate.
     """
 
     name: WeightingName = Field(description="which weights; see `federation.weighting`")
@@ -107,7 +108,7 @@ class WeightingSettings(Settings):
 
     @property
     def powers(self) -> tuple[float, float]:
-        """The powers of the number of examples and of 1 / noise."""
+        """The exponents of the number of examples and of 1 / noise in a client's weight."""
         if self.name != "noise":
             return (1.0 if self.name == "examples" else 0.0), 0.0
         by_size, by_noise = self.size_power, self.noise_power
@@ -120,7 +121,7 @@ class WeightingSettings(Settings):
 
     @property
     def uses_sizes(self) -> bool:
-        """Whether weights reveal numbers of examples."""
+        """Whether weights depend on, and so reveal, the clients' numbers of examples."""
         return self.powers[0] > 0.0
 
     @model_validator(mode="after")
@@ -188,22 +189,22 @@ class FederationSettings(Settings):
 
     @property
     def weights(self) -> WeightingSettings:
-        """The weighting with its settings."""
+        """The weighting settings, also where the file gives only a name."""
         named = self.weighting
         return WeightingSettings(name=named) if isinstance(named, str) else named
 
     @property
     def algorithm(self) -> AlgorithmSettings:
-        """The algorithm with its settings."""
+        """The algorithm's settings, also where the file gives only a name."""
         named = self.strategy
         return AlgorithmSettings(name=named) if isinstance(named, str) else named
 
     @field_validator("strategy")
     @classmethod
     def _defaults_of_the_algorithm(cls, given: str | AlgorithmSettings) -> str | AlgorithmSettings:
-        """Add the default settings of a built-in algorithm; the rules report wrong ones.
+        """Add the default settings of a built-in algorithm; the file's rules report wrong settings.
 
-        FedAvg by its name alone is the mean, so it stays a name.
+        `fedavg` without settings stays a name.
         """
         named = AlgorithmSettings(name=given) if isinstance(given, str) else given
         kind = algorithms().get(named.name)

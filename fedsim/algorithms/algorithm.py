@@ -164,7 +164,7 @@ class Algorithm(ABC):
     @classmethod
     def private_numbers(cls) -> tuple[str, ...]:
         """Return the names of the numbers of a client's examples that it sends."""
-        return tuple(one.name for one in cls.wire if one.to == "server")
+        return tuple(sent.name for sent in cls.wire if sent.to == "server")
 
     @property
     def least_clients(self) -> int:
@@ -174,7 +174,7 @@ class Algorithm(ABC):
     @classmethod
     def sent_arrays(cls) -> tuple[str, ...]:
         """Return the names of the arrays that the server sends beside the model."""
-        return tuple(one.name for one in cls.wire if one.to == "clients")
+        return tuple(sent.name for sent in cls.wire if sent.to == "clients")
 
     def init(self, state: "ServerState") -> "ServerState":
         """Return the state before the first round, with the algorithm's own arrays.

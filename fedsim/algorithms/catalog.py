@@ -13,7 +13,7 @@ from fedsim.core.imports import ByName
 class _Algorithms(ByName[type[Algorithm]]):
     def __getitem__(self, name: str) -> type[Algorithm]:
         module = import_module(self.places[name])
-        kinds = (one for one in vars(module).values() if isinstance(one, type))
+        kinds = (value for value in vars(module).values() if isinstance(value, type))
         (kind,) = (kind for kind in kinds if issubclass(kind, Algorithm) and kind.name == name)
         return kind
 

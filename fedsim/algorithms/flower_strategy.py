@@ -63,7 +63,7 @@ class FlowerAlgorithm(Algorithm):
         strategy, number = self._make(), state.round_number + 1
         first = dict(vars(strategy))
         _put_back(strategy, state.memory)
-        nodes = [one.client + 1 for one in update.contributions]
+        nodes = [contribution.client + 1 for contribution in update.contributions]
         with server_identity(run_id=1), _without_progress():
             asked = list(
                 strategy.configure_train(number, state.arrays, ConfigRecord(), _grid(nodes))
@@ -95,11 +95,11 @@ def of_flower(kind: type[Strategy], name: str) -> type[Algorithm]:
         name: its name in the experiment.
     """
     fields: dict[str, Any] = {
-        one.name: (Any, ... if one.default is one.empty else _UNSET)
-        for one in inspect.signature(kind).parameters.values()
-        if one.kind in (one.KEYWORD_ONLY, one.POSITIONAL_OR_KEYWORD)
-        and one.name not in _FIXED
-        and not one.name.endswith(_NOT_SETTINGS)
+        argument.name: (Any, ... if argument.default is argument.empty else _UNSET)
+        for argument in inspect.signature(kind).parameters.values()
+        if argument.kind in (argument.KEYWORD_ONLY, argument.POSITIONAL_OR_KEYWORD)
+        and argument.name not in _FIXED
+        and not argument.name.endswith(_NOT_SETTINGS)
     }
     options = create_model(f"{kind.__name__}Options", __base__=_FlowerOptions, **fields)
     return type(kind.__name__, (FlowerAlgorithm,), {"Options": options, "kind": kind})
@@ -151,9 +151,9 @@ def _check_requests(asked: list[Message]) -> None:
 
 
 def _replies(update: Update, nodes: list[int]) -> Iterator[Message]:
-    for k, (one, node) in enumerate(zip(update.contributions, nodes, strict=True)):
+    for k, (contribution, node) in enumerate(zip(update.contributions, nodes, strict=True)):
         arrays = to_arrays({name: rows[k] for name, rows in update.models.items()})
-        metrics = MetricRecord({"num-examples": one.weight})
+        metrics = MetricRecord({"num-examples": contribution.weight})
         asked = Message(RecordDict(), node, MessageType.TRAIN)
         yield Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=asked)
 
@@ -171,13 +171,13 @@ def _kept(strategy: Strategy, first: Mapping[str, Any]) -> dict[str, np.ndarray]
     kept: dict[str, np.ndarray] = {}
     for name, value in vars(strategy).items():
         if isinstance(value, ArrayRecord):
-            kept |= {f"{name}/r/{key}": one for key, one in to_numpy(value).items()}
+            kept |= {f"{name}/r/{key}": array for key, array in to_numpy(value).items()}
         elif isinstance(value, np.ndarray):
             kept[f"{name}/a"] = value
         elif _has_arrays(value, dict):
-            kept |= {f"{name}/d/{key}": one for key, one in value.items()}
+            kept |= {f"{name}/d/{key}": array for key, array in value.items()}
         elif _has_arrays(value, list):
-            kept |= {f"{name}/l/{index:09d}": one for index, one in enumerate(value)}
+            kept |= {f"{name}/l/{index:09d}": array for index, array in enumerate(value)}
         elif isinstance(value, bool | int | float):
             kept[f"{name}/n"] = np.array(value)
         elif name in first and first[name] is not value and first[name] != value:
@@ -192,24 +192,24 @@ def _has_arrays(value: object, kind: type) -> bool:
     if not isinstance(value, kind) or not value:
         return False
     parts = value.values() if isinstance(value, dict) else cast(list[object], value)
-    return all(isinstance(one, np.ndarray) for one in parts)
+    return all(isinstance(part, np.ndarray) for part in parts)
 
 
 def _put_back(strategy: Strategy, memory: Arrays) -> None:
     """Set the attributes that `_kept` returned."""
-    found, records = dict[str, Any](), set[str]()
+    attributes, records = dict[str, Any](), set[str]()
     for path, value in sorted(memory.items()):
         name, _, rest = path.partition("/")
         kind, _, key = rest.partition("/")
         if kind == "a":
-            found[name] = value
+            attributes[name] = value
         elif kind == "n":
-            found[name] = value.item()
+            attributes[name] = value.item()
         elif kind == "l":
-            found.setdefault(name, []).append(value)
+            attributes.setdefault(name, []).append(value)
         else:
-            found.setdefault(name, {})[key] = value
+            attributes.setdefault(name, {})[key] = value
             if kind == "r":
                 records.add(name)
-    for name, value in found.items():
+    for name, value in attributes.items():
         setattr(strategy, name, to_arrays(value) if name in records else value)

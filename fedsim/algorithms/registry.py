@@ -56,10 +56,10 @@ def algorithm_for(
     try:
         kind.Options.model_validate(settings.options)
     except ValidationError as error:
-        found = error.errors()[0]
-        key = ".".join(str(part) for part in found["loc"])
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
         raise AlgorithmError(
-            f"federation.strategy {settings.name!r} refuses {key}: {found['msg']}; its settings "
+            f"federation.strategy {settings.name!r} refuses {key}: {first['msg']}; its settings "
             f"are {', '.join(kind.Options.model_fields) or 'none'}"
         ) from error
     with plugin_calls(f"federation.strategy {settings.name!r} failed", raises=AlgorithmError):
@@ -90,12 +90,12 @@ def check_algorithm(
         state = algorithm.init(state)
         for number in range(1, 3):
             values = {key: value.copy() for key, value in state.values.items()}
-            each = {key: np.stack([value] * len(contributions)) for key, value in values.items()}
-            models: Arrays = each if algorithm.uses_each_update else {}
-            for one in contributions:
-                algorithm.weight(one)
-                _check_sent(algorithm, state, one.client)
-                algorithm.start(state, one.client)
+            stacked = {key: np.stack([value] * len(contributions)) for key, value in values.items()}
+            models: Arrays = stacked if algorithm.uses_each_update else {}
+            for contribution in contributions:
+                algorithm.weight(contribution)
+                _check_sent(algorithm, state, contribution.client)
+                algorithm.start(state, contribution.client)
             after = algorithm.server(state, Update(values, contributions, models))
             _check_layout(after.values, state.values, name)
             state = replace(after, round_number=number)
@@ -122,7 +122,7 @@ def _check_layout(values: Mapping[str, np.ndarray], reference: Arrays, name: str
     Raises:
         AlgorithmError: it has not.
     """
-    layouts = [{k: (v.shape, v.dtype) for k, v in one.items()} for one in (values, reference)]
+    layouts = [{k: (v.shape, v.dtype) for k, v in arrays.items()} for arrays in (values, reference)]
     if list(values) != list(reference) or layouts[0] != layouts[1]:
         raise AlgorithmError(
             f"federation.strategy {name!r} returned another layout than the model's: "
@@ -138,18 +138,18 @@ def _check_layout(values: Mapping[str, np.ndarray], reference: Arrays, name: str
 
 def _own_class(name: str, base: Path) -> type[Algorithm]:
     try:
-        found = resolve(name, base=base, what="federation.strategy")
+        plugin = resolve(name, base=base, what="federation.strategy")
     except PluginError as error:
         raise AlgorithmError(str(error)) from error
-    if isinstance(found, type) and issubclass(found, FlowerStrategy):
-        return of_flower(found, name)
-    if not (isinstance(found, type) and issubclass(found, Algorithm)) or inspect.isabstract(found):
+    if isinstance(plugin, type) and issubclass(plugin, FlowerStrategy):
+        return of_flower(plugin, name)
+    if not (isinstance(plugin, type) and issubclass(plugin, Algorithm)) or inspect.isabstract(plugin):
         old = (
-            " (its method update is now server(state, update))" if hasattr(found, "update") else ""
+            " (its method update is now server(state, update))" if hasattr(plugin, "update") else ""
         )
         raise AlgorithmError(
             f"federation.strategy {name!r} is no algorithm{old}: write a class that derives from "
             "fedsim.algorithms.algorithm.Algorithm and has the method server, or name a strategy "
             "of Flower"
         )
-    return found
+    return plugin

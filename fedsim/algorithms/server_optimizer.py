@@ -42,10 +42,10 @@ class ServerOptimizer(Algorithm):
         """Return the state with x + step and the next moments."""
         model, memory = dict(update.mean), dict(state.memory)
         for name, x in self.trained(state):
-            moments = {one: state.memory[f"{one}/{name}"] for one in self.moments}
+            moments = {moment: state.memory[f"{moment}/{name}"] for moment in self.moments}
             step, moments = self.step(model[name] - x, moments)
             model[name] = x + step
-            memory |= {f"{one}/{name}": value for one, value in moments.items()}
+            memory |= {f"{moment}/{name}": value for moment, value in moments.items()}
         return state.with_model(model).with_memory(memory)
 
     def initial(self, moment: str) -> float:

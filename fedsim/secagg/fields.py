@@ -107,13 +107,13 @@ def check_fields(message: object) -> None:
 def field_rules(kind: type) -> dict[str, tuple[Rule, bool]]:
     """Return the rule of each field that has one, and whether the field is a list."""
     hints = get_type_hints(kind, include_extras=True)
-    found: dict[str, tuple[Rule, bool]] = {}
-    for each in fields(kind):
-        hint = hints[each.name]
+    rules: dict[str, tuple[Rule, bool]] = {}
+    for field in fields(kind):
+        hint = hints[field.name]
         is_list = get_origin(hint) is tuple
         marks = getattr(get_args(hint)[0] if is_list else hint, "__metadata__", ())
-        found.update((each.name, (mark, is_list)) for mark in marks if isinstance(mark, Rule))
-    return found
+        rules.update((field.name, (mark, is_list)) for mark in marks if isinstance(mark, Rule))
+    return rules
 
 
 def _shown(value: object) -> str:

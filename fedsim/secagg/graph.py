@@ -73,7 +73,9 @@ class NeighbourGraph:
             if sparse is not None and sparse.degree < len(members) - 1:
                 return cls(members, _harary(members, sparse.degree), sparse.threshold, False)
             logger.info("%d clients are too few for a sparse graph: it is complete", len(members))
-        others = {one: tuple(other for other in members if other != one) for one in members}
+        others = {
+            member: tuple(other for other in members if other != member) for member in members
+        }
         return cls(members, others, complete_threshold(settings, len(members)), True)
 
     def point(self, client: int) -> int:
@@ -106,9 +108,9 @@ def sparse_neighbourhood(
     for degree in range(2, clients):
         if degree % 2 and clients % 2:
             continue  # no graph has an odd number of odd degrees
-        found = _Tails(clients, degree, corrupt_fraction, dropout_fraction, security_bits)
-        threshold = found.threshold()
-        if threshold is not None and found.is_recoverable(
+        tails = _Tails(clients, degree, corrupt_fraction, dropout_fraction, security_bits)
+        threshold = tails.threshold()
+        if threshold is not None and tails.is_recoverable(
             raised := max(threshold, degree // 2 + 1)
         ):
             return Neighbourhood(degree, raised)
@@ -175,8 +177,8 @@ def _harary(members: tuple[int, ...], degree: int) -> dict[int, tuple[int, ...]]
     if degree % 2:
         steps.add(n // 2)
     return {
-        one: tuple(sorted(places[(place + step) % n] for step in steps))
-        for place, one in enumerate(places)
+        member: tuple(sorted(places[(place + step) % n] for step in steps))
+        for place, member in enumerate(places)
     }
 
 

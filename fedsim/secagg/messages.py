@@ -93,9 +93,13 @@ class RoundOffer:
         )
         return tuple(
             HelloReply(
-                run_id=self.run_id, helper=one, public_key=key, identity=own, signature=signature
+                run_id=self.run_id,
+                helper=helper,
+                public_key=key,
+                identity=identity,
+                signature=signature,
             )
-            for one, key, own, signature in rows
+            for helper, key, identity, signature in rows
         )
 
     @property

@@ -97,9 +97,9 @@ class TensorLayout:
         got = TensorLayout.from_arrays(arrays)
         if got == self:
             return
-        for expected, found in zip(self.tensors, got.tensors, strict=False):
-            if expected != found:
-                raise self._mismatch(str(expected), str(found), got, client)
+        for expected, actual in zip(self.tensors, got.tensors, strict=False):
+            if expected != actual:
+                raise self._mismatch(str(expected), str(actual), got, client)
         longer = max(self, got, key=lambda layout: len(layout.tensors))
         extra = str(longer.tensors[min(len(self.tensors), len(got.tensors))])
         sides = (extra, "nothing") if longer is self else ("nothing", extra)
@@ -140,10 +140,10 @@ class TensorLayout:
         return result
 
     def _mismatch(
-        self, expected: str, found: str, got: "TensorLayout", client: int | None
+        self, expected: str, actual: str, got: "TensorLayout", client: int | None
     ) -> LayoutMismatchError:
         return LayoutMismatchError(
-            f"the arrays differ from the announced layout: expected {expected}, got {found}; "
+            f"the arrays differ from the announced layout: expected {expected}, got {actual}; "
             "all parties must build the same model",
             client=client,
             expected=self.digest,

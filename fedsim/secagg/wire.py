@@ -72,18 +72,18 @@ def from_record(
         )
     arrays = arrays or {}
     expected = _fields(kind)
-    in_arrays = {name for name, what in expected.items() if what is np.ndarray}
+    in_arrays = {name for name, field_kind in expected.items() if field_kind is np.ndarray}
     in_config = {*expected, "kind", "version"} - in_arrays
     extra = [name for name in config if name not in in_config]
     extra += [name for name in arrays if name not in in_arrays]
     if extra:
         raise WireError(f"{kind.__name__} has unknown fields {extra}")
     values: dict[str, Any] = {}
-    for name, what in expected.items():
-        source = arrays if what is np.ndarray else config
+    for name, field_kind in expected.items():
+        source = arrays if field_kind is np.ndarray else config
         if name not in source:
             raise WireError(f"{kind.__name__} lacks the field {name!r}")
-        values[name] = _check_value(f"{kind.__name__}.{name}", source[name], what)
+        values[name] = _check_value(f"{kind.__name__}.{name}", source[name], field_kind)
     return kind(**values)
 
 
@@ -94,7 +94,7 @@ def to_refusal(error: SecureAggregationError) -> Refusal:
 
 def _fields(kind: type) -> dict[str, Any]:
     hints = get_type_hints(kind)
-    return {each.name: _plain(hints[each.name]) for each in fields(kind)}
+    return {field.name: _plain(hints[field.name]) for field in fields(kind)}
 
 
 def _plain(hint: Any) -> Any:

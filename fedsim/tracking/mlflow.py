@@ -35,8 +35,8 @@ class MlflowTracker:
             self._run_id = id_file.read_text(encoding="utf-8").strip()
             self._client.update_run(self._run_id, status="RUNNING")
             return
-        found = self._client.get_experiment_by_name("fedsim")
-        experiment = found.experiment_id if found else self._client.create_experiment("fedsim")
+        known = self._client.get_experiment_by_name("fedsim")
+        experiment = known.experiment_id if known else self._client.create_experiment("fedsim")
         self._run_id = self._client.create_run(experiment, run_name=run.name).info.run_id
         id_file.write_text(self._run_id + "\n", encoding="utf-8")
         for key, value in run.settings.items():

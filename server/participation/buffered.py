@@ -2,10 +2,9 @@
 
 `concurrency` clients train at the same time. A client that finishes puts its update into the
 server's buffer, and the server starts another client, drawn uniformly, from the current model. When
-the buffer
-holds `buffer_size` updates, the server applies them: that is a round. A client may have started
-some rounds earlier: its update is stale, and is scaled by (1 + s)^(-1/2), where s is the number of
-rounds that were applied while it trained.
+the buffer holds `buffer_size` updates, the server applies them: that is a round. A client may have
+started some rounds earlier: its update is stale, and is scaled by (1 + s)^(-1/2), where s is the
+number of rounds that were applied while it trained.
 
 The schedule is a function of the seed and of public settings: no duration depends on a client's
 data or on a machine. So each client's trainings are known before round 1.
@@ -88,7 +87,7 @@ class _Clock:
 
     def __init__(self, schedule: BufferedSchedule) -> None:
         self._schedule = schedule
-        # No other scheme draws in round 0, so this stream is free. One stream, as events have an order.
+        # The stream of round 0, unused by other schemes. One stream, as events are ordered.
         self._generator = stream(schedule.seed, Purpose.PARTICIPATION)
         self._idle = np.arange(schedule.num_clients)
         self._num_idle = schedule.num_clients

@@ -194,7 +194,7 @@ class Participation:
 
     @cached_property
     def round_sizes(self) -> tuple[int, int]:
-        """The fewest (but at least 1) and the most clients of a round, without failures."""
+        """The fewest clients of a non-empty round, and the most of any round, without failures."""
         fewest, most = self.schedule.sizes(self.rounds)
         if not self._drops:
             return fewest, most
@@ -289,7 +289,7 @@ class Participation:
 
     @cached_property
     def _rounds_by_client(self) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-        """Offsets (N + 1,) of each client's rounds, and the rounds of all clients one after another.
+        """Offsets (N + 1,) of each client's rounds, and the rounds of all clients concatenated.
 
         One pass over the rounds, as each draw takes time for all clients; 4 bytes a participation.
         """

@@ -28,7 +28,7 @@ class Schedule(Protocol):
         ...
 
     def sizes(self, rounds: int) -> tuple[int, int]:
-        """Return the fewest (but at least 1) and the most clients of a round in `rounds` rounds."""
+        """Return the fewest clients of a non-empty round, and the most, in `rounds` rounds."""
         ...
 
 
@@ -160,7 +160,7 @@ class TraceSchedule:
         return draw_of(available, self.clients_per_round, self.seed, round_number)
 
     def sizes(self, rounds: int) -> tuple[int, int]:
-        """Return the fewest (at least 1) and the most clients of a round; (0, 0) if all are empty."""
+        """Return the fewest clients of a non-empty round, and the most; (0, 0) if all are empty."""
         last = rounds if self.period is None else min(rounds, self.period)
         _, first, end = self._windows
         change = np.zeros(last + 2, dtype=np.int64)

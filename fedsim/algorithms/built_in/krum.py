@@ -66,7 +66,7 @@ class Krum(Algorithm):
 
         def score(k: int) -> float:
             squares = [((move - move[k]) ** 2).sum(1) for move in moves]
-            others = sorted(sum(float(one[j]) for one in squares) for j in range(n) if j != k)
+            others = sorted(sum(float(square[j]) for square in squares) for j in range(n) if j != k)
             return sum(others[:neighbours])
 
         return sorted(range(n), key=lambda k: (score(k), k))[: self.options.kept_models]

@@ -106,7 +106,7 @@ class MrMtl(Algorithm):
     def server(self, state: "ServerState", update: Update) -> "ServerState":
         """Return the state with the uploads as w_k, and their mean as w̄ and as the model."""
         center, clients = dict(state.memory), dict(state.client_memory)
-        places = [one.client for one in update.contributions]
+        places = [contribution.client for contribution in update.contributions]
         clients[UPLOADED] = clients[UPLOADED].copy()
         clients[UPLOADED][places] = 1.0
         known = clients[UPLOADED] > 0.0
@@ -119,5 +119,5 @@ class MrMtl(Algorithm):
         return state.with_model(model).with_memory(center, clients)
 
     def _model_of(self, state: "ServerState", client: int) -> "Arrays":
-        own = {name: state.client_memory[name][client] for name in state.memory}
-        return {**state.values, **own}
+        client_values = {name: state.client_memory[name][client] for name in state.memory}
+        return {**state.values, **client_values}

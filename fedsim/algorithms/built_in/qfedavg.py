@@ -42,8 +42,8 @@ class QFedAvg(Algorithm):
         smooth = 1.0 / self.training.learning_rate(state.round_number + 1)
         trained, total = self.trained(state), 0.0
         steps = {name: x * 0.0 for name, x in trained}
-        for k, one in enumerate(update.contributions):
-            loss = max(one.numbers[LOSS], 1e-10)
+        for k, contribution in enumerate(update.contributions):
+            loss = max(contribution.numbers[LOSS], 1e-10)
             moves = {name: smooth * (x - update.models[name][k]) for name, x in trained}
             square = sum(float((move**2).sum()) for move in moves.values())
             total += q * loss ** (q - 1) * square + smooth * loss**q

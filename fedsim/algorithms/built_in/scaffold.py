@@ -81,10 +81,10 @@ class Scaffold(Algorithm):
 
     def send(self, state: "ServerState", client: int) -> "Mapping[str, Arrays]":
         """Return c − c_k, in the types of the model."""
-        own = state.client_memory
+        client_controls = state.client_memory
         return {
             CORRECTION: {
-                name: (c - own[name][client]).astype(own[name].dtype)
+                name: (c - client_controls[name][client]).astype(client_controls[name].dtype)
                 for name, c in state.memory.items()
             }
         }
@@ -96,11 +96,11 @@ class Scaffold(Algorithm):
         control, clients = dict(state.memory), dict(state.client_memory)
         for name, x in self.trained(state):
             rows, c = clients[name].copy(), control[name]
-            for k, one in enumerate(update.contributions):
-                if one.steps:
-                    moved = (x - update.models[name][k]) / (one.steps * step_size)
+            for k, contribution in enumerate(update.contributions):
+                if contribution.steps:
+                    moved = (x - update.models[name][k]) / (contribution.steps * step_size)
                     change = moved - c
-                    rows[one.client] += change.astype(rows.dtype)
+                    rows[contribution.client] += change.astype(rows.dtype)
                     control[name] = control[name] + change / len(rows)
             clients[name] = rows
             model[name] = x + rate * (model[name] - x)

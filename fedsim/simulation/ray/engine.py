@@ -140,8 +140,8 @@ class RayEngine(Engine):
                     connect(address=address)
                 end = stack.pop_all()
         except (ConnectionError, RuntimeError, ValueError) as error:
-            what = "Ray does not start" if address is None else f"no Ray cluster at {address}"
-            raise EngineError(f"runtime.address: {what}: {_first_line(error)}") from error
+            problem = "Ray does not start" if address is None else f"no Ray cluster at {address}"
+            raise EngineError(f"runtime.address: {problem}: {_first_line(error)}") from error
         with end:
             yield
 
@@ -314,7 +314,7 @@ def place_ranges(
         work: expected work of each client, by its number, in any unit.
         workers: number of workers ≥ 1; workers without a range are left out.
     """
-    shares = longest_first([sum(work[client] for client in own) for own in ranges], workers)
+    shares = longest_first([sum(work[client] for client in members) for members in ranges], workers)
     return tuple(tuple(client for part in share for client in ranges[part]) for share in shares)
 
 

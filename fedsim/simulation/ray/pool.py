@@ -113,8 +113,8 @@ class Worker:
         if not self.jobs_by_call[call]:
             del self.jobs_by_call[call]
         self.deaths = 0
-        each = max(seconds / number, _TARGET_CALL_SECONDS / _MAX_REQUESTS_PER_CALL)
-        self.group[jobs[0].kind] = max(1, int(_TARGET_CALL_SECONDS / each))
+        seconds_each = max(seconds / number, _TARGET_CALL_SECONDS / _MAX_REQUESTS_PER_CALL)
+        self.group[jobs[0].kind] = max(1, int(_TARGET_CALL_SECONDS / seconds_each))
         return jobs
 
     def _next_jobs(self) -> deque[_Job]:
@@ -250,19 +250,19 @@ class WorkerPool:
         )
         worker.start()
         if worker.deaths > _MAX_DEATHS_IN_A_ROW:
-            what = f"its worker died {worker.deaths} times without an answer: {reason}"
+            message = f"its worker died {worker.deaths} times without an answer: {reason}"
             worker.deaths = 0
             while worker.queue:
-                yield failure(worker.queue.popleft().request.envelope, what)
+                yield failure(worker.queue.popleft().request.envelope, message)
         elif first_jobs and first_jobs[0].attempts >= _MAX_ATTEMPTS:
-            what = f"its worker died {_MAX_ATTEMPTS} times while answering: {reason}"
-            yield failure(worker.queue.popleft().request.envelope, what)
+            message = f"its worker died {_MAX_ATTEMPTS} times while answering: {reason}"
+            yield failure(worker.queue.popleft().request.envelope, message)
 
     def _fail_requests(self, worker: Worker) -> Iterator[Message]:
         """Yield errors for the requests of a worker that could not be replaced."""
-        what = f"its worker {worker.number} died and there was no room for another one"
+        message = f"its worker {worker.number} died and there was no room for another one"
         while worker.queue:
-            yield failure(worker.queue.popleft().request.envelope, what)
+            yield failure(worker.queue.popleft().request.envelope, message)
 
     def _log_missing(self, timeout: float | None) -> None:
         jobs = [job for w in self._workers for job in (*chain(*w.jobs_by_call.values()), *w.queue)]
