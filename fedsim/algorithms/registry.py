@@ -143,7 +143,9 @@ def _own_class(name: str, base: Path) -> type[Algorithm]:
         raise AlgorithmError(str(error)) from error
     if isinstance(plugin, type) and issubclass(plugin, FlowerStrategy):
         return of_flower(plugin, name)
-    if not (isinstance(plugin, type) and issubclass(plugin, Algorithm)) or inspect.isabstract(plugin):
+    if not (isinstance(plugin, type) and issubclass(plugin, Algorithm)) or inspect.isabstract(
+        plugin
+    ):
         old = (
             " (its method update is now server(state, update))" if hasattr(plugin, "update") else ""
         )

@@ -1,6 +1,7 @@
 """Settings of secure aggregation; all other parameters are computed from them.
 
-Each protocol has a class of the keys that it alone reads: `protocol: {name: secagg, threshold: 5}`.
+Each protocol has a class for the keys that no other protocol has, such as `threshold` in
+`protocol: {name: secagg, threshold: 5}`.
 """
 
 import hashlib
@@ -76,7 +77,7 @@ class SecAggPlusSettings(Settings):
 
 
 class QuantizedSettings(Settings):
-    """The same numbers without cryptography: a control."""
+    """The same fixed-point numbers without cryptography, as a baseline."""
 
     name: Literal["quantized"] = _NAME
 
@@ -85,7 +86,7 @@ ProtocolSettings = AdditiveSettings | SecAggSettings | SecAggPlusSettings | Quan
 
 
 class EncodingSettings(Settings):
-    """How an update becomes integers of a ring: fixed point."""
+    """Settings of the fixed-point encoding of updates as ring integers."""
 
     ring_bits: Literal[32, 64] = Field(
         default=64, description="bits of a ring element; 32 halves the upload and the precision"
@@ -122,7 +123,7 @@ class EncodingSettings(Settings):
 
 
 class LastingKeySettings(Settings):
-    """Keys of helpers and clients that are made once, so that others can know them by name."""
+    """Lasting keys of helpers and clients, by which the other parties recognise them."""
 
     helper_fingerprints: _Fingerprints = Field(
         default=(),
@@ -229,15 +230,15 @@ class SecureAggregationSettings(Settings):
 
     @property
     def helpers(self) -> int:
-        """Number of helper nodes that the protocol needs."""
+        """The number of helper nodes that the protocol needs."""
         return self.aggregators - 1 if isinstance(self.protocol, AdditiveSettings) else 0
 
     def plan(self) -> dict[str, Any]:
-        """Return the keys that belong to a federation's plan, without those of each machine."""
+        """Return the settings that are part of the federation's plan, not those per machine."""
         return self.model_dump(mode="json", exclude=_OF_EACH_MACHINE)
 
     def digest(self) -> str:
         """Return the SHA-256 of the settings on which the parties must agree, in hex."""
         shared = self.plan()
-        del shared["keys"]["helper_fingerprints"]  # each party pins by itself
+        del shared["keys"]["helper_fingerprints"]  # each party chooses which keys it pins
         return hashlib.sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()

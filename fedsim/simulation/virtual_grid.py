@@ -44,7 +44,9 @@ class NodeContexts(Mapping[int, Context]):
     def __init__(self, partitions: Iterable[int], *, num_nodes: int, run_id: int) -> None:
         self._made: dict[int, Context] = {}
         numbers = partitions if isinstance(partitions, range) else tuple(partitions)
-        self._partitions: range | frozenset[int] = numbers if isinstance(numbers, range) else frozenset(numbers)
+        self._partitions: range | frozenset[int] = (
+            numbers if isinstance(numbers, range) else frozenset(numbers)
+        )
         self._order = numbers
         self._num_nodes, self._run_id = num_nodes, run_id
 

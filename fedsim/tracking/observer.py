@@ -142,7 +142,9 @@ def _numbers(row: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, fl
         if isinstance(value, Mapping):
             yield from _numbers(value, f"{name}.")
         elif isinstance(value, list) and name.startswith(_SCORES):
-            yield from _numbers({str(place): entry for place, entry in enumerate(value)}, f"{name}.")
+            yield from _numbers(
+                {str(place): entry for place, entry in enumerate(value)}, f"{name}."
+            )
         elif isinstance(value, list):
             yield name, len(value)
         elif isinstance(value, int | float):

@@ -35,7 +35,10 @@ class FedNova(Algorithm):
     def server(self, state: "ServerState", update: Update) -> "ServerState":
         """Return the state with the normalised update."""
         total = sum(contribution.weight for contribution in update.contributions)
-        shares = [(contribution.weight / total, self._norm(contribution)) for contribution in update.contributions]
+        shares = [
+            (contribution.weight / total, self._norm(contribution))
+            for contribution in update.contributions
+        ]
         steps = sum(p * a for p, a in shares)
         gain = self.options.server_lr * steps * sum(p / a for p, a in shares)
         model = dict(update.mean)

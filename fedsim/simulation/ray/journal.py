@@ -50,7 +50,9 @@ class JournalActor:
             return False  # it continues the chain, so the client's whole history need not be read
         written = self._journal.history(charge.client)
         # Only charges of the same round are hashed: a hash is computed when it is read.
-        same_round = (past for past in reversed(written) if past.round_number == charge.round_number)
+        same_round = (
+            past for past in reversed(written) if past.round_number == charge.round_number
+        )
         return any(past.hash == charge.hash for past in same_round)
 
 
