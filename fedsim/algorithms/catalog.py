@@ -1,4 +1,4 @@
-"""The built-in algorithms by name, found in `built_in/`: a new one is a file of its name there."""
+"""The built-in algorithms by name; each file in `built_in/` is the algorithm of its name."""
 
 import pkgutil
 from collections.abc import Mapping

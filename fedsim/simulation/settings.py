@@ -1,4 +1,4 @@
-"""Settings of the execution (`runtime:`), engines and trackers; none changes a result or an ε."""
+"""Settings of the execution (`runtime:`); no engine or tracker changes a result or an ε."""
 
 from typing import Literal, Self
 
@@ -13,7 +13,7 @@ ENGINES = {
     "flower": "Flower's simulation runtime (extra ray)",
 }
 
-# A key is the name of the package that must be installed, and of the extra that brings it.
+# A key is the name of the package that must be installed, and of the extra that installs it.
 TRACKERS = {
     "tensorboard": "event files in tensorboard/ of the run directory (extra tensorboard)",
     "mlflow": "files in mlflow/ of the run directory, or an MLflow server (extra mlflow)",
