@@ -123,7 +123,9 @@ class ClientEvaluation:
         scored = {client: replies[client] for client in sorted(replies) if replies[client].examples}
         names = next((list(reply.metrics) for reply in scored.values()), [])
         for client in [c for c, reply in scored.items() if list(reply.metrics) != names]:
-            failed[client] = f"reports {list(scored.pop(client).metrics)}, others {names}"
+            failed[client] = (
+                f"reports the metrics {list(scored.pop(client).metrics)}, other clients {names}"
+            )
         total = sum(reply.examples for reply in scored.values())
         return EvaluationResult(
             clients=tuple(scored),

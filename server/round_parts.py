@@ -123,7 +123,7 @@ class Charges(RoundPart):
             if answer.spend is None:
                 raise ProtocolError("the reply carries no record of the client's spend")
             if answer.spend.client != client:
-                raise ProtocolError(f"the record of spend is of client {answer.spend.client}")
+                raise ProtocolError(f"the reply carries the spend of client {answer.spend.client}")
             self.ledgers.record(answer.spend)
         return answer
 
@@ -397,8 +397,9 @@ class EarlyStopping(RoundPart):
                 if isinstance(number, float)
             ]
             raise FederationError(
-                f"federation.early_stopping.metric: {self.settings.metric} is no number of the "
-                f"test set; choose from {', '.join(known)}, or add it to evaluation.metrics"
+                f"federation.early_stopping.metric: {self.settings.metric} is not a metric of the "
+                f"test set that is one number; choose from {', '.join(known)}, or add it to "
+                "evaluation.metrics"
             )
         return replace(state, best=self.settings.next_best(state.best, value, state.round_number))
 

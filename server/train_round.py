@@ -332,7 +332,7 @@ class TrainRound:
             ProtocolError: the withdrawal names another client, or would show who takes part.
         """
         if withdrawal.client != client:
-            raise ProtocolError(f"the withdrawal is of client {withdrawal.client}")
+            raise ProtocolError(f"the withdrawal names client {withdrawal.client}")
         if self._is_secret:
             raise ProtocolError("a client cannot withdraw where participation is secret")
         logger.info("client %d withdrew: %s", client, withdrawal.reason)

@@ -83,8 +83,8 @@ class NoiseEvidence:
         """
         if bool(released.any()):
             self._excess.append(
-                f"client {client}: the client adds noise of its own, and the server adds that of "
-                "the sum"
+                f"client {client}: the client adds noise, but with privacy.trust: central only "
+                "the server adds noise"
             )
 
     def add_noise(

@@ -134,7 +134,7 @@ def refuse_overspending(federation: Federation) -> None:
 
 def _refusal(federation: Federation, overdrawn: tuple[Overdrawn, ...]) -> str:
     worst = min(overdrawn, key=lambda client: client.last_round)
-    others = f" ({len(overdrawn)} clients exceed theirs)" if len(overdrawn) > 1 else ""
+    others = f" ({len(overdrawn)} clients exceed their budgets)" if len(overdrawn) > 1 else ""
     rounds = _affordable_rounds(federation)
     fits = (
         f"at most {rounds} of {federation.experiment.federation.rounds} rounds fit every budget: "
@@ -151,7 +151,7 @@ def _way_out(federation: Federation) -> str:
     privacy = federation.experiment.privacy
     if privacy is not None and privacy.noise_correlation != "none":
         return ", or leave noise_multiplier out, which calibrates it for you"
-    return ", or let clients leave when theirs is spent with privacy.on_exhausted=withdraw"
+    return ", or let clients leave when their budget is spent with privacy.on_exhausted=withdraw"
 
 
 def _spending(federation: Federation, overdrawn: Overdrawn, steps: int) -> str:

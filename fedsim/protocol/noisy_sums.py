@@ -93,9 +93,9 @@ def check_bound(bound: LearntBound) -> float:
         ValueError: the clip norm is out of range, or there is one for each group of parameters.
     """
     if isinstance(bound, tuple):
-        raise ValueError(f"there is one learnt bound, not one for each group, got {bound!r}")
+        raise ValueError(f"the adaptive clip norm must be one number, got {bound!r}")
     if not MIN_BOUND <= bound <= MAX_BOUND:
         raise ValueError(
-            f"a learnt bound must be from {MIN_BOUND:g} to {MAX_BOUND:g}, got {bound!r}"
+            f"an adaptive clip norm must be from {MIN_BOUND:g} to {MAX_BOUND:g}, got {bound!r}"
         )
     return bound

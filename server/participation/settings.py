@@ -36,7 +36,7 @@ def parse_ranges(text: str) -> list[range]:
 def join_ranges(ranges: Iterable[range]) -> list[range]:
     """Merge ranges into ascending ranges of the same numbers that neither overlap nor touch."""
     joined: list[range] = []
-    for numbers in sorted(ranges, key=lambda numbers: numbers.start):
+    for numbers in sorted(ranges, key=lambda item: item.start):
         if joined and numbers.start <= joined[-1].stop:
             joined[-1] = range(joined[-1].start, max(joined[-1].stop, numbers.stop))
         else:

@@ -163,7 +163,7 @@ class Leader:
         if reply.round_nonce != self._context.round_nonce:
             raise ReplayError(f"helper {reply.helper} answered another attempt", **where)
         if reply.helper not in self._helpers or reply.helper in self._summed_helpers:
-            raise ContextMismatchError(f"no answer of helper {reply.helper} is expected", **where)
+            raise ContextMismatchError(f"helper {reply.helper} was not asked now", **where)
         if reply.rejected:
             self._drop_rejected(reply)
         elif reply.released != self._asks_release:

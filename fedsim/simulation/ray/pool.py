@@ -140,7 +140,7 @@ class Worker:
         return jobs
 
     def requeue(self, jobs: Sequence[_Job]) -> None:
-        """Put a dead worker's requests first; each block is then sent alone, as it may be the cause."""
+        """Put a dead worker's requests first; each block is sent alone, as it may be the cause."""
         for job in jobs:
             job.attempts += 1
         self.queue.extendleft(reversed(jobs))
