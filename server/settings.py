@@ -37,7 +37,7 @@ class EarlyStoppingSettings(Settings):
         ge=1, le=MAX_ROUNDS, description="rounds without an improvement after which the run ends"
     )
     min_delta: float = Field(
-        default=0.0, ge=0, description="an improvement is a change by more than this"
+        default=0.0, ge=0, description="a change of the metric by more than this is an improvement"
     )
     goal: Literal["min", "max"] | None = Field(
         default=None,
@@ -93,12 +93,12 @@ class WeightingSettings(Settings):
     n is the client's public number of examples, z its noise multiplier over its sampling rate.
     """
 
-    name: WeightingName = Field(description="which weights; see `federation.weighting`")
+    name: WeightingName = Field(description="name of the weighting; see `federation.weighting`")
     size_power: _Power | None = Field(
-        default=None, description="power of the number of examples, with noise; null: 1"
+        default=None, description="exponent of the number of examples, for name: noise; null: 1"
     )
     noise_power: _Power | None = Field(
-        default=None, description="power of 1 / noise, with noise; null: 1"
+        default=None, description="exponent of 1 / noise multiplier, for name: noise; null: 1"
     )
     max_share: Share | None = Field(
         default=None,
@@ -162,7 +162,8 @@ class FederationSettings(Settings):
         default=1,
         ge=0,
         le=MAX_CLIENTS,
-        description="a round in which clients failed and fewer updates came ends the run",
+        description="fewest updates of a round in which clients failed; a round with fewer ends the "
+        "run",
     )
     strategy: str | AlgorithmSettings = Field(
         default=_DEFAULT_ALGORITHM,
@@ -171,20 +172,21 @@ class FederationSettings(Settings):
     )
     early_stopping: EarlyStoppingSettings | None = Field(
         default=None,
-        description="ends the run when a metric on the public test set improves no more; null: "
+        description="ends the run when a metric on the public test set no longer improves; null: "
         "all rounds run",
     )
     server_averaging: float | None = Field(
         default=None,
         gt=0,
         lt=1,
-        description="the evaluated and saved model is an average of the global models of all "
-        "rounds, where each round counts this much of the next one; null: the last one",
+        description="decay of the exponential moving average of the global models, which is then "
+        "the model that is evaluated and saved; null: the last global model",
     )
     weighting: WeightingName | WeightingSettings = Field(
         default="uniform",
-        description="weight of a client's update: equal, its number of examples, or that over its "
-        "noise multiplier (noise); a mapping sets powers and the largest share",
+        description="weight of a client's update: uniform: 1; examples: its number of examples; "
+        "noise: its number of examples over its noise multiplier; a mapping sets the exponents and "
+        "the largest share",
     )
 
     @property

@@ -24,7 +24,7 @@ _Names = Annotated[tuple[str, ...], Field(strict=False)]  # a file has lists onl
 _Fingerprints = Annotated[
     tuple[Annotated[str, Field(pattern="^[0-9a-f]{64}$")], ...], Field(strict=False)
 ]
-_NAME = Field(description="which protocol; see `secure_aggregation.protocol`")
+_NAME = Field(description="name of the protocol; see `secure_aggregation.protocol`")
 
 
 class AdditiveSettings(Settings):
@@ -57,10 +57,10 @@ class SecAggPlusSettings(Settings):
 
     name: Literal["secagg_plus"] = _NAME
     corrupt_fraction: float = Field(
-        default=0.1, ge=0, lt=1, description="clients that may collude with the server"
+        default=0.1, ge=0, lt=1, description="fraction of clients that may collude with the server"
     )
     dropout_fraction: float = Field(
-        default=0.1, ge=0, lt=1, description="clients that may drop out of a round"
+        default=0.1, ge=0, lt=1, description="fraction of clients that may drop out of a round"
     )
     security_bits: int = Field(
         default=40, ge=20, le=128, description="-log2 of the probability that privacy fails"
@@ -93,17 +93,19 @@ class EncodingSettings(Settings):
     )
     frac_bits: Annotated[int, Field(ge=0, le=64)] | Literal["auto"] = Field(
         default="auto",
-        description="binary places kept of every value; auto: as many as fit, at most 32",
+        description="fraction bits that are kept of every value; auto: as many as fit, at most 32",
     )
     value_bound: float = Field(
         default=8.0, gt=0, description="largest |value| of an uploaded coordinate"
     )
     range_policy: Literal["error", "clip"] = Field(
         default="error",
-        description="values above the bound: error leaves the client out; clip clips and counts",
+        description="for values above value_bound: error leaves the client out, clip clips and "
+        "counts them",
     )
     payload: Literal["delta", "parameters"] = Field(
-        default="delta", description="upload the change of the model, or the model"
+        default="delta",
+        description="delta: clients upload the change of the model; parameters: the model",
     )
     max_weight: Annotated[int, Field(ge=1, le=MAX_EXAMPLES)] | Literal["auto"] = Field(
         default="auto",
@@ -115,10 +117,13 @@ class EncodingSettings(Settings):
     )
     rounding: Literal["nearest", "stochastic"] = Field(
         default="nearest",
-        description="nearest-even, or unbiased at twice the error bound",
+        description="nearest: ties to even; stochastic: unbiased, with twice the error bound",
     )
     guard_bits: int = Field(
-        default=8, ge=0, le=32, description="unused top bits; they reveal mismatched shares"
+        default=8,
+        ge=0,
+        le=32,
+        description="number of unused top bits, which reveal mismatched shares",
     )
 
 
@@ -128,20 +133,22 @@ class LastingKeySettings(Settings):
     helper_fingerprints: _Fingerprints = Field(
         default=(),
         description="fingerprints of the helpers' lasting keys (`fedsim helper-key`), in the order "
-        "of the helpers; clients refuse any other key",
+        "of the helpers; clients refuse other keys",
     )
     helper_files: _Names = Field(
         default=(),
-        description="files of those keys, for helpers of a simulation; a SuperNode names its own",
+        description="files of the helpers' lasting keys in a simulation; in a deployment each "
+        "SuperNode names the file of its key",
     )
     client_fingerprints: _Fingerprints = Field(
         default=(),
         description="fingerprints of the clients' lasting keys (`fedsim client-key`), in the order "
-        "of the clients; helpers count no other uploads",
+        "of the clients; helpers refuse uploads with other keys",
     )
     client_files: _Names = Field(
         default=(),
-        description="files of those keys, for clients of a simulation; a SuperNode names its own",
+        description="files of the clients' lasting keys in a simulation; in a deployment each "
+        "SuperNode names the file of its key",
     )
 
     @field_validator("*")
@@ -161,7 +168,7 @@ class SecureAggregationSettings(Settings):
     protocol: Annotated[ProtocolSettings, Choice()] = Field(
         default=AdditiveSettings(name="additive"),
         description="additive: shares for two or more aggregators; secagg, secagg_plus: pairwise "
-        "masks for a single server; quantized: the same numbers without cryptography (control); a "
+        "masks for a single server; quantized: the same numbers without cryptography (baseline); a "
         "mapping sets the keys of the protocol",
     )
     aggregators: int = Field(
@@ -175,7 +182,7 @@ class SecureAggregationSettings(Settings):
         ge=2,
         le=MAX_CLIENTS,
         description="fewest clients whose sum is opened; helpers, and clients of secagg, enforce "
-        "their own",
+        "the value of their experiment file",
     )
     encoding: EncodingSettings = Field(
         default=EncodingSettings(), description="how updates become integers of a ring"
@@ -194,8 +201,7 @@ class SecureAggregationSettings(Settings):
     )
     keys: LastingKeySettings = Field(
         default=LastingKeySettings(),
-        description="additive: keys of helpers and clients that are made once, by which others "
-        "know them",
+        description="additive: lasting keys of helpers and clients, which the other parties pin",
     )
 
     @field_validator("aggregators", "keys")

@@ -42,11 +42,12 @@ class RuntimeSettings(Settings):
         "Ray on this machine for the run",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
-        default="auto", description="where clients train; auto: CUDA where there is one"
+        default="auto",
+        description="device on which clients train; auto: CUDA if the machine has it",
     )
     trackers: list[str] = Field(
         default=[],
-        description="trackers that get every round beside rounds.jsonl: "
+        description="trackers that log every round, beside rounds.jsonl: "
         f"{', '.join(TRACKERS)} (each is an extra of its name), package.module:Class or "
         "./file.py:Class",
     )

@@ -14,9 +14,13 @@ if TYPE_CHECKING:
 class KrumOptions(Settings):
     """`federation.strategy` of `krum`."""
 
-    malicious_clients: int = Field(default=0, ge=0, description="f, malicious models of a round")
+    malicious_clients: int = Field(
+        default=0, ge=0, description="f, number of malicious clients in a round"
+    )
     kept_models: int = Field(
-        default=1, ge=1, description="m, models whose mean is taken; 1: Krum, more: multi-Krum"
+        default=1,
+        ge=1,
+        description="m, number of models that are averaged; 1: Krum, more: multi-Krum",
     )
 
 
