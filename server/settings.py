@@ -162,8 +162,8 @@ class FederationSettings(Settings):
         default=1,
         ge=0,
         le=MAX_CLIENTS,
-        description="fewest updates of a round in which clients failed; a round with fewer ends the "
-        "run",
+        description="fewest updates of a round in which clients failed; a round with fewer ends "
+        "the run",
     )
     strategy: str | AlgorithmSettings = Field(
         default=_DEFAULT_ALGORITHM,
