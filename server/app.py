@@ -1,4 +1,4 @@
-"""The server side as a Flower ServerApp: the roll call, then the rounds.
+"""The server side as a Flower ServerApp: node registration, then the rounds.
 
 The app waits for every client, learns which node is which client, and then runs the rounds itself.
 It does not use Flower's `Strategy.start`, which starts at round 1, has no hook at the end of a
@@ -47,42 +47,50 @@ _GONE = {3, 4, 5, NODE_RESTARTED}
 
 @dataclass(frozen=True)
 class Roll:
-    """The client or helper of each node, by node id."""
+    """Maps node ids to the numbers of clients and of helpers.
+
+    Attributes:
+        clients: the client number of each client's node, by node id.
+        helpers: the helper number of each helper's node, by node id.
+    """
 
     clients: Mapping[int, int]
     helpers: Mapping[int, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, nodes: Mapping[int, NodeIdentity]) -> "Roll":
-        """Split nodes into clients and helpers."""
+        """Return the roll of registered nodes, given the identity of each node by node id."""
 
         def numbers(role: str) -> dict[int, int]:
-            return {node: one.number for node, one in nodes.items() if one.role == role}
+            return {
+                node: identity.number for node, identity in nodes.items() if identity.role == role
+            }
 
         return cls(numbers("client"), numbers("helper"))
 
 
 def call_roll(grid: Grid, num_clients: int, *, patience: float) -> Mapping[int, int]:
-    """Wait for all clients and return the client of each node, by node id; see `whole_roll`."""
+    """Wait for all clients and return the client number of each node by node id (`whole_roll`)."""
     return whole_roll(grid, num_clients, 0, patience=patience).clients
 
 
 def whole_roll(grid: Grid, num_clients: int, num_helpers: int, *, patience: float) -> Roll:
-    """Wait for all clients and helpers, and return the role of each node.
+    """Wait until all clients and helpers have registered, and return the role of each node.
 
     Flower's simulation starts the server before its nodes exist. A round with the nodes of that
     moment would silently change the participants. Nodes that are listed but gone, such as a
-    SuperNode before its restart, are skipped. A grid that made the nodes itself is asked instead.
+    SuperNode before its restart, are skipped. A grid that created the nodes itself already knows
+    their roles, so no node is asked.
 
     Args:
-        grid: reaches the nodes.
-        num_clients: clients of the federation.
-        num_helpers: helpers of secure aggregation.
-        patience: seconds to wait.
+        grid: the grid that reaches the nodes.
+        num_clients: the number of clients of the federation.
+        num_helpers: the number of helpers of secure aggregation.
+        patience: the longest time to wait, in seconds.
 
     Raises:
-        FederationError: fewer nodes than parties within `patience` seconds, or two nodes are the
-            same client or helper.
+        FederationError: fewer nodes than parties register within `patience` seconds, or two nodes
+            are the same client or helper.
         ProtocolError: a node reports that it cannot take part; the message says why.
     """
     deadline = time.monotonic() + patience
@@ -122,12 +130,12 @@ def _identity(node: int, answer: Message | ClientError) -> NodeIdentity:
     return identity_of(answer)
 
 
-def _check_all(role: str, found: Mapping[int, int], wanted: range) -> None:
-    if sorted(found.values()) != list(wanted):
+def _check_all(role: str, numbers_found: Mapping[int, int], wanted: range) -> None:
+    if sorted(numbers_found.values()) != list(wanted):
         numbers = f"{wanted.start}..{wanted.stop - 1}" if wanted else "none"
         raise FederationError(
             f"expected one node for each of the {role}s {numbers}, "
-            f"got {role}s {sorted(found.values())}"
+            f"got {role}s {sorted(numbers_found.values())}"
         )
 
 
@@ -144,11 +152,12 @@ def _wait_for_nodes(grid: Grid, num_clients: int, deadline: float, patience: flo
 
 
 def scored_models(algorithm: Algorithm, state: ServerState) -> ArrayRecord | Sequence[ArrayRecord]:
-    """Return the model of a state, or the clients' own models where an algorithm has them.
+    """Return the models to evaluate: the global model, or one model per client.
 
     Args:
-        algorithm: of the federation.
-        state: after a round.
+        algorithm: the algorithm of the federation; one that trains a model for each client, such
+            as MR-MTL, is evaluated on these models.
+        state: the server's state after a round.
     """
     models = algorithm.scored_models(state)
     if models is None:
@@ -158,12 +167,12 @@ def scored_models(algorithm: Algorithm, state: ServerState) -> ArrayRecord | Seq
 
 logger = logging.getLogger(__name__)
 
-# A generous limit: it only has to end a run whose clients died silently.
+# Long on purpose: the limit only has to end a run whose clients died silently.
 MAX_ROUND_SECONDS = 24 * 3600.0
 
 
 class RoundError(FederationError):
-    """A round after which the federation cannot continue; `report` is the report of that round."""
+    """The federation cannot continue after a round; `report` is the report of that round."""
 
     def __init__(self, message: str, report: RoundReport) -> None:
         super().__init__(message)
@@ -181,10 +190,11 @@ def make_server_app(
     """Return the ServerApp that runs the whole federation.
 
     Args:
-        settings: rounds, and the fewest participants of one.
-        prepare: waits for the nodes, and returns what is the same in all rounds.
-        start: the state to start from.
-        on_round: called at the end of every round, in the server's thread.
+        settings: the number of rounds, and the fewest participants of a round.
+        prepare: waits for the nodes and returns the setup of all rounds.
+        start: the server state to start from.
+        on_round: called at the end of every round with the new state and the report, in the
+            server's thread.
         on_stop: called with the reason when the federation ends before its last round.
 
     The app raises FederationError when a node is missing, and RoundError when clients of a round
@@ -204,7 +214,7 @@ def make_server_app(
                 state = setup.algorithm.init(state)
         while state.round_number < settings.rounds:
             reasons = (part.reason_to_stop(state) for part in setup.parts)
-            reason = next((one for one in reasons if one is not None), None)
+            reason = next((reason for reason in reasons if reason is not None), None)
             if reason is not None:
                 on_stop(reason)
                 return
@@ -220,9 +230,14 @@ def make_server_app(
 
 
 def run_round(state: ServerState, setup: RoundSetup, grid: Grid) -> tuple[ServerState, RoundReport]:
-    """Run the round after `state`; return the state after it and its report.
+    """Run one round and return the new server state and the report of the round.
 
     A round without an aggregate leaves the model as it was.
+
+    Args:
+        state: the server state before the round.
+        setup: what all rounds of the server share.
+        grid: the grid that reaches clients and helpers.
     """
     started, timeline, traffic = time.perf_counter(), Timeline(), Traffic()
     train = TrainRound(state, setup)
@@ -271,13 +286,13 @@ def run_round(state: ServerState, setup: RoundSetup, grid: Grid) -> tuple[Server
 
 
 def check_end_of_run(report: RoundReport) -> None:
-    """Check that no client of a round failed in a way that ends the run.
+    """Raise if a client of a round failed in a way that ends the run.
 
-    A client that would reuse noise is not simply left out: the run is not the one that began. And
+    A client that would reuse noise is not simply left out: this run is not the one that began. And
     where the run's ledger cannot be written, no client can be charged.
 
     Raises:
-        RoundError: with the client's reason.
+        RoundError: a client failed so; the message has its reason.
     """
     for failure in report.clients.failed:
         if failure.ends_run:
@@ -285,22 +300,22 @@ def check_end_of_run(report: RoundReport) -> None:
 
 
 def check_participants(report: RoundReport, least: int) -> None:
-    """Check that a round has enough updates to count.
+    """Raise if clients failed and too few updates arrived in a round.
 
     Args:
-        report: the round.
-        least: fewest updates of a round in which clients failed.
+        report: the report of the round.
+        least: the fewest updates that a round with failed clients may have.
 
     Raises:
-        RoundError: clients failed, and fewer than `least` updates came.
+        RoundError: clients failed, and fewer than `least` updates arrived.
     """
     if not report.clients.failed or len(report.clients.participants) >= least:
         return
     clients = report.clients
     first, failed, came = clients.failed[0], len(clients.failed), len(clients.participants)
-    what = f"{failed} clients failed" if came else f"every client failed ({failed})"
+    failures = f"{failed} clients failed" if came else f"every client failed ({failed})"
     raise RoundError(
-        f"round {report.round_number}: {what} and {came} of at least {least} updates came "
+        f"round {report.round_number}: {failures} and {came} of at least {least} updates came "
         f"(federation.min_participants); client {first.client}: {first.reason}",
         report,
     )
@@ -334,9 +349,9 @@ def _model_of(
 def _update_norm(
     before: ArrayRecord, result: AggregationResult, parameters: Collection[str]
 ) -> float | None:
-    """Return the L2 norm of the aggregate update of the trained values; None without one.
+    """Return the L2 norm of the aggregate update of the trained values, or None without an update.
 
-    The aggregate is made of releases, so this is post-processing of them.
+    The aggregate is a function of releases, so the norm is post-processing.
     """
     if result.arrays is None:
         return None
@@ -348,9 +363,9 @@ def _update_norm(
 def _unmoved(
     before: ServerState, after: ServerState, parameters: Collection[str]
 ) -> tuple[str, ...]:
-    """Return the trained tensors that round 1 left as they were; none after other rounds.
+    """Return the names of trained tensors that round 1 did not change; empty after later rounds.
 
-    The models are releases, so this is post-processing of them.
+    The models are releases, so the result is post-processing.
     """
     if before.round_number or after.arrays is before.arrays:
         return ()

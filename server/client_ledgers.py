@@ -1,10 +1,11 @@
-"""The ledger of every client, as the client reported it, and ε of the federation.
+"""The privacy ledger of every client, as the client reported it, and ε of the federation.
 
-Nothing is averaged here. The federation's guarantee is the largest ε of any client, in the view
-that it is claimed for. The ledger against a server that sees single uploads is checked beside it.
+Nothing is averaged here. The federation's guarantee is the largest ε of any client, against the
+adversary that it is claimed for. A client's second ledger, against a server that sees single
+uploads, is checked too.
 
-Clients with equal ledgers, δ and target are one kind. ε is computed once for each kind, so a round
-takes time for its participants and for the kinds, not for all clients.
+Clients with equal ledgers, δ and target ε are one kind. ε is computed once for each kind, so the
+time of a round grows with its participants and with the kinds, not with all clients.
 """
 
 from collections import Counter
@@ -23,7 +24,7 @@ _MOST_OWN_EPSILONS = 1 << 16  # kept in memory
 
 
 class _Kind(NamedTuple):
-    """What the ε of a client depends on."""
+    """The values that determine a client's ε; clients with equal values have the same ε."""
 
     entries: tuple[tuple[Event, int], ...]
     delta: float
@@ -35,21 +36,22 @@ class _Kind(NamedTuple):
 
     @property
     def counts(self) -> Mapping[Event, int]:
-        """Number of releases of each event."""
-        found: Counter[Event] = Counter()
+        """The number of releases of each event."""
+        counts: Counter[Event] = Counter()
         for event, count in self.entries:
-            found[event] += count
-        return found
+            counts[event] += count
+        return counts
 
 
 class ClientLedgers:
-    """Latest spend and ε of every client that reported one.
+    """Keeps the latest privacy spend of every client that reported one, and computes ε.
 
     Args:
-        accountant: the name of the accountant of ε.
-        adjacency: what ε protects against.
-        recorded: returns the spend of a client by the durable ledger. None where the server has no
-            ledger; a charge whose reply was lost is then known when the client answers next.
+        accountant: the name of the accountant that computes ε.
+        adjacency: the neighbouring relation of the guarantee.
+        recorded: returns a client's spend as the durable ledger has it. None where the server has
+            no durable ledger; a charge whose reply was lost is then known only when the client
+            replies again.
     """
 
     def __init__(
@@ -68,14 +70,14 @@ class ClientLedgers:
 
     @property
     def spends(self) -> dict[int, ClientSpend]:
-        """The latest spend of each client, by client."""
+        """The latest privacy spend of each client, by client number."""
         return dict(sorted(self._spends.items()))
 
     def record(self, spend: ClientSpend) -> None:
-        """Record the new spend of a client.
+        """Replace a client's recorded spend with a newly reported one.
 
         Raises:
-            ProtocolError: a ledger of it does not extend the client's previous one, or holds an
+            ProtocolError: a reported ledger does not extend the client's previous one, or holds an
                 event without an accounting rule; nothing was recorded.
         """
         before = self._spends.get(spend.client)
@@ -92,7 +94,7 @@ class ClientLedgers:
         self._spends[spend.client] = replace(spend, ledger=ledger)
 
     def _leave(self, kind: _Kind) -> None:
-        """Count one client less of a kind, and forget a kind without clients."""
+        """Reduce the number of clients of a kind by one, and forget a kind without clients."""
         ledger, members = self._ledgers.pop(kind)
         if members > 1:
             self._ledgers[kind] = ledger, members - 1
@@ -102,10 +104,10 @@ class ClientLedgers:
     def _check_extension(
         self, client: int, ledger: PrivacyLedger, before: PrivacyLedger | None
     ) -> None:
-        """Check that a ledger adds releases with a rule to the one before.
+        """Check that a ledger extends the previous one by events that the accountant supports.
 
         Raises:
-            ProtocolError: it does not.
+            ProtocolError: the ledger does not extend it, or an event has no accounting rule.
         """
         known = PrivacyLedger() if before is None else before
         if not ledger.starts_with(known):
@@ -119,9 +121,9 @@ class ClientLedgers:
             raise ProtocolError(f"client {client} reports a release: {error}") from error
 
     def look_up(self, client: int) -> None:
-        """Record the spend of a client whose reply was lost, by the durable ledger.
+        """Record the spend that the durable ledger has for a client whose reply was lost.
 
-        A later report of the client itself stays.
+        A spend of a later round, reported by the client itself, is kept.
         """
         if self._recorded is None:
             return
@@ -130,12 +132,13 @@ class ClientLedgers:
             self.record(spend)
 
     def epsilons(self) -> dict[int, float]:
-        """Return ε of every client at its own δ, by client (∞ where it adds no noise).
+        """Return each client's ε at the client's δ, by client number (∞ without noise).
 
-        Each has the slack of the sampler in it. A `FleetAccountant` computes them together. Its
-        bound and that of an accountant of the client's own both hold, and differ by up to 2e-4. The
-        own accountant calibrated the noise, so it decides where the difference shows: for the
-        largest ε, and where the fleet's bound is above a client's target.
+        Each ε includes the slack of the noise sampler. A `FleetAccountant` computes them together.
+        Its bound and that of an accountant for the single client both hold, and differ by up to
+        2e-4. The noise was calibrated by the single client's accountant, so that accountant decides
+        where the difference shows: for the largest ε, and where the fleet's bound is above a
+        client's target.
         """
         bounds, spends = self._epsilon_bounds(), self.spends
         epsilons = {client: bounds[_Kind.of(spend)] for client, spend in spends.items()}
@@ -148,13 +151,13 @@ class ClientLedgers:
         return epsilons
 
     def epsilon(self, client: int) -> float:
-        """Return ε of one client, as `epsilons` does."""
+        """Return the ε of one client, the same as in `epsilons`."""
         return self.epsilons()[client]
 
     def epsilon_max(self) -> float | None:
         """Return the largest ε of any client so far, or None before the first report.
 
-        Guarantee: it is the largest of `epsilons`, from the kinds alone.
+        Guarantee: the result is the maximum of `epsilons`, computed once per kind.
         """
         bounds = self._epsilon_bounds()
         largest = 0.0 if bounds else None
@@ -165,7 +168,7 @@ class ClientLedgers:
         return largest
 
     def _epsilon_bounds(self) -> Mapping[_Kind, float]:
-        """Return ε of every kind by the fleet; by its own accountant where that is over target."""
+        """Return ε of every kind from the fleet, or from its own accountant if above its target."""
         new: dict[float, list[_Kind]] = {}
         for kind in self._ledgers:
             if kind not in self._bounds:

@@ -1,7 +1,7 @@
-"""Federated evaluation: clients score the global model on examples that never leave them.
+"""Federated evaluation: clients evaluate the global model on examples that never leave them.
 
-A score is computed from private examples, and nothing bounds what it reveals. So evaluation is for
-federations without differential privacy; with it, clients refuse.
+A metric is computed from private examples, and nothing bounds what it reveals. So federated
+evaluation is for federations without differential privacy; with it, clients refuse to evaluate.
 """
 
 import math
@@ -24,9 +24,9 @@ class EvaluationResult:
 
     Attributes:
         clients: the clients in the averages, ascending.
-        examples: their held-out examples together.
-        metrics: averages over all these examples; empty where there are none.
-        failed: clients that were asked and are in no average, and why.
+        examples: the total number of held-out examples of these clients.
+        metrics: each metric's average over these examples; empty where there are none.
+        failed: the reason for each client that was asked but is in no average.
     """
 
     clients: tuple[int, ...] = ()
@@ -37,16 +37,16 @@ class EvaluationResult:
 
 @dataclass(frozen=True)
 class ClientEvaluation:
-    """The schedule of evaluations, and the averages of their replies.
+    """Asks clients to evaluate the global model in scheduled rounds, and averages their replies.
 
     Guarantee: the clients asked depend on the seed and the round alone, and the averages do not
     depend on the order of the replies.
 
     Args:
-        settings: how often, and how many clients.
+        settings: how often clients evaluate, and how many of them.
         seed: the experiment's seed.
-        rounds: rounds of the federation; the last is always evaluated.
-        deadline: simulated seconds after which a reply comes too late.
+        rounds: the number of rounds of the federation; the last round is always evaluated.
+        deadline: simulated seconds after which a reply is too late; None for no deadline.
     """
 
     settings: EvaluationSettings
@@ -55,11 +55,11 @@ class ClientEvaluation:
     deadline: float | None = None
 
     def is_due(self, round_number: int) -> bool:
-        """Whether clients evaluate the model of a round."""
+        """Whether clients evaluate the global model after a round."""
         return round_number % self.settings.every == 0 or round_number == self.rounds
 
     def clients(self, round_number: int, num_clients: int) -> tuple[int, ...]:
-        """Return the clients to ask, ascending: all, or a uniform sample without replacement."""
+        """Return the clients to ask, ascending: all, or a uniform sample of `settings.clients`."""
         wanted = self.settings.clients
         if wanted is None or wanted >= num_clients:
             return tuple(range(num_clients))
@@ -69,12 +69,12 @@ class ClientEvaluation:
     def requests(
         self, round_number: int, arrays: ArrayRecord, node_of: Mapping[int, int]
     ) -> dict[int, Message]:
-        """Return the requests of a round by client; none where no evaluation is due.
+        """Return the evaluation requests of a round by client; empty where none is due.
 
         Args:
-            round_number: the round.
-            arrays: the global model after it.
-            node_of: the node of each client.
+            round_number: the round, from 1.
+            arrays: the global model after the round.
+            node_of: the node id of each client.
         """
         if not self.is_due(round_number):
             return {}
@@ -90,14 +90,14 @@ class ClientEvaluation:
         grid: Grid,
         timeout: float,
     ) -> EvaluationResult | None:
-        """Ask the clients of a round and return their averages; None where none are asked.
+        """Let clients evaluate the model of a round; return the averages, or None if none is due.
 
         Args:
-            round_number: the round.
-            arrays: the global model after it.
-            clients: the client of each node, by node id.
-            grid: sends the requests.
-            timeout: seconds to wait for the replies.
+            round_number: the round, from 1.
+            arrays: the global model after the round.
+            clients: the client number of each node, by node id.
+            grid: the grid that sends the requests.
+            timeout: the longest time to wait for the replies, in seconds.
         """
         node_of = {client: node for node, client in clients.items()}
         requests = self.requests(round_number, arrays, node_of)
@@ -111,25 +111,29 @@ class ClientEvaluation:
         A client without held-out examples is in no average and did not fail.
 
         Args:
-            answers: client and answer of each client that was asked, in any order.
+            answers: the number and the answer of each client that was asked, in any order.
         """
-        found: dict[int, EvaluateReply] = {}
+        replies: dict[int, EvaluateReply] = {}
         failed: dict[int, str] = {}
         for client, answer in answers:
             try:
-                found[client] = self._read(answer)
+                replies[client] = self._read(answer)
             except ProtocolError as error:
                 failed[client] = str(error)
-        scored = {client: found[client] for client in sorted(found) if found[client].examples}
-        names = next((list(one.metrics) for one in scored.values()), [])
-        for client in [c for c, one in scored.items() if list(one.metrics) != names]:
-            failed[client] = f"reports {list(scored.pop(client).metrics)}, others {names}"
-        total = sum(one.examples for one in scored.values())
+        scored = {client: replies[client] for client in sorted(replies) if replies[client].examples}
+        names = next((list(reply.metrics) for reply in scored.values()), [])
+        for client in [c for c, reply in scored.items() if list(reply.metrics) != names]:
+            failed[client] = (
+                f"reports the metrics {list(scored.pop(client).metrics)}, other clients {names}"
+            )
+        total = sum(reply.examples for reply in scored.values())
         return EvaluationResult(
             clients=tuple(scored),
             examples=total,
             metrics={
-                name: _mean([(one.examples, one.metrics[name]) for one in scored.values()], total)
+                name: _mean(
+                    [(reply.examples, reply.metrics[name]) for reply in scored.values()], total
+                )
                 for name in names
             },
             failed=dict(sorted(failed.items())),
@@ -147,7 +151,7 @@ class ClientEvaluation:
 
 
 def _mean(weighted: Iterable[tuple[int, float]], total: int) -> float:
-    """Return the weighted mean, correctly rounded and so independent of the order."""
+    """Return the weighted mean, correctly rounded and so independent of the order of values."""
     terms = [weight * value for weight, value in weighted]
     if not all(map(math.isfinite, terms)):
         return math.nan

@@ -1,7 +1,7 @@
-"""Parts of a round beside the mean of the updates: charges, bounds, averages, early stopping.
+"""Parts of a round beside the mean of updates: charges, adaptive clip norms, early stopping.
 
-A part is one object with a few hooks (`RoundPart`); a federation's server has a tuple of them
-(`RoundSetup.parts`). A new part needs no change of the round itself.
+A part is an object whose hooks are called during a round (`RoundPart`); a federation's server has a
+tuple of parts (`RoundSetup.parts`). A new part needs no change of the round itself.
 """
 
 import math
@@ -29,13 +29,13 @@ Metrics = Mapping[str, float | list[float]]
 
 @dataclass(frozen=True)
 class Aggregate:
-    """What a round's aggregate was made of.
+    """The clients and steps behind a round's aggregate.
 
     Attributes:
-        clients: in the aggregate, ascending.
-        steps: charged steps that each of them took.
-        clip_count: the noisy count of a learnt bound (see `AggregationResult`).
-        has_model: whether there is an aggregate.
+        clients: the clients in the aggregate, ascending.
+        steps: the number of charged steps of each of these clients.
+        clip_count: the noisy count of an adaptive clip norm (see `AggregationResult`).
+        has_model: whether the round has an aggregate.
     """
 
     clients: Sequence[int]
@@ -45,68 +45,68 @@ class Aggregate:
 
 
 class RoundPart:
-    """A part of every round; each hook does nothing here.
+    """Base class of the parts of a round; the hooks of this class do nothing.
 
-    A part may keep what it sees between `begin` and `complete`, and nothing from round to round:
-    that is in the `ServerState`.
+    A part may store values between `begin` and `complete` of one round. Values that last from round
+    to round belong in the `ServerState`.
     """
 
     def begin(self, state: ServerState, aggregator: Aggregator[Any]) -> None:
-        """Prepare the round after a state, before any client is asked."""
+        """Prepare a round before any client is asked; `state` is the state before the round."""
 
     def start(self, client: int) -> ArrayRecord | None:
-        """Return the model that a client starts from; None: the global one."""
+        """Return the model that a client starts from, or None for the global model."""
         return None
 
     def take(self, client: int, answer: ClientAnswer) -> ClientAnswer:
-        """Read an answer, and return it as the next part and the aggregator see it.
+        """Process a client's answer; return the answer that the next part and aggregator receive.
 
         Raises:
-            ProtocolError: the answer is wrong; its client is left out of the round.
+            ProtocolError: the answer is wrong; the client is left out of the round.
         """
         return answer
 
     def after(self, state: ServerState, aggregate: Aggregate) -> ServerState:
-        """Return the state after the round.
+        """Return the server state after the round, updated by this part.
 
         Args:
-            state: with the new model and the new round number.
-            aggregate: what it is made of.
+            state: the state with the new model and the new round number.
+            aggregate: the clients and steps behind the new model.
         """
         return state
 
     def scored(self, state: ServerState, metrics: Metrics) -> ServerState:
-        """Return the state after the round, once its model has metrics."""
+        """Return the server state after the new model was evaluated, updated by this part."""
         return state
 
     def complete(self, report: RoundReport, aggregate: Aggregate) -> RoundReport:
-        """Return the round's report with what the part knows."""
+        """Return the round's report, completed by this part's values."""
         return report
 
     def reason_to_stop(self, state: ServerState) -> str | None:
-        """Return why no round follows a state; None: one does."""
+        """Return the reason to end the run after a state, or None to go on."""
         return None
 
 
 ChargeRound = Callable[[int, str], Sequence[ClientSpend]]
-"""(round, digest of its global model) -> the spend of every client, all charged on disk."""
+"""(round, digest of its global model) -> every client's spend after its charge is on disk."""
 
 
 @dataclass(frozen=True)
 class Charges(RoundPart):
-    """The clients' spend, as the server knows it.
+    """Keeps the clients' privacy ledgers up to date, and charges clients if the server must.
 
     Attributes:
-        ledgers: the latest ledger of each client; None: nobody asks for it.
-        charge_round: charges all clients before a round, where participation is secret; None:
-            clients charge themselves, and their replies say so.
+        ledgers: the latest ledger of each client; None where ledgers are not kept.
+        charge_round: charges all clients before a round, where participation is secret; None where
+            clients charge themselves and report their spend in replies.
     """
 
     ledgers: ClientLedgers | None
     charge_round: ChargeRound | None = None
 
     def begin(self, state: ServerState, aggregator: Aggregator[Any]) -> None:
-        """Charge every client for the round where clients do not charge themselves."""
+        """Charge every client for the round, where clients do not charge themselves."""
         if self.charge_round is None:
             return
         for spend in self.charge_round(state.round_number + 1, digest(state.arrays)):
@@ -114,21 +114,21 @@ class Charges(RoundPart):
                 self.ledgers.record(spend)
 
     def take(self, client: int, answer: ClientAnswer) -> ClientAnswer:
-        """Record the spend in a reply.
+        """Record the spend that a client's reply reports.
 
         Raises:
-            ProtocolError: it has none, or that of another client.
+            ProtocolError: the reply has no spend, or that of another client.
         """
         if self.charge_round is None and self.ledgers is not None:
             if answer.spend is None:
                 raise ProtocolError("the reply carries no record of the client's spend")
             if answer.spend.client != client:
-                raise ProtocolError(f"the record of spend is of client {answer.spend.client}")
+                raise ProtocolError(f"the reply carries the spend of client {answer.spend.client}")
             self.ledgers.record(answer.spend)
         return answer
 
     def complete(self, report: RoundReport, aggregate: Aggregate) -> RoundReport:
-        """Add the largest ε of any client; a client that failed may have been charged."""
+        """Add the largest ε of any client to the report; failed clients may have been charged."""
         if self.ledgers is None:
             return report
         for failure in report.clients.failed:
@@ -138,18 +138,18 @@ class Charges(RoundPart):
 
 @dataclass(frozen=True)
 class Withdrawals(RoundPart):
-    """The end of a run whose clients have spent their privacy budgets.
+    """Ends the run when clients have spent their privacy budgets.
 
     Attributes:
-        num_clients: all clients of the federation.
-        first_ends: whether the first client that withdraws ends it.
+        num_clients: the number of clients of the federation.
+        first_ends: whether the first client that withdraws ends the run.
     """
 
     num_clients: int
     first_ends: bool = False
 
     def reason_to_stop(self, state: ServerState) -> str | None:
-        """Return whose budgets are spent, where that ends the run."""
+        """Return which clients have spent their budgets if that ends the run, else None."""
         if len(state.withdrawn) == self.num_clients:
             return "every client has spent its privacy budget"
         if state.withdrawn and self.first_ends:
@@ -159,12 +159,12 @@ class Withdrawals(RoundPart):
 
 
 class Tags(RoundPart):
-    """The tag of each upload that came in clear, whether it is in the aggregate or not.
+    """Records the tag of each upload that arrived in clear, in the aggregate or not.
 
-    It comes before parts that change answers.
+    This part must come before parts that change answers.
 
     Args:
-        tags: makes them.
+        tags: computes the tag of an upload.
     """
 
     def __init__(self, tags: UploadTags) -> None:
@@ -172,45 +172,45 @@ class Tags(RoundPart):
         self._of: dict[int, str] = {}
 
     def begin(self, state: ServerState, aggregator: Aggregator[Any]) -> None:
-        """Forget the tags of the round before."""
+        """Forget the tags of the previous round."""
         self._of, self._round_number = {}, state.round_number + 1
 
     def take(self, client: int, answer: ClientAnswer) -> ClientAnswer:
-        """Tag an upload."""
+        """Compute and keep the tag of a client's upload."""
         if isinstance(answer, TrainReply):
             self._of[client] = self._tags.of(client, self._round_number, answer)
         return answer
 
     def complete(self, report: RoundReport, aggregate: Aggregate) -> RoundReport:
-        """Add the tags, ascending by client."""
+        """Add the tags to the report, ascending by client."""
         tags = dict(sorted(self._of.items()))
         return replace(report, clients=replace(report.clients, uploads=tags))
 
 
 class OwnBounds(RoundPart):
-    """Clipping bounds that each client adapts itself; one outside the aggregate keeps its own."""
+    """Keeps the clip norms that clients adapt; a client outside the aggregate keeps its last."""
 
     def __init__(self) -> None:
         self._adapted: dict[int, LearntBound] = {}
 
     def begin(self, state: ServerState, aggregator: Aggregator[Any]) -> None:
-        """Forget the bounds of the round before."""
+        """Forget the clip norms of the previous round."""
         self._adapted = {}
 
     def take(self, client: int, answer: ClientAnswer) -> ClientAnswer:
-        """Read the bound of a reply."""
+        """Read the adaptive clip norm of a client's reply."""
         if answer.clip_norm is not None:
             self._adapted[client] = answer.clip_norm
         return answer
 
     def after(self, state: ServerState, aggregate: Aggregate) -> ServerState:
-        """Return the state with the new bounds."""
+        """Return the state with the new clip norms of the clients in the aggregate."""
         new = {k: self._adapted[k] for k in aggregate.clients if k in self._adapted}
         return replace(state, clip_norms=dict(sorted({**state.clip_norms, **new}.items())))
 
 
 class SharedBound(RoundPart):
-    """The bound S of whole updates, which the server learns from noisy bits: one for all clients.
+    """Adapts the clip norm S of whole updates, the same for all clients, from their noisy bits.
 
     Guarantee: S of a round is a function of releases of earlier rounds, which were charged.
 
@@ -219,11 +219,12 @@ class SharedBound(RoundPart):
 
     Args:
         first: S of the first round.
-        rule: how S follows the share of updates within it.
-        num_clients: all clients of the federation: each is told the same S.
-        unit: length of a step of the grid of the bits, where they are a part of a noisy sum; None:
-            replies carry them.
-        divisor: a public number in place of the number of those who came; None: that number.
+        rule: the update of S, from the share of updates whose norm is at most S.
+        num_clients: the number of clients of the federation.
+        unit: the grid step of the bits, where they are a part of a noisy sum; None where each reply
+            carries its bit.
+        divisor: a public number that divides the sum of bits; None to divide by the number of
+            participants.
     """
 
     def __init__(
@@ -239,24 +240,24 @@ class SharedBound(RoundPart):
         self._bits: dict[int, float] = {}
 
     def begin(self, state: ServerState, aggregator: Aggregator[Any]) -> None:
-        """Tell the aggregator the bound of the round."""
+        """Set the aggregator's clip norm for the round."""
         self._bits = {}
         aggregator.scale(self.of(state.clip_norms))
 
     def take(self, client: int, answer: ClientAnswer) -> ClientAnswer:
-        """Read the noisy bit of a reply.
+        """Read the noisy bit of a client's reply.
 
         Raises:
-            ProtocolError: it has none.
+            ProtocolError: the reply has no bit.
         """
         if self._unit is None:
             if not isinstance(answer, TrainReply) or answer.clip_count is None:
-                raise ProtocolError("the reply lacks the noisy bit that the bound is learnt from")
+                raise ProtocolError("the reply lacks the noisy bit of the adaptive clip norm")
             self._bits[client] = answer.clip_count
         return answer
 
     def after(self, state: ServerState, aggregate: Aggregate) -> ServerState:
-        """Return the state with the bound of the next round."""
+        """Return the state with the clip norm of the next round."""
         bound = self.of(state.clip_norms)
         if self._unit is None:
             bits = [self._bits[client] for client in aggregate.clients]
@@ -265,16 +266,16 @@ class SharedBound(RoundPart):
         return replace(state, clip_norms=learnt)
 
     def of(self, clip_norms: Mapping[int, LearntBound]) -> float:
-        """Return S of the round after a state with these bounds."""
+        """Return S of the next round, given the clip norms of the server state, by client."""
         return whole_bound(clip_norms.get(0, self._first))
 
     def after_sum(self, bound: float, count: int | None, participants: int) -> dict[int, float]:
-        """Return the bound of every client after a noisy sum.
+        """Return the next clip norm of every client, from the noisy sum of bits b.
 
         Args:
             bound: S of the round.
-            count: Σ (b − ½) with noise, in steps of its grid; None: no sum was opened.
-            participants: number of clients in the sum.
+            count: Σ (b − ½) with noise, in grid steps; None where no sum was opened.
+            participants: the number of clients in the sum.
         """
         number = participants if self._divisor is None else self._divisor
         if count is None or self._unit is None or not number:
@@ -282,33 +283,35 @@ class SharedBound(RoundPart):
         return self._for_all(self._rule.next_bound(bound, count * self._unit / number + 0.5))
 
     def after_bits(self, bound: float, bits: Iterable[float]) -> dict[int, float]:
-        """Return the bound of every client after noisy bits.
+        """Return the next clip norm of every client, from the clients' noisy bits b.
 
         Args:
             bound: S of the round.
-            bits: b − ½ with noise, of each client in the aggregate.
+            bits: b − ½ with noise, for each client in the aggregate.
         """
-        found = list(bits)
-        if not found:
+        noisy_bits = list(bits)
+        if not noisy_bits:
             return self._for_all(bound)
-        return self._for_all(self._rule.next_bound(bound, math.fsum(found) / len(found) + 0.5))
+        return self._for_all(
+            self._rule.next_bound(bound, math.fsum(noisy_bits) / len(noisy_bits) + 0.5)
+        )
 
     def _for_all(self, bound: float) -> dict[int, float]:
         return dict.fromkeys(range(self._num_clients), bound)
 
 
 ExpectedNoise = Callable[[Mapping[int, int], Mapping[int, LearntBound], int], float | None]
-"""(steps of each participant, adapted bounds, round) -> length of the noise in the aggregate.
+"""(steps of each participant, clip norms by client, round) -> expected L2 norm of the noise.
 
-By public plan values alone.
+A function of public plan values alone; None where the norm is not known.
 """
 
 
 class NoiseLength(RoundPart):
-    """The expected length of the noise in a round's aggregate.
+    """Reports the expected L2 norm of the noise in a round's aggregate.
 
     Args:
-        expected: computes it.
+        expected: computes the norm.
     """
 
     def __init__(self, expected: ExpectedNoise) -> None:
@@ -316,11 +319,11 @@ class NoiseLength(RoundPart):
         self._bounds: Mapping[int, LearntBound] = {}
 
     def begin(self, state: ServerState, aggregator: Aggregator[Any]) -> None:
-        """Keep the bounds of the round."""
+        """Keep the clip norms of the round."""
         self._bounds = state.clip_norms
 
     def complete(self, report: RoundReport, aggregate: Aggregate) -> RoundReport:
-        """Add the length, where there is an aggregate."""
+        """Add the expected noise norm to the report, where the round has an aggregate."""
         if not aggregate.has_model:
             return report
         length = self._expected(aggregate.steps, self._bounds, report.round_number)
@@ -329,18 +332,18 @@ class NoiseLength(RoundPart):
 
 @dataclass(frozen=True)
 class IterateAverage(RoundPart):
-    """The model of a federation as an average of its global models, the older the less.
+    """Keeps an exponential moving average of the global models as the federation's model.
 
-    Clients go on from the last global model. The average is post-processing, so no ε changes.
+    Clients continue from the last global model. The average is post-processing, so no ε changes.
 
     Attributes:
-        decay: in (0, 1) (`federation.server_averaging`).
+        decay: `federation.server_averaging`, in (0, 1).
     """
 
     decay: float
 
     def after(self, state: ServerState, aggregate: Aggregate) -> ServerState:
-        """Return the state with the average of the models of all rounds."""
+        """Return the state with the average updated by the new global model."""
         average = next_average(
             state.average, state.arrays, round_number=state.round_number, decay=self.decay
         )
@@ -350,32 +353,32 @@ class IterateAverage(RoundPart):
 def next_average(
     average: Mapping[str, np.ndarray], arrays: ArrayRecord, *, round_number: int, decay: float
 ) -> dict[str, np.ndarray]:
-    """Return the average of the models of all rounds, each older one weighing `decay` as much.
+    """Return the exponential moving average of the global models of rounds 1 to t.
 
-    The model of round i of t has the weight decay^(t − i) over the sum of these. The initial model
-    has none.
+    The model of round i has the weight decay^(t − i), divided by the sum of all weights. The
+    initial model is not in the average.
 
     Args:
         average: the average before the round, float64 by name; empty before the first round.
         arrays: the global model after the round.
-        round_number: t, from 1.
-        decay: in (0, 1).
+        round_number: the round t, from 1.
+        decay: the decay, in (0, 1).
     """
     share = (1 - decay) / (1 - decay**round_number)
-    found = {}
+    new_average = {}
     for name, value in to_numpy(arrays).items():
-        if np.issubdtype(value.dtype, np.floating):  # counters are those of the last round
+        if np.issubdtype(value.dtype, np.floating):  # integer counters are not averaged
             before = average.get(name, np.zeros(()))
-            found[name] = before + share * (value - before)
-    return found
+            new_average[name] = before + share * (value - before)
+    return new_average
 
 
 @dataclass(frozen=True)
 class EarlyStopping(RoundPart):
-    """The end of a run whose metric on the public test set improves no more.
+    """Ends the run when a metric on the public test set no longer improves.
 
     Attributes:
-        settings: `federation.early_stopping`.
+        settings: the settings of `federation.early_stopping`.
     """
 
     settings: EarlyStoppingSettings
@@ -384,7 +387,7 @@ class EarlyStopping(RoundPart):
         """Return the state with the best value of the metric.
 
         Raises:
-            FederationError: the test set has no such metric, or it has a number for each class.
+            FederationError: the test metrics lack this metric, or have a list of it by class.
         """
         value = metrics.get(f"test_{self.settings.metric}")
         if not isinstance(value, float):
@@ -394,11 +397,12 @@ class EarlyStopping(RoundPart):
                 if isinstance(number, float)
             ]
             raise FederationError(
-                f"federation.early_stopping.metric: {self.settings.metric} is no number of the "
-                f"test set; choose from {', '.join(known)}, or add it to evaluation.metrics"
+                f"federation.early_stopping.metric: {self.settings.metric} is not a metric of the "
+                f"test set that is one number; choose from {', '.join(known)}, or add it to "
+                "evaluation.metrics"
             )
         return replace(state, best=self.settings.next_best(state.best, value, state.round_number))
 
     def reason_to_stop(self, state: ServerState) -> str | None:
-        """Return why the run ends; None: it goes on."""
+        """Return the reason to end the run, or None to go on."""
         return self.settings.reason_to_stop(state.best, state.round_number)

@@ -1,4 +1,4 @@
-"""What a round did: participants, cost, model and privacy, and the time of its parts."""
+"""The report of a round: participants, cost, model, privacy, and the time of each phase."""
 
 import statistics
 import time
@@ -22,12 +22,12 @@ PARTS = {
 
 
 class Timeline:
-    """Divides wall-clock time into parts, one after the other; a part may come again.
+    """Measures the wall-clock time of consecutive parts of a round; a part may occur again.
 
     Guarantee: the seconds of all parts sum to the time from the first `begin` to the last one.
 
     Args:
-        clock: monotonic seconds.
+        clock: returns the monotonic time in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -38,14 +38,14 @@ class Timeline:
 
     @property
     def seconds(self) -> Mapping[str, float]:
-        """Seconds by part."""
+        """The seconds of each part so far, by part."""
         return dict(self._seconds)
 
     def begin(self, part: str | None) -> None:
-        """End the current part and begin another; None: none.
+        """End the current part and begin `part`, or no part if it is None.
 
         Raises:
-            KeyError: there is no such part.
+            KeyError: `part` is not in `PARTS`.
         """
         now = self._clock()
         if self._part is not None:
@@ -56,21 +56,21 @@ class Timeline:
 
 
 class ClientReason(TypedDict):
-    """A client that failed or withdrew, and why."""
+    """A client that failed or withdrew, with the reason."""
 
     client: int
     reason: str
 
 
 class ClientSteps(TypedDict):
-    """A client that took fewer steps than planned."""
+    """A client with its number of local steps."""
 
     client: int
     steps: int
 
 
 class Spread(TypedDict):
-    """Smallest, median and largest value."""
+    """The smallest, the median and the largest value."""
 
     min: float
     median: float
@@ -78,7 +78,7 @@ class Spread(TypedDict):
 
 
 class SecureRoundRow(TypedDict):
-    """Secure aggregation in one round."""
+    """The keys of secure aggregation in one line of `rounds.jsonl`."""
 
     survivors: int
     aborted: str | None
@@ -88,7 +88,7 @@ class SecureRoundRow(TypedDict):
 
 
 class EvaluatedRow(TypedDict):
-    """Evaluation on clients' held-out examples in one round."""
+    """The keys of evaluation on clients' held-out examples in one line of `rounds.jsonl`."""
 
     clients: list[int]
     examples: int
@@ -96,7 +96,7 @@ class EvaluatedRow(TypedDict):
 
 
 class TrafficRow(TypedDict):
-    """Bytes from and to the clients in one round."""
+    """Bytes to the clients (`down`) and from the clients (`up`) in one round."""
 
     down: int
     up: int
@@ -134,9 +134,12 @@ class RoundRow(_RowOfAllRounds, total=False):
 
 @dataclass(frozen=True)
 class Failure:
-    """A client whose update did not become part of the round, and why.
+    """A client whose update is not in the round's aggregate, with the reason.
 
-    `ends_run`: the client would reuse noise, or could not be charged; no further round is run.
+    Attributes:
+        client: the client's number.
+        reason: why the update is not in the aggregate.
+        ends_run: whether the run ends: the client would reuse noise, or could not be charged.
     """
 
     client: int
@@ -146,14 +149,14 @@ class Failure:
 
 @dataclass(frozen=True)
 class SecureRoundReport:
-    """Secure aggregation in one round.
+    """The report of secure aggregation in one round.
 
     Attributes:
-        retried: questions that were asked again.
-        clipped: values of updates that were clipped before the sum.
-        clipped_metrics: clients that clipped a declared metric.
-        metrics: means of the declared metrics over the clients in the sum; None where there is no
-            sum.
+        retried: the number of queries that were sent again.
+        clipped: the number of update values that were clipped before the sum.
+        clipped_metrics: the number of clients that clipped a declared metric.
+        metrics: the mean of each declared metric over the clients in the sum; a mean is None where
+            no sum was opened.
     """
 
     retried: int = 0
@@ -164,17 +167,17 @@ class SecureRoundReport:
 
 @dataclass(frozen=True)
 class RoundClients:
-    """What became of the clients of a round.
+    """The outcome of a round for each of its clients.
 
     Attributes:
-        participants: clients in the aggregate, ascending.
-        failed: clients that dropped out of the round, ascending, and why.
-        withdrawn: clients that left the federation in this round.
-        shortened: steps of each client that took fewer than planned.
-        partial: local steps of each participant that did a part of its work, by the schedule.
-        staleness: rounds between the start of each participant and this one, where it is
-            asynchronous.
-        uploads: tag of the released values of each client that sent them in clear.
+        participants: the clients in the aggregate, ascending.
+        failed: the clients that dropped out of the round, ascending, with the reasons.
+        withdrawn: the clients that left the federation in this round.
+        shortened: the steps of each client that took fewer steps than planned.
+        partial: the local steps of each scheduled straggler among the participants.
+        staleness: for each participant of an asynchronous round, the number of rounds that were
+            applied while it trained.
+        uploads: the tag of each upload that arrived in clear, by client.
     """
 
     participants: tuple[int, ...] = ()
@@ -188,13 +191,14 @@ class RoundClients:
 
 @dataclass(frozen=True)
 class RoundCost:
-    """Time and bytes of a round.
+    """The time and the traffic of a round.
 
     Attributes:
-        seconds: wall-clock time.
-        timeline: `seconds` divided by `timeline.PARTS`.
-        traffic: bytes from and to the clients; None where they would show who took part.
-        simulated_time: time on the simulated clock of an asynchronous round; None elsewhere.
+        seconds: the wall-clock time of the round, in seconds.
+        timeline: the seconds of each part of the round, by the names of `PARTS`.
+        traffic: the bytes from and to the clients; None where they would show who took part.
+        simulated_time: the time on the simulated clock after an asynchronous round; None for a
+            synchronous round.
     """
 
     seconds: float = 0.0
@@ -205,14 +209,14 @@ class RoundCost:
 
 @dataclass(frozen=True)
 class RoundModel:
-    """The global model after a round, and how it moved.
+    """The global model after a round, and the size of its update.
 
     Attributes:
-        digest: of the model.
-        update_norm: L2 norm of the aggregate update; None without one.
-        noise_norm: expected L2 norm of the noise in it; None without noise, or where it is not
-            known.
-        unmoved: trained tensors that round 1 left as they were.
+        digest: the digest of the global model.
+        update_norm: the L2 norm of the aggregate update; None without an update.
+        noise_norm: the expected L2 norm of the noise in the update; None without noise, or where
+            the norm is not known.
+        unmoved: the names of trained tensors that round 1 did not change.
     """
 
     digest: str = ""
@@ -223,21 +227,21 @@ class RoundModel:
 
 @dataclass(frozen=True)
 class RoundReport:
-    """One finished round.
+    """The report of one finished round.
 
     Attributes:
         round_number: the round, from 1.
-        metrics: metrics of the new global model on the server's test set; a list has one number
+        metrics: the metrics of the new global model on the server's test set; a list has one number
             for each class.
-        clients: what became of them.
-        cost: time and bytes.
-        model: the new global model.
-        epsilon_max: largest cumulative ε of any client; None without privacy.
-        clip_norms: adapted clipping bound of each client with adaptive clipping.
-        aborted: why the round was given up, which leaves the model as it was; None otherwise.
-        secure: secure aggregation; None for plain aggregation.
-        evaluation: what clients' held-out examples say; None in rounds without an evaluation, and
-            "off" where the experiment has none.
+        clients: the outcome of the round for its clients.
+        cost: the time and the traffic of the round.
+        model: the digest and the update of the new global model.
+        epsilon_max: the largest cumulative ε of any client; None without privacy.
+        clip_norms: the adaptive clip norm of each client that has one.
+        aborted: the reason for an aborted round, which leaves the model unchanged; else None.
+        secure: the report of secure aggregation; None for plain aggregation.
+        evaluation: the metrics on clients' held-out examples; None in a round without evaluation,
+            and "off" where the experiment has no federated evaluation.
     """
 
     round_number: int
@@ -252,24 +256,28 @@ class RoundReport:
     evaluation: EvaluationResult | Literal["off"] | None = "off"
 
     def without_participants(self) -> Self:
-        """Return the report for everybody but the server, where participation is secret.
+        """Return the report without anything that would reveal the participants of a secret draw.
 
-        It names no client, and has no times and bytes: they grow with their number. A learnt
-        bound stays: it is one for all clients, and a function of charged releases.
+        It names no client, and has no times or bytes, which grow with the number of participants.
+        An adaptive clip norm stays: all clients have the same one, a function of charged releases.
         """
         return replace(self, clients=RoundClients(), cost=RoundCost())
 
     def to_json(self) -> RoundRow:
-        """Return the round's line of `rounds.jsonl`; infinite and NaN values are None."""
+        """Return the report as a line of `rounds.jsonl`, where infinite and NaN values are None."""
         clients, cost, model, epsilon = self.clients, self.cost, self.model, self.epsilon_max
         metrics = {name: _as_json(value) for name, value in self.metrics.items()}
         row = RoundRow(
             round=self.round_number,
             **metrics,
             participants=list(clients.participants),
-            failed=[ClientReason(client=one.client, reason=one.reason) for one in clients.failed],
+            failed=[
+                ClientReason(client=failure.client, reason=failure.reason)
+                for failure in clients.failed
+            ],
             withdrawn=[
-                ClientReason(client=one.client, reason=one.reason) for one in clients.withdrawn
+                ClientReason(client=withdrawal.client, reason=withdrawal.reason)
+                for withdrawal in clients.withdrawn
             ],
             shortened=[
                 ClientSteps(client=client, steps=steps)
@@ -308,35 +316,38 @@ class RoundReport:
         }
 
     def _evaluation_keys(self) -> dict[str, Any]:
-        found = self.evaluation
-        if found == "off":
+        evaluation = self.evaluation
+        if evaluation == "off":
             return {}
-        if found is None:
+        if evaluation is None:
             return {"evaluated": None}
         return {
-            **{f"clients_{name}": finite_or_none(value) for name, value in found.metrics.items()},
+            **{
+                f"clients_{name}": finite_or_none(value)
+                for name, value in evaluation.metrics.items()
+            },
             "evaluated": EvaluatedRow(
-                clients=list(found.clients),
-                examples=found.examples,
+                clients=list(evaluation.clients),
+                examples=evaluation.examples,
                 failed=[
                     ClientReason(client=client, reason=reason)
-                    for client, reason in found.failed.items()
+                    for client, reason in evaluation.failed.items()
                 ],
             ),
         }
 
 
 def withdrawal_rounds(rows: Iterable[RoundRow]) -> dict[int, int]:
-    """Return the round in which each withdrawn client left, from lines of `rounds.jsonl`."""
-    return {one["client"]: row["round"] for row in rows for one in row["withdrawn"]}
+    """Return the round in which each client withdrew, by client, from lines of `rounds.jsonl`."""
+    return {client["client"]: row["round"] for row in rows for client in row["withdrawn"]}
 
 
 def numbers_of(row: Mapping[str, Any], prefixes: tuple[str, ...]) -> dict[str, float | None]:
-    """Return the metrics of a row that are one number; lists have one for each class.
+    """Return the scalar metrics of a row; metrics with a list of values per class are left out.
 
     Args:
-        row: a line of `rounds.jsonl`, or `summary.json`.
-        prefixes: beginnings of their names, such as `test_`.
+        row: a line of `rounds.jsonl`, or the content of `summary.json`.
+        prefixes: the prefixes of the metric names to return, such as `test_`.
     """
     return {
         name: value
@@ -346,15 +357,15 @@ def numbers_of(row: Mapping[str, Any], prefixes: tuple[str, ...]) -> dict[str, f
 
 
 def _as_json(value: float | list[float]) -> Any:
-    """Return a metric with null for every number that is not finite."""
+    """Return a metric, with None in place of every number that is not finite."""
     if isinstance(value, list):
-        return [finite_or_none(each) for each in value]
+        return [finite_or_none(number) for number in value]
     return finite_or_none(value)
 
 
 def _spread(values: Iterable[float]) -> Spread | None:
-    """Return the smallest, the median and the largest value; None for no values."""
-    found = sorted(values)
-    if not found:
+    """Return the smallest, the median and the largest value, or None without values."""
+    ordered = sorted(values)
+    if not ordered:
         return None
-    return Spread(min=found[0], median=statistics.median(found), max=found[-1])
+    return Spread(min=ordered[0], median=statistics.median(ordered), max=ordered[-1])

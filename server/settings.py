@@ -1,7 +1,8 @@
 """Settings of the server: rounds, participation, algorithm, weighting, evaluation, early stopping.
 
-The metrics are functions of released models and public examples, so the decision is
-post-processing: it costs no ε. Noise is planned for all rounds, and what ran is charged.
+Early stopping costs no ε: its metrics are functions of released models and public examples, so the
+decision is post-processing. Noise is planned for all rounds, and only the rounds that ran are
+charged.
 """
 
 import math
@@ -21,11 +22,11 @@ from fedsim.server.participation.settings import (
 )
 
 Best = tuple[float, int]
-"""The best value of the metric so far, and its round."""
+"""The best value of the early-stopping metric so far, and the round that reached it."""
 
 
 class EarlyStoppingSettings(Settings):
-    """`federation.early_stopping`: ends the run when a metric improves no more."""
+    """`federation.early_stopping`: ends the run when a metric no longer improves."""
 
     metric: str = Field(
         default="loss",
@@ -36,7 +37,7 @@ class EarlyStoppingSettings(Settings):
         ge=1, le=MAX_ROUNDS, description="rounds without an improvement after which the run ends"
     )
     min_delta: float = Field(
-        default=0.0, ge=0, description="an improvement is a change by more than this"
+        default=0.0, ge=0, description="a change of the metric by more than this is an improvement"
     )
     goal: Literal["min", "max"] | None = Field(
         default=None,
@@ -45,11 +46,11 @@ class EarlyStoppingSettings(Settings):
     )
 
     def next_best(self, best: Best | None, value: object, round_number: int) -> Best | None:
-        """Return the best value after a round; one that is not a finite number never is.
+        """Return the best value of the metric after a round, and the round that reached it.
 
         Args:
-            best: the best value before; None before the first.
-            value: the metric after the round.
+            best: the best value before the round; None before the first value.
+            value: the metric after the round; ignored if it is not a finite number.
             round_number: the round >= 1.
         """
         if not isinstance(value, int | float) or not math.isfinite(value):
@@ -60,19 +61,19 @@ class EarlyStoppingSettings(Settings):
         return best
 
     def reason_to_stop(self, best: Best | None, round_number: int) -> str | None:
-        """Return why the run ends after a round; None: it goes on.
+        """Return the reason to end the run after a round, or None to go on.
 
         Args:
-            best: the best value so far.
-            round_number: rounds finished.
+            best: the best value so far, and its round.
+            round_number: the number of finished rounds.
         """
         value, since = best or (math.nan, 0)
         if round_number - since < self.patience:
             return None
-        found = f"{value:.4g} in round {since}" if since else "there was no finite value"
+        best_text = f"{value:.4g} in round {since}" if since else "there was no finite value"
         return (
             f"test_{self.metric} has not improved by more than {self.min_delta:g} for "
-            f"{self.patience} rounds; best: {found} (federation.early_stopping)"
+            f"{self.patience} rounds; best: {best_text} (federation.early_stopping)"
         )
 
     @property
@@ -89,15 +90,15 @@ _Power = Annotated[float, Field(ge=0, le=4)]
 class WeightingSettings(Settings):
     """`federation.weighting`: a client's weight is n^size_power / z^noise_power.
 
-    n is its public number of examples, and z its noise multiplier over its sampling rate.
+    n is the client's public number of examples, z its noise multiplier over its sampling rate.
     """
 
-    name: WeightingName = Field(description="which weights; see `federation.weighting`")
+    name: WeightingName = Field(description="name of the weighting; see `federation.weighting`")
     size_power: _Power | None = Field(
-        default=None, description="power of the number of examples, with noise; null: 1"
+        default=None, description="exponent of the number of examples, for name: noise; null: 1"
     )
     noise_power: _Power | None = Field(
-        default=None, description="power of 1 / noise, with noise; null: 1"
+        default=None, description="exponent of 1 / noise multiplier, for name: noise; null: 1"
     )
     max_share: Share | None = Field(
         default=None,
@@ -107,7 +108,7 @@ class WeightingSettings(Settings):
 
     @property
     def powers(self) -> tuple[float, float]:
-        """The powers of the number of examples and of 1 / noise."""
+        """The exponents of the number of examples and of 1 / noise in a client's weight."""
         if self.name != "noise":
             return (1.0 if self.name == "examples" else 0.0), 0.0
         by_size, by_noise = self.size_power, self.noise_power
@@ -120,7 +121,7 @@ class WeightingSettings(Settings):
 
     @property
     def uses_sizes(self) -> bool:
-        """Whether weights reveal numbers of examples."""
+        """Whether weights depend on, and so reveal, the clients' numbers of examples."""
         return self.powers[0] > 0.0
 
     @model_validator(mode="after")
@@ -161,7 +162,8 @@ class FederationSettings(Settings):
         default=1,
         ge=0,
         le=MAX_CLIENTS,
-        description="a round in which clients failed and fewer updates came ends the run",
+        description="fewest updates of a round in which clients failed; a round with fewer ends "
+        "the run",
     )
     strategy: str | AlgorithmSettings = Field(
         default=_DEFAULT_ALGORITHM,
@@ -170,40 +172,41 @@ class FederationSettings(Settings):
     )
     early_stopping: EarlyStoppingSettings | None = Field(
         default=None,
-        description="ends the run when a metric on the public test set improves no more; null: "
+        description="ends the run when a metric on the public test set no longer improves; null: "
         "all rounds run",
     )
     server_averaging: float | None = Field(
         default=None,
         gt=0,
         lt=1,
-        description="the evaluated and saved model is an average of the global models of all "
-        "rounds, where each round counts this much of the next one; null: the last one",
+        description="decay of the exponential moving average of the global models, which is then "
+        "the model that is evaluated and saved; null: the last global model",
     )
     weighting: WeightingName | WeightingSettings = Field(
         default="uniform",
-        description="weight of a client's update: equal, its number of examples, or that over its "
-        "noise multiplier (noise); a mapping sets powers and the largest share",
+        description="weight of a client's update: uniform: 1; examples: its number of examples; "
+        "noise: its number of examples over its noise multiplier; a mapping sets the exponents and "
+        "the largest share",
     )
 
     @property
     def weights(self) -> WeightingSettings:
-        """The weighting with its settings."""
+        """The weighting settings, also where the file gives only a name."""
         named = self.weighting
         return WeightingSettings(name=named) if isinstance(named, str) else named
 
     @property
     def algorithm(self) -> AlgorithmSettings:
-        """The algorithm with its settings."""
+        """The algorithm's settings, also where the file gives only a name."""
         named = self.strategy
         return AlgorithmSettings(name=named) if isinstance(named, str) else named
 
     @field_validator("strategy")
     @classmethod
     def _defaults_of_the_algorithm(cls, given: str | AlgorithmSettings) -> str | AlgorithmSettings:
-        """Add the default settings of a built-in algorithm; the rules report wrong ones.
+        """Add the default settings of a built-in algorithm; the file's rules report wrong settings.
 
-        FedAvg by its name alone is the mean, so it stays a name.
+        `fedavg` without settings stays a name.
         """
         named = AlgorithmSettings(name=given) if isinstance(given, str) else given
         kind = algorithms().get(named.name)

@@ -1,7 +1,7 @@
-"""Updates that began at an older version of the global model (FedBuff, Nguyen et al. 2022).
+"""Updates that started from an older version of the global model (FedBuff, Nguyen et al. 2022).
 
-The server keeps the versions that clients still train from. Every function here is one of earlier
-releases and public numbers: post-processing.
+The server keeps the versions that clients still train from. Every value here is a function of
+earlier releases and public numbers, so it is post-processing.
 """
 
 from collections.abc import Mapping
@@ -26,24 +26,24 @@ def staleness_scale(staleness: int) -> float:
 
 
 def version_of(state: ServerState, version: int) -> ArrayRecord:
-    """Return the global model after a round that clients still train from.
+    """Return an older version of the global model, which clients still train from.
 
     Args:
-        state: the state before the current round.
-        version: the number of that round.
+        state: the server state before the current round.
+        version: the round after which the global model had this version.
 
     Raises:
-        KeyError: the state does not hold it.
+        KeyError: the state does not hold this version.
     """
     return state.arrays if version == state.round_number else state.versions[version]
 
 
 def kept_versions(state: ServerState, pending: frozenset[int]) -> dict[int, ArrayRecord]:
-    """Return the older versions that the state after a round keeps.
+    """Return the older versions of the global model to keep after a round, by version.
 
     Args:
-        state: the state before the round.
-        pending: versions that clients train from after the round.
+        state: the server state before the round.
+        pending: the versions that clients still train from after the round.
     """
     known = {**state.versions, state.round_number: state.arrays}
     return {version: known[version] for version in sorted(pending) if version in known}
@@ -54,13 +54,13 @@ def as_current(
 ) -> TrainReply:
     """Return a reply whose model is x + (1 + s)^(-1/2) (y - x_start) for the current model x.
 
-    A reply with other arrays than the model is returned as it is: the aggregator refuses it.
+    A reply whose arrays differ from the model's is returned unchanged; the aggregator refuses it.
 
     Args:
         reply: the client's reply, with its trained model y.
-        start: the model that it started from.
-        state: the state before the round.
-        version: the round after which it started.
+        start: the model x_start that the client started from.
+        state: the server state before the round, with the current model x.
+        version: the round after which the client started; s is the number of rounds since then.
     """
     staleness = state.round_number - version
     if not staleness:
@@ -74,10 +74,10 @@ def as_current(
 
 
 class StaleUpdates(RoundPart):
-    """Clients of asynchronous rounds: each starts from the model of an earlier round.
+    """Handles clients of asynchronous rounds, which start from the model of an earlier round.
 
     Args:
-        schedule: which clients answer in which round, and when they began.
+        schedule: the schedule of the clients' starts and answers.
     """
 
     def __init__(self, schedule: BufferedSchedule) -> None:
@@ -86,7 +86,7 @@ class StaleUpdates(RoundPart):
         self._round: BufferedRound
 
     def begin(self, state: ServerState, aggregator: Aggregator[Any]) -> None:
-        """Look the round up."""
+        """Look up the round in the schedule."""
         self._state, self._round = state, self._schedule.round(state.round_number + 1)
 
     def start(self, client: int) -> ArrayRecord:
@@ -94,18 +94,18 @@ class StaleUpdates(RoundPart):
         return version_of(self._state, self._round.start_of(client))
 
     def take(self, client: int, answer: ClientAnswer) -> ClientAnswer:
-        """Return an answer as an update of the current global model."""
+        """Return a client's answer, turned into an update of the current global model."""
         if not isinstance(answer, TrainReply):
             return answer
         version = self._round.start_of(client)
         return as_current(answer, self.start(client), self._state, version)
 
     def after(self, state: ServerState, aggregate: Aggregate) -> ServerState:
-        """Return the state with the models that clients still train from."""
+        """Return the state with the model versions that clients still train from."""
         return replace(state, versions=kept_versions(self._state, self._round.pending))
 
     def complete(self, report: RoundReport, aggregate: Aggregate) -> RoundReport:
-        """Add the simulated time, and how many rounds ago each client started."""
+        """Add the simulated time and each participant's staleness to the report."""
         now, round_ = self._state.round_number, self._round
         staleness = {client: now - round_.start_of(client) for client in aggregate.clients}
         clients = replace(report.clients, staleness=staleness)
@@ -114,10 +114,10 @@ class StaleUpdates(RoundPart):
         )
 
 
-def _same_layout(one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) -> bool:
-    return list(one) == list(other) and all(
+def _same_layout(arrays: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) -> bool:
+    return list(arrays) == list(other) and all(
         value.shape == other[name].shape and value.dtype == other[name].dtype
-        for name, value in one.items()
+        for name, value in arrays.items()
     )
 
 

@@ -1,4 +1,4 @@
-"""The training part of one round: requests to clients, their replies checked and aggregated.
+"""The training part of one round: the server asks clients, checks and aggregates their replies.
 
 A client that dies, fails, or replies too late is left out of the aggregate and named in the round's
 report with the reason. Its charge stays in its account.
@@ -38,32 +38,34 @@ logger = logging.getLogger(__name__)
 
 
 class PlannedSteps(Protocol):
-    """The planned local steps of each client in each round, by public facts."""
+    """The planned local steps of each client in each round, a function of public facts."""
 
     def local_steps(self, client: int, round_number: int) -> int:
-        """Return the steps that a client takes."""
+        """Return the number of local steps that a client takes in a round."""
         ...
 
     def charged_steps(self, client: int, round_number: int) -> int:
-        """Return the steps as ledgers count them: a whole update is one."""
+        """Return the number of steps that ledgers charge for a round: 1 for a whole update."""
         ...
 
 
 @dataclass(frozen=True)
 class RoundSetup:
-    """What is the same in all rounds of a server.
+    """The objects and settings that all rounds of a server share.
 
     Attributes:
-        algorithm: what clients get and start from, and how uploads become the next model.
+        algorithm: the federated algorithm.
         participation: the schedule of each client's rounds.
-        clients: the client of each node, by node id.
+        clients: the client number of each node, by node id.
         aggregator: aggregates the updates of one round after another.
-        evaluate: metrics of a global model, or of several models, on the public test set.
-        weights: the weights of all clients, which requests announce; None: they announce none.
-        steps: planned steps; None: one each, and shortened rounds are not reported.
-        deadline: simulated seconds after which a reply comes too late; None: never.
-        evaluation: evaluation on clients' held-out examples; None: there is none.
-        parts: what else belongs to a round, in this order.
+        evaluate: returns the metrics of a global model, or of several models, on the public test
+            set.
+        weights: the weights of all clients, which train requests state; None where they do not.
+        steps: the planned local steps; None for one step per round, and no reports of shortened
+            rounds.
+        deadline: simulated seconds after which a reply is too late; None for no deadline.
+        evaluation: the evaluation on clients' held-out examples; None without it.
+        parts: further parts of a round, in the order in which their hooks are called.
     """
 
     algorithm: Algorithm
@@ -79,24 +81,24 @@ class RoundSetup:
 
     @cached_property
     def nodes(self) -> Mapping[int, int]:
-        """The node of each client, by client."""
+        """The node id of each client, by client number."""
         return {client: node for node, client in self.clients.items()}
 
 
 class TrainRound:
-    """One round of training.
+    """One round of training, from its requests to the new server state.
 
-    Replies are consumed on arrival and summed in client order. A failed client is left out of the
+    Replies are processed on arrival and summed in client order. A failed client is left out of the
     aggregate; the weights of the others do not change, only their total.
 
     Args:
-        state: the state before the round. Clients in `withdrawn` are not asked.
-        setup: see there.
+        state: the server state before the round. Clients in `withdrawn` are not asked.
+        setup: the objects and settings that all rounds share.
 
     Attributes:
         round_number: the round, from 1.
-        aborted: why the round was given up; None otherwise.
-        result: the aggregate, after `finish`.
+        aborted: the reason for an aborted round, else None.
+        result: the aggregate, known after `finish`.
     """
 
     def __init__(self, state: ServerState, setup: RoundSetup) -> None:
@@ -112,14 +114,14 @@ class TrainRound:
 
     @property
     def clients(self) -> RoundClients:
-        """What became of the clients, after `finish`."""
+        """The outcome of the round for each of its clients, known after `finish`."""
         setup, number = self._setup, self.round_number
         participants, steps = self.aggregate.clients, setup.steps
         slow = setup.participation.stragglers_in(number)
         return RoundClients(
             participants=tuple(participants),
             failed=tuple(sorted(self._failed, key=lambda failure: failure.client)),
-            withdrawn=tuple(sorted(self._withdrawn, key=lambda one: one.client)),
+            withdrawn=tuple(sorted(self._withdrawn, key=lambda withdrawal: withdrawal.client)),
             shortened=dict(sorted(self._shortened.items())),
             partial={
                 client: 1 if steps is None else steps.local_steps(client, number)
@@ -130,7 +132,7 @@ class TrainRound:
 
     @cached_property
     def aggregate(self) -> Aggregate:
-        """What the aggregate was made of, after `finish`."""
+        """The clients and steps behind the aggregate, known after `finish`."""
         clients, planned = sorted(self._contributions), self._setup.steps
         steps = {
             client: self._shortened.get(
@@ -142,10 +144,10 @@ class TrainRound:
         return Aggregate(clients, steps, self.result.clip_count, has_model)
 
     def requests(self, grid: Grid) -> dict[int, TrainRequest]:
-        """Return the requests by node, in ascending order of clients; none for an aborted round.
+        """Return the train requests by node id, ascending by client; empty for an aborted round.
 
         Args:
-            grid: for the aggregator, which may have to ask helpers first.
+            grid: the grid over which the aggregator may have to ask helpers first.
         """
         state, setup = self._state, self._setup
         for part in setup.parts:
@@ -162,15 +164,15 @@ class TrainRound:
             return {setup.nodes[client]: self._request(client, offer) for client in asked}
 
     def _request(self, client: int, offer: ConfigRecord | None) -> TrainRequest:
-        """Return the request to one client."""
+        """Return the train request to one client."""
         state, setup = self._state, self._setup
-        own = setup.algorithm.start(state, client)
+        start = setup.algorithm.start(state, client)
         sent = setup.algorithm.send(state, client)
         if set(sent) != set(setup.algorithm.sent_arrays()):
             raise ValueError(f"send returned {sorted(sent)}, which `wire` does not declare")
         return TrainRequest(
             self.round_number,
-            self._start(client) if own is None else to_arrays(dict(own)),
+            self._start(client) if start is None else to_arrays(dict(start)),
             offer,
             state.clip_norms.get(client),
             None if setup.weights is None else setup.weights.announced(client),
@@ -186,10 +188,11 @@ class TrainRound:
         return self._state.arrays
 
     def take(self, node: int, answer: TrainAnswer) -> bool:
-        """Check the answer of a client and add it to the aggregate.
+        """Check a client's answer and add it to the aggregate.
 
         Returns:
-            Whether the round goes on: where a client ends the run, no further one is to be charged.
+            Whether the round continues; it stops where a client ends the run, so that no further
+            client is charged.
         """
         client = self._setup.clients[node]
         self._silent.discard(client)
@@ -212,11 +215,11 @@ class TrainRound:
         return True
 
     def _add(self, client: int, answer: TrainReply | SealedReply) -> None:
-        """Add a reply to the aggregate.
+        """Add a client's reply to the aggregate.
 
         Raises:
-            ProtocolError: the reply is wrong, or too late.
-            InvalidUpdateError: its update must not be averaged.
+            ProtocolError: the reply is wrong or too late.
+            InvalidUpdateError: the aggregator refuses the update.
         """
         setup, aggregator = self._setup, self._setup.aggregator
         if not isinstance(answer, aggregator.reply_type):
@@ -240,7 +243,7 @@ class TrainRound:
             self._shortened[client] = taken
 
     def _contribution(self, client: int, answer: ClientAnswer) -> Contribution:
-        """Return the facts of an answer that the algorithm uses.
+        """Return a client's weight, steps and declared numbers, which the algorithm uses.
 
         Raises:
             ProtocolError: a number that the algorithm declares is missing or not finite.
@@ -262,7 +265,7 @@ class TrainRound:
         return Contribution(client, weight, steps, {name: given[name] for name in names})
 
     def finish(self) -> AggregationResult:
-        """Return the aggregate of the answers; without arrays where no client succeeded.
+        """Return the aggregate of the answers, without arrays where no client succeeded.
 
         The updates of an aborted round are lost.
         """
@@ -285,7 +288,7 @@ class TrainRound:
         return AggregationResult(None, dict.fromkeys(sorted(self._contributions), reason))
 
     def state_after(self) -> ServerState:
-        """Return the state after the round; without an aggregate the model stays as it was.
+        """Return the server state after the round; without an aggregate the model is unchanged.
 
         Raises:
             FederationError: the algorithm fails.
@@ -303,7 +306,7 @@ class TrainRound:
         state = replace(
             state,
             round_number=self.round_number,
-            withdrawn=self._state.withdrawn | {one.client for one in self._withdrawn},
+            withdrawn=self._state.withdrawn | {withdrawal.client for withdrawal in self._withdrawn},
         )
         for part in self._setup.parts:
             state = part.after(state, aggregate)
@@ -323,13 +326,13 @@ class TrainRound:
         self._failed.append(Failure(client, reason, ends_run))
 
     def _withdraw(self, client: int, withdrawal: Withdrawal) -> None:
-        """Note that a client has left the federation.
+        """Record that a client has left the federation.
 
         Raises:
-            ProtocolError: the withdrawal is of another client, or would show who takes part.
+            ProtocolError: the withdrawal names another client, or would show who takes part.
         """
         if withdrawal.client != client:
-            raise ProtocolError(f"the withdrawal is of client {withdrawal.client}")
+            raise ProtocolError(f"the withdrawal names client {withdrawal.client}")
         if self._is_secret:
             raise ProtocolError("a client cannot withdraw where participation is secret")
         logger.info("client %d withdrew: %s", client, withdrawal.reason)

@@ -1,4 +1,4 @@
-"""Federated algorithms: `init`, `client` and `server` over one `ServerState`.
+"""Federated algorithms, each with the methods `init`, `client` and `server` over a `ServerState`.
 
-`algorithm.py` has the class, `built_in/` one file for each algorithm of fedsim.
+`algorithm.py` has the base class, `built_in/` one file for each built-in algorithm.
 """

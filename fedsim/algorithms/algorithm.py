@@ -1,9 +1,9 @@
-"""What a federated algorithm is: `init`, `client` and `server` over one `ServerState`.
+"""The base class of federated algorithms: `init`, `client` and `server` over a `ServerState`.
 
-An algorithm declares what crosses the wire beside the model, and how it uses uploads. Everything
-else follows from the declaration: what it may be combined with, what is charged, what a checkpoint
-holds, and what a deployed client accepts. So numpy and torch are imported for types alone, and a
-file that names an algorithm is checked without them.
+An algorithm declares which values messages carry beside the model, and how it uses uploads. From
+the declaration follow the settings it may be combined with, the charges, the content of a
+checkpoint, and the messages that a deployed client accepts. numpy and torch are imported for types
+alone, so that a file that names an algorithm is checked without them.
 """
 
 from abc import ABC, abstractmethod
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sent:
-    """Something that crosses the wire in every round beside the model.
+    """The declaration of a value that messages carry beside the model in every round.
 
-    | to      | content         | what it is                                                      |
+    | to      | content         | meaning                                                         |
     |---------|-----------------|-----------------------------------------------------------------|
     | clients | post_processing | a function of earlier uploads: costs no ε                       |
     | server  | private         | a function of a client's examples: refused with `privacy`       |
 
     Attributes:
-        name: its name in requests or replies.
-        to: who receives it.
-        content: what it is a function of.
-        shape: model: an array for each trained parameter; number: one number.
+        name: the name of the value in requests or replies.
+        to: the receiver of the value.
+        content: the privacy class of the value, as in the table.
+        shape: "model" for an array for each trained parameter, "number" for one number.
     """
 
     name: str
@@ -45,13 +45,13 @@ class Sent:
 
 @dataclass(frozen=True)
 class Training:
-    """Public facts of a federation and its local training.
+    """The public facts of a federation and its local training that an algorithm may use.
 
     Attributes:
-        parameters: names of the model's trained parameters; other arrays are buffers or frozen.
-        num_clients: N.
-        learning_rate: of local steps, by the number of the round, from 1.
-        momentum: of local SGD.
+        parameters: the names of the model's trained parameters; other arrays are buffers or frozen.
+        num_clients: the number of clients of the federation, N.
+        learning_rate: returns the learning rate of local steps in a round, from round 1.
+        momentum: the momentum of local SGD.
     """
 
     parameters: frozenset[str] = frozenset()
@@ -62,13 +62,13 @@ class Training:
 
 @dataclass(frozen=True)
 class Contribution:
-    """Public facts of one client's upload, and the private numbers that its algorithm declares.
+    """The public facts of one client's upload, and the private numbers that the client sent.
 
     Attributes:
-        client: its number.
-        weight: its planned weight; 1.0 where the algorithm takes none.
-        steps: local steps that it took.
-        numbers: the numbers that the algorithm declares, by name.
+        client: the client's number.
+        weight: the client's planned weight; 1.0 where the algorithm does not use weights.
+        steps: the number of local steps that the client took.
+        numbers: the private numbers that the algorithm declares, by name.
     """
 
     client: int
@@ -79,13 +79,13 @@ class Contribution:
 
 @dataclass(frozen=True)
 class Update:
-    """What the server has of a round: at least one upload.
+    """The aggregated uploads of a round, which has at least one upload.
 
     Attributes:
-        mean: weighted mean of the clients' models by name, in the types of the model.
-        contributions: ascending by client.
-        models: the clients' models (n, ...) by name, in the order of the contributions, where the
-            algorithm uses each upload by itself; else empty.
+        mean: the weighted mean of the clients' models by name, in the dtypes of the model.
+        contributions: the contribution of each participant, ascending by client.
+        models: the stacked client models (n, ...) by name, in the order of `contributions`; empty
+            unless the algorithm declares `uses_each_update`.
     """
 
     mean: "Arrays"
@@ -94,10 +94,10 @@ class Update:
 
 
 class ClientRule(ABC):
-    """What an algorithm changes in the local steps of a client.
+    """Changes the gradient in each local step of a client, as the algorithm requires.
 
     Guarantee: with DP-SGD the rule sees the release of a step, never a gradient. It is a function
-    of releases and of what the server sent: post-processing, which costs no ε.
+    of releases and of arrays that the server sent: post-processing, which costs no ε.
     """
 
     @abstractmethod
@@ -111,33 +111,33 @@ class ClientRule(ABC):
         """Change the gradient of one step in place, value by value.
 
         Args:
-            gradient: mean gradient or release of each client, of any shape.
-            values: their trained values before the step, in the same shape.
-            start: the values of the model that they started from, likewise.
-            sent: the arrays that the server sent them, by name, likewise.
+            gradient: the mean gradient, or its release, of one or more clients, of any shape.
+            values: the clients' trained values before the step, in the shape of `gradient`.
+            start: the values that the clients' rounds started from, in the shape of `gradient`.
+            sent: the arrays that the server sent, by name, each in the shape of `gradient`.
         """
 
 
 class Algorithm(ABC):
-    """A federated algorithm.
+    """Base class of federated algorithms; subclasses implement `server`.
 
     Args:
-        options: the keys beside `name` of `federation.strategy`.
-        training: public facts of the federation.
+        options: the keys of `federation.strategy` beside `name`.
+        training: the public facts of the federation.
 
     Attributes:
-        name: name in `federation.strategy`; a class of the user's own needs none.
-        description: its line in `fedsim list`.
-        Options: class of the algorithm's own settings.
-        wire: what crosses the wire beside the model.
-        takes_weights: whether the algorithm weighs clients; where not, `federation.weighting` is
-            ignored, with a notice.
-        uses_each_update: whether the server uses each upload by itself, so that the sum of a
-            secure aggregation is not enough.
-        weighs_steps: whether weights depend on the steps that clients took, as planned weights of
-            a secure sum cannot.
-        keeps_client_models: whether each client has a model of its own, and these are scored in
-            place of the global model.
+        name: the algorithm's name in `federation.strategy`; a user's class needs no name.
+        description: the algorithm's line in `fedsim list`.
+        Options: the class of the algorithm's settings.
+        wire: the declarations of values that messages carry beside the model.
+        takes_weights: whether the algorithm weighs clients; if not, `federation.weighting` is
+            ignored with a notice.
+        uses_each_update: whether the server needs each upload, so that the sum of secure
+            aggregation does not suffice.
+        weighs_steps: whether weights depend on the steps that clients took, which the planned
+            weights of a secure sum cannot.
+        keeps_client_models: whether each client has a personal model, and these models are
+            evaluated in place of the global model.
         needs_plain_sgd: whether local steps must be SGD without momentum and weight decay.
 
     Raises:
@@ -163,62 +163,65 @@ class Algorithm(ABC):
 
     @classmethod
     def private_numbers(cls) -> tuple[str, ...]:
-        """Return the names of the numbers of a client's examples that it sends."""
-        return tuple(one.name for one in cls.wire if one.to == "server")
+        """Return the names of the private numbers that a client sends."""
+        return tuple(sent.name for sent in cls.wire if sent.to == "server")
 
     @property
     def least_clients(self) -> int:
-        """The fewest clients of a round that the algorithm's proof allows."""
+        """The fewest clients of a round for which the algorithm's guarantee holds."""
         return 1
 
     @classmethod
     def sent_arrays(cls) -> tuple[str, ...]:
         """Return the names of the arrays that the server sends beside the model."""
-        return tuple(one.name for one in cls.wire if one.to == "clients")
+        return tuple(sent.name for sent in cls.wire if sent.to == "clients")
 
     def init(self, state: "ServerState") -> "ServerState":
-        """Return the state before the first round, with the algorithm's own arrays.
+        """Return the state before the first round, with the algorithm's initial arrays.
 
         Args:
-            state: the initial model.
+            state: the state with the initial model.
         """
         return state
 
     def client(self) -> ClientRule | None:
-        """Return what changes in local steps; None: they are plain."""
+        """Return the rule that changes local steps, or None for plain local steps."""
         return None
 
     def send(self, state: "ServerState", client: int) -> Mapping[str, "Arrays"]:
-        """Return what one client gets beside the model: arrays by parameter, by name in `wire`.
+        """Return the arrays that one client gets beside the model, by name in `wire`.
 
         Args:
-            state: the state before the round.
-            client: its number.
+            state: the server state before the round.
+            client: the client's number.
+
+        Returns:
+            For each declared name, an array for each trained parameter, by parameter name.
         """
         return {}
 
     def start(self, state: "ServerState", client: int) -> "Arrays | None":
-        """Return the model that one client starts from; None: the global model.
+        """Return the model that one client starts from, or None for the global model.
 
         Args:
-            state: the state before the round.
-            client: its number.
+            state: the server state before the round.
+            client: the client's number.
         """
         return None
 
     def scored_models(self, state: "ServerState") -> "list[Arrays] | None":
-        """Return the models that are scored on the public test set, each of them the same weight.
+        """Return the models to evaluate, with equal weights, or None for the global model alone.
 
         Args:
-            state: the state after a round; None: its global model alone.
+            state: the server state after a round.
         """
         return None
 
     def weight(self, contribution: Contribution) -> float:
-        """Return the factor on a client's planned weight.
+        """Return the factor by which a client's planned weight is multiplied.
 
         Args:
-            contribution: public facts of its upload.
+            contribution: the public facts of the client's upload.
         """
         return 1.0
 
@@ -226,15 +229,15 @@ class Algorithm(ABC):
     def server(self, state: "ServerState", update: Update) -> "ServerState":
         """Return the state with the next global model.
 
-        The server itself counts rounds and keeps bounds, withdrawals and averages.
+        Round number, clip norms, withdrawals and averages of the state are updated elsewhere.
 
         Args:
-            state: the state before the round.
-            update: the uploads of the round.
+            state: the server state before the round.
+            update: the aggregated uploads of the round.
         """
 
     def trained(self, state: "ServerState") -> "list[tuple[str, np.ndarray]]":
-        """Return the trained parameters of the global model by name, in float64."""
+        """Return the name and the float64 value of each trained parameter of the global model."""
         return [
             (name, value.astype("float64"))
             for name, value in state.values.items()

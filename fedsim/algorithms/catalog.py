@@ -1,4 +1,4 @@
-"""The built-in algorithms by name, found in `built_in/`: a new one is a file of its name there."""
+"""The built-in algorithms by name; each file in `built_in/` is the algorithm of its name."""
 
 import pkgutil
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from fedsim.core.imports import ByName
 class _Algorithms(ByName[type[Algorithm]]):
     def __getitem__(self, name: str) -> type[Algorithm]:
         module = import_module(self.places[name])
-        kinds = (one for one in vars(module).values() if isinstance(one, type))
+        kinds = (value for value in vars(module).values() if isinstance(value, type))
         (kind,) = (kind for kind in kinds if issubclass(kind, Algorithm) and kind.name == name)
         return kind
 

@@ -1,8 +1,8 @@
-"""Strategies of Flower as algorithms: `federation.strategy: package.module:Class`.
+"""Flower strategies as algorithms: `federation.strategy: package.module:Class`.
 
-fedsim draws the clients and sends the requests; a strategy of Flower aggregates. Its settings are
-the arguments of its constructor. What it keeps between rounds, its attributes that are arrays or
-numbers, becomes the algorithm's memory, so that a run can be resumed and replayed.
+fedsim draws the clients and sends the requests; the Flower strategy aggregates. The settings are
+the arguments of the strategy's constructor. The strategy's attributes that are arrays or numbers
+become the algorithm's memory, so that a run can be resumed and replayed.
 """
 
 import inspect
@@ -23,26 +23,26 @@ from fedsim.core.settings import Settings
 from fedsim.protocol.arrays import to_arrays, to_numpy
 from fedsim.protocol.flower_internals import server_identity
 
-# fedsim draws the clients: a strategy must wait for nobody, and ask those it is given.
+# fedsim draws the clients, so a strategy must wait for no node, and must ask all that it gets.
 _FIXED = {
     "fraction_train": 1.0,
-    "fraction_evaluate": 1.0,  # 0 is a warning in every round; fedsim evaluates itself
+    "fraction_evaluate": 1.0,  # 0 logs a warning in every round; fedsim evaluates, not the strategy
     "min_train_nodes": 1,
     "min_evaluate_nodes": 1,
     "min_available_nodes": 1,
 }
-_NOT_SETTINGS = ("_key", "_fn")  # names of records, functions of metrics
+_NOT_SETTINGS = ("_key", "_fn")  # suffixes of arguments for record names and metric functions
 _ROUND = "server-round"
 
 
 class FlowerAlgorithm(Algorithm):
-    """A strategy of Flower: `configure_train` sees the model, `aggregate_train` makes the next one.
+    """Runs a Flower strategy: `configure_train` gets the model, `aggregate_train` returns the next.
 
-    Each reply has the client's model and, as `num-examples`, its planned weight.
+    Each reply has the client's model and, as `num-examples`, the client's planned weight.
 
     Raises:
-        ValueError: the strategy asks clients for what fedsim's clients do not do, returns no model,
-            or keeps objects between rounds that a checkpoint cannot hold.
+        ValueError: the strategy sends clients settings that fedsim's clients do not read, returns
+            no model, or keeps objects between rounds that a checkpoint cannot hold.
     """
 
     uses_each_update: ClassVar[bool] = True
@@ -52,18 +52,18 @@ class FlowerAlgorithm(Algorithm):
         self, options: Mapping[str, Any] | None = None, training: Training | None = None
     ) -> None:
         super().__init__(options, training)
-        self._make()  # arguments that it refuses are found before the first round
+        self._make()  # raises before the first round if the strategy refuses the arguments
 
     def init(self, state: ServerState) -> ServerState:
-        """Return the state with the arrays that the strategy starts with."""
+        """Return the state with the strategy's initial arrays as its memory."""
         return state.with_memory(_kept(self._make(), {}))
 
     def server(self, state: ServerState, update: Update) -> ServerState:
-        """Return the state with the strategy's next model and its arrays."""
+        """Return the state with the strategy's next model, and the strategy's arrays as memory."""
         strategy, number = self._make(), state.round_number + 1
         first = dict(vars(strategy))
         _put_back(strategy, state.memory)
-        nodes = [one.client + 1 for one in update.contributions]
+        nodes = [contribution.client + 1 for contribution in update.contributions]
         with server_identity(run_id=1), _without_progress():
             asked = list(
                 strategy.configure_train(number, state.arrays, ConfigRecord(), _grid(nodes))
@@ -88,43 +88,43 @@ _UNSET = "(as the strategy has it)"
 
 
 def of_flower(kind: type[Strategy], name: str) -> type[Algorithm]:
-    """Return the algorithm of a strategy's class.
+    """Return an algorithm class that runs a Flower strategy class.
 
     Args:
-        kind: the class.
-        name: its name in the experiment.
+        kind: the strategy class.
+        name: the name of the class in the experiment.
     """
     fields: dict[str, Any] = {
-        one.name: (Any, ... if one.default is one.empty else _UNSET)
-        for one in inspect.signature(kind).parameters.values()
-        if one.kind in (one.KEYWORD_ONLY, one.POSITIONAL_OR_KEYWORD)
-        and one.name not in _FIXED
-        and not one.name.endswith(_NOT_SETTINGS)
+        argument.name: (Any, ... if argument.default is argument.empty else _UNSET)
+        for argument in inspect.signature(kind).parameters.values()
+        if argument.kind in (argument.KEYWORD_ONLY, argument.POSITIONAL_OR_KEYWORD)
+        and argument.name not in _FIXED
+        and not argument.name.endswith(_NOT_SETTINGS)
     }
     options = create_model(f"{kind.__name__}Options", __base__=_FlowerOptions, **fields)
     return type(kind.__name__, (FlowerAlgorithm,), {"Options": options, "kind": kind})
 
 
 class _FlowerOptions(Settings):
-    """Arguments of a strategy's constructor."""
+    """The arguments of a strategy's constructor, as settings."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
 
 
 class _Nodes:
-    """The part of a grid that `configure_train` sees: the nodes of the round."""
+    """The part of a grid that `configure_train` uses: the node ids of a round's clients."""
 
     def __init__(self, nodes: list[int]) -> None:
         self._nodes = nodes
 
     def get_node_ids(self) -> Iterable[int]:
-        """Return the nodes."""
+        """Return the node ids of the round's clients."""
         return list(self._nodes)
 
 
 @contextmanager
 def _without_progress() -> Iterator[None]:
-    """Leave out what Flower logs of every round; warnings stay."""
+    """Hide Flower's log messages of every round in a `with` block, but not its warnings."""
     flower = logging.getLogger("flwr")
     before = flower.level
     flower.setLevel(logging.WARNING)
@@ -139,7 +139,7 @@ def _grid(nodes: list[int]) -> Grid:
 
 
 def _check_requests(asked: list[Message]) -> None:
-    """Check that a strategy asks clients for nothing but training from the global model."""
+    """Check that a strategy sends clients no settings beside the round, as none would be read."""
     for message in asked:
         for record in message.content.config_records.values():
             extra = sorted(set(record) - {_ROUND})
@@ -151,33 +151,33 @@ def _check_requests(asked: list[Message]) -> None:
 
 
 def _replies(update: Update, nodes: list[int]) -> Iterator[Message]:
-    for k, (one, node) in enumerate(zip(update.contributions, nodes, strict=True)):
+    for k, (contribution, node) in enumerate(zip(update.contributions, nodes, strict=True)):
         arrays = to_arrays({name: rows[k] for name, rows in update.models.items()})
-        metrics = MetricRecord({"num-examples": one.weight})
+        metrics = MetricRecord({"num-examples": contribution.weight})
         asked = Message(RecordDict(), node, MessageType.TRAIN)
         yield Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=asked)
 
 
 def _kept(strategy: Strategy, first: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Return what a strategy keeps between rounds, as arrays by attribute.
+    """Return the strategy's attributes that are arrays or numbers, as arrays by name.
 
     Args:
         strategy: the strategy after a round.
-        first: its attributes before its first one.
+        first: the attributes of the strategy before its first round.
 
     Raises:
-        ValueError: another attribute changed.
+        ValueError: an attribute changed that is neither an array nor a number.
     """
     kept: dict[str, np.ndarray] = {}
     for name, value in vars(strategy).items():
         if isinstance(value, ArrayRecord):
-            kept |= {f"{name}/r/{key}": one for key, one in to_numpy(value).items()}
+            kept |= {f"{name}/r/{key}": array for key, array in to_numpy(value).items()}
         elif isinstance(value, np.ndarray):
             kept[f"{name}/a"] = value
         elif _has_arrays(value, dict):
-            kept |= {f"{name}/d/{key}": one for key, one in value.items()}
+            kept |= {f"{name}/d/{key}": array for key, array in value.items()}
         elif _has_arrays(value, list):
-            kept |= {f"{name}/l/{index:09d}": one for index, one in enumerate(value)}
+            kept |= {f"{name}/l/{index:09d}": array for index, array in enumerate(value)}
         elif isinstance(value, bool | int | float):
             kept[f"{name}/n"] = np.array(value)
         elif name in first and first[name] is not value and first[name] != value:
@@ -192,24 +192,24 @@ def _has_arrays(value: object, kind: type) -> bool:
     if not isinstance(value, kind) or not value:
         return False
     parts = value.values() if isinstance(value, dict) else cast(list[object], value)
-    return all(isinstance(one, np.ndarray) for one in parts)
+    return all(isinstance(part, np.ndarray) for part in parts)
 
 
 def _put_back(strategy: Strategy, memory: Arrays) -> None:
-    """Set the attributes that `_kept` returned."""
-    found, records = dict[str, Any](), set[str]()
+    """Set a strategy's attributes from the arrays that `_kept` returned."""
+    attributes, records = dict[str, Any](), set[str]()
     for path, value in sorted(memory.items()):
         name, _, rest = path.partition("/")
         kind, _, key = rest.partition("/")
         if kind == "a":
-            found[name] = value
+            attributes[name] = value
         elif kind == "n":
-            found[name] = value.item()
+            attributes[name] = value.item()
         elif kind == "l":
-            found.setdefault(name, []).append(value)
+            attributes.setdefault(name, []).append(value)
         else:
-            found.setdefault(name, {})[key] = value
+            attributes.setdefault(name, {})[key] = value
             if kind == "r":
                 records.add(name)
-    for name, value in found.items():
+    for name, value in attributes.items():
         setattr(strategy, name, to_arrays(value) if name in records else value)

@@ -1,4 +1,4 @@
-"""The algorithm of an experiment: a built-in one, a class of the user, or a strategy of Flower."""
+"""Finds the algorithm of an experiment: built in, a user's class, or a Flower strategy."""
 
 import inspect
 from collections.abc import Mapping
@@ -19,11 +19,11 @@ from fedsim.core.errors import InputError
 from fedsim.core.plugin_errors import plugin_calls
 from fedsim.core.plugins import PluginError, resolve
 
-_MOST_TRIED = 16  # clients, each with a copy of the model
+_MOST_TRIED = 16  # clients in a check, each with a copy of the model
 
 
 class AlgorithmError(InputError, ValueError):
-    """An algorithm that cannot be used; the message is one line with the fix."""
+    """An algorithm cannot be used; the message names the fix."""
 
 
 def algorithm_class(name: str, base: Path = Path()) -> type[Algorithm]:
@@ -45,21 +45,21 @@ def algorithm_for(
     """Return a new object of the algorithm that `federation.strategy` names.
 
     Args:
-        settings: `federation.strategy`.
+        settings: the settings of `federation.strategy`.
         base: the directory in which relative paths start.
-        training: public facts of the federation.
+        training: the public facts of the federation.
 
     Raises:
-        AlgorithmError: there is no such algorithm, or it does not take these settings.
+        AlgorithmError: there is no such algorithm, or it does not accept these settings.
     """
     kind = algorithm_class(settings.name, base)
     try:
         kind.Options.model_validate(settings.options)
     except ValidationError as error:
-        found = error.errors()[0]
-        key = ".".join(str(part) for part in found["loc"])
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
         raise AlgorithmError(
-            f"federation.strategy {settings.name!r} refuses {key}: {found['msg']}; its settings "
+            f"federation.strategy {settings.name!r} refuses {key}: {first['msg']}; its settings "
             f"are {', '.join(kind.Options.model_fields) or 'none'}"
         ) from error
     with plugin_calls(f"federation.strategy {settings.name!r} failed", raises=AlgorithmError):
@@ -69,16 +69,17 @@ def algorithm_for(
 def check_algorithm(
     algorithm: Algorithm, name: str, arrays: ArrayRecord, *, clients: int = 2
 ) -> None:
-    """Check an algorithm on the initial model before the first round: two rounds of that model.
+    """Test an algorithm before round 1 with two rounds in which every upload is the initial model.
 
     Args:
         algorithm: the algorithm.
-        name: its name in the experiment.
+        name: the name of the algorithm in the experiment.
         arrays: the initial model.
-        clients: clients of a round.
+        clients: the number of clients of a round.
 
     Raises:
-        AlgorithmError: a call fails, or the next model has another layout or values that are NaN.
+        AlgorithmError: a call fails, or the next model has another layout or a value that is not
+            finite.
     """
     state = ServerState(arrays)
     contributions = tuple(
@@ -90,22 +91,22 @@ def check_algorithm(
         state = algorithm.init(state)
         for number in range(1, 3):
             values = {key: value.copy() for key, value in state.values.items()}
-            each = {key: np.stack([value] * len(contributions)) for key, value in values.items()}
-            models: Arrays = each if algorithm.uses_each_update else {}
-            for one in contributions:
-                algorithm.weight(one)
-                _check_sent(algorithm, state, one.client)
-                algorithm.start(state, one.client)
+            stacked = {key: np.stack([value] * len(contributions)) for key, value in values.items()}
+            models: Arrays = stacked if algorithm.uses_each_update else {}
+            for contribution in contributions:
+                algorithm.weight(contribution)
+                _check_sent(algorithm, state, contribution.client)
+                algorithm.start(state, contribution.client)
             after = algorithm.server(state, Update(values, contributions, models))
             _check_layout(after.values, state.values, name)
             state = replace(after, round_number=number)
 
 
 def _check_sent(algorithm: Algorithm, state: ServerState, client: int) -> None:
-    """Check that an algorithm sends what it declares, an array for each trained parameter.
+    """Check that an algorithm sends the declared arrays, each for every trained parameter.
 
     Raises:
-        ValueError: it does not.
+        ValueError: names differ from the declared ones, or an array is missing or misshapen.
     """
     sent, declared = algorithm.send(state, client), algorithm.sent_arrays()
     shapes = {name: value.shape for name, value in algorithm.trained(state)}
@@ -117,12 +118,12 @@ def _check_sent(algorithm: Algorithm, state: ServerState, client: int) -> None:
 
 
 def _check_layout(values: Mapping[str, np.ndarray], reference: Arrays, name: str) -> None:
-    """Check that a next model has the layout of the model, and finite values.
+    """Check that a new global model has the layout of the model, and finite values.
 
     Raises:
-        AlgorithmError: it has not.
+        AlgorithmError: names, shapes or dtypes differ, or a value is not finite.
     """
-    layouts = [{k: (v.shape, v.dtype) for k, v in one.items()} for one in (values, reference)]
+    layouts = [{k: (v.shape, v.dtype) for k, v in arrays.items()} for arrays in (values, reference)]
     if list(values) != list(reference) or layouts[0] != layouts[1]:
         raise AlgorithmError(
             f"federation.strategy {name!r} returned another layout than the model's: "
@@ -138,18 +139,20 @@ def _check_layout(values: Mapping[str, np.ndarray], reference: Arrays, name: str
 
 def _own_class(name: str, base: Path) -> type[Algorithm]:
     try:
-        found = resolve(name, base=base, what="federation.strategy")
+        plugin = resolve(name, base=base, what="federation.strategy")
     except PluginError as error:
         raise AlgorithmError(str(error)) from error
-    if isinstance(found, type) and issubclass(found, FlowerStrategy):
-        return of_flower(found, name)
-    if not (isinstance(found, type) and issubclass(found, Algorithm)) or inspect.isabstract(found):
+    if isinstance(plugin, type) and issubclass(plugin, FlowerStrategy):
+        return of_flower(plugin, name)
+    if not (isinstance(plugin, type) and issubclass(plugin, Algorithm)) or inspect.isabstract(
+        plugin
+    ):
         old = (
-            " (its method update is now server(state, update))" if hasattr(found, "update") else ""
+            " (its method update is now server(state, update))" if hasattr(plugin, "update") else ""
         )
         raise AlgorithmError(
             f"federation.strategy {name!r} is no algorithm{old}: write a class that derives from "
             "fedsim.algorithms.algorithm.Algorithm and has the method server, or name a strategy "
             "of Flower"
         )
-    return found
+    return plugin

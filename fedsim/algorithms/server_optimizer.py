@@ -1,9 +1,9 @@
-"""Server optimizers: the mean change of the clients' models is a gradient of the server.
+"""Server optimizers, which use the mean update of the clients as a gradient at the server.
 
 Notation of Reddi et al. 2021, "Adaptive Federated Optimization", Algorithm 2: x is the global
 model, Δ the weighted mean of the clients' models minus x, m and v the moments, η the server's
-learning rate and τ its adaptivity. All of it is computed from the aggregate alone, in float64, one
-value at a time: post-processing of the uploads, which changes no ε.
+learning rate and τ its adaptivity. A step is computed from the aggregate alone, in float64, one
+value at a time. It is post-processing of the uploads and changes no ε.
 """
 
 from abc import abstractmethod
@@ -21,16 +21,20 @@ if TYPE_CHECKING:
 
 
 class ServerOptimizer(Algorithm):
-    """An algorithm that takes a step along Δ; its moments are its memory, `m/NAME` and `v/NAME`.
+    """Base class of algorithms whose server takes an optimizer step along Δ.
 
-    Trained parameters take the step. Other arrays, such as the statistics of BatchNorm, take the
-    mean: a step along a variance may end below zero.
+    The moments are in the state's memory, by the names `m/NAME` and `v/NAME`. Only trained
+    parameters take the step. Other arrays, such as the statistics of BatchNorm, become the mean, as
+    a variance could become negative after a step.
+
+    Attributes:
+        moments: the names of the moments, one letter each.
     """
 
     moments: ClassVar[str] = "mv"
 
     def init(self, state: "ServerState") -> "ServerState":
-        """Return the state with the first moments of every trained parameter."""
+        """Return the state with the initial moments of every trained parameter."""
         memory = {
             f"{moment}/{name}": x * 0.0 + self.initial(moment)
             for name, x in self.trained(state)
@@ -39,13 +43,13 @@ class ServerOptimizer(Algorithm):
         return state.with_memory(memory)
 
     def server(self, state: "ServerState", update: Update) -> "ServerState":
-        """Return the state with x + step and the next moments."""
+        """Return the state with the global model x + step, and the next moments."""
         model, memory = dict(update.mean), dict(state.memory)
         for name, x in self.trained(state):
-            moments = {one: state.memory[f"{one}/{name}"] for one in self.moments}
+            moments = {moment: state.memory[f"{moment}/{name}"] for moment in self.moments}
             step, moments = self.step(model[name] - x, moments)
             model[name] = x + step
-            memory |= {f"{one}/{name}": value for one, value in moments.items()}
+            memory |= {f"{moment}/{name}": value for moment, value in moments.items()}
         return state.with_model(model).with_memory(memory)
 
     def initial(self, moment: str) -> float:
@@ -54,11 +58,11 @@ class ServerOptimizer(Algorithm):
 
     @abstractmethod
     def step(self, delta: "np.ndarray", moments: "Arrays") -> "tuple[np.ndarray, Arrays]":
-        """Return the step of one array, and its next moments.
+        """Return the optimizer step of one parameter, and the parameter's next moments.
 
         Args:
-            delta: Δ, float64, in the array's shape.
-            moments: its moments by name.
+            delta: Δ of the parameter, float64, in the parameter's shape.
+            moments: the parameter's moments by name.
         """
 
 
@@ -72,19 +76,20 @@ class AdaptiveOptions(Settings):
 
 
 class AdaptiveOptimizer(ServerOptimizer):
-    """Algorithm 2: m ← β₁ m + (1 − β₁) Δ, v by the optimizer, x ← x + η m / (√v + τ).
+    """Base class of adaptive optimizers: m ← β₁ m + (1 − β₁) Δ, x ← x + η m / (√v + τ).
 
-    v starts at τ². As in the paper, the moments' bias in the first rounds is not corrected.
+    Subclasses update v, which starts at τ². As in the paper, the moments' bias in the first rounds
+    is not corrected.
     """
 
     options: Any
 
     def initial(self, moment: str) -> float:
-        """Return 0 for m, and τ² for v."""
+        """Return the initial value of a moment: 0 for m, τ² for v."""
         return self.options.tau**2 if moment == "v" else 0.0
 
     def step(self, delta: "np.ndarray", moments: "Arrays") -> "tuple[np.ndarray, Arrays]":
-        """Return η m / (√v + τ)."""
+        """Return the step η m / (√v + τ), and the next m and v."""
         beta, tau = self.options.beta_1, self.options.tau
         m = beta * moments["m"] + (1 - beta) * delta
         v = self.second_moment(moments["v"], delta**2)
@@ -92,9 +97,9 @@ class AdaptiveOptimizer(ServerOptimizer):
 
     @abstractmethod
     def second_moment(self, v: "np.ndarray", square: "np.ndarray") -> "np.ndarray":
-        """Return the next v.
+        """Return the next second moment v of a parameter.
 
         Args:
-            v: the last one.
-            square: Δ².
+            v: the second moment before the round.
+            square: Δ², in the shape of v.
         """

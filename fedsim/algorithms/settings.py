@@ -1,4 +1,4 @@
-"""`federation.strategy`: the name of an algorithm and its settings."""
+"""Settings of `federation.strategy`: the name of an algorithm and its settings."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from fedsim.core.settings import Settings
 
 
 class NoOptions(Settings):
-    """Settings of an algorithm that has none."""
+    """The settings of an algorithm that has no settings."""
 
 
 class AlgorithmSettings(Settings):

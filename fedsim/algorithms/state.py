@@ -1,4 +1,4 @@
-"""The state of a federation's server between two rounds; a checkpoint is this and nothing else."""
+"""The state of a federation's server between two rounds, which is the content of a checkpoint."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -18,23 +18,23 @@ Arrays = Mapping[str, np.ndarray]
 class ServerState:
     """The server's state after `round_number` rounds.
 
-    Random streams are keyed by round and privacy accounts live in the ledger, so a run that
-    continues from this state ends as an uninterrupted one.
+    Random streams are keyed by round, and privacy accounts are in the ledger, so a run that
+    continues from this state has the same results as an uninterrupted run.
 
     Attributes:
         arrays: the global model, which the clients of the next round start from.
-        round_number: rounds finished; 0 before the first.
-        clip_norms: adapted clipping bound of each client with adaptive clipping. A function of
-            releases that were charged, so the server may know it.
-        withdrawn: clients that left because their privacy budget is spent.
+        round_number: the number of finished rounds; 0 before the first round.
+        clip_norms: the adaptive clip norm of each client that has one. It is a function of charged
+            releases, so the server may know it.
+        withdrawn: the clients that left because their privacy budget is spent.
         memory: the algorithm's arrays by name, such as moments; empty for FedAvg.
-        client_memory: the algorithm's arrays of all clients by name, a row for each (N, ...).
-        average: average of the global models so far, float64 by name (`next_average`); empty
+        client_memory: the algorithm's arrays for all clients by name, one row per client (N, ...).
+        average: the average of the global models so far, float64 by name (`next_average`); empty
             without `federation.server_averaging`.
         versions: older global models that clients still train from, by the round after which each
-            was made; empty but in asynchronous rounds.
-        best: best value so far of the metric of `federation.early_stopping`, and its round; None
-            without one.
+            was the global model; empty in synchronous rounds.
+        best: the best value so far of the metric of `federation.early_stopping`, and its round;
+            None without early stopping or before the first value.
     """
 
     arrays: ArrayRecord
@@ -54,7 +54,7 @@ class ServerState:
 
     @cached_property
     def model(self) -> ArrayRecord:
-        """The model that is evaluated and saved: the average, or else the last global model."""
+        """The model to evaluate and save: the average if there is one, else the global model."""
         if not self.average:
             return self.arrays
         return to_arrays(
@@ -68,7 +68,7 @@ class ServerState:
         """Return the state with another global model.
 
         Args:
-            values: its arrays by name, in the order of the model, cast to their types.
+            values: the new model's arrays by name, which are cast to the dtypes of the model.
         """
         cast = {
             name: np.asarray(values[name]).astype(value.dtype)
@@ -80,8 +80,8 @@ class ServerState:
         """Return the state with other arrays of the algorithm.
 
         Args:
-            memory: the server's, by name.
-            client_memory: those of all clients (N, ...) by name; None: as they are.
+            memory: the new `memory`, by name.
+            client_memory: the new `client_memory`, (N, ...) by name; None to keep the old one.
         """
         rows = self.client_memory if client_memory is None else client_memory
         kept = {name: np.asarray(value) for name, value in sorted(memory.items())}

@@ -1,1 +1,1 @@
-"""The one place that assembles both sides of a federation from an experiment."""
+"""Builds a federation from an experiment: its clients, its server and its privacy plan."""

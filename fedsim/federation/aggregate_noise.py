@@ -1,12 +1,13 @@
-"""Noise of an aggregate: the share of each client's release, and the length of what is added.
+"""The noise in an aggregate: the share that each client adds, and the expected L2 norm.
 
 Distributed trust: each client adds an equal share, so that the smallest sum that may be opened
-protects every client as its budget asks. Central trust: the server adds the noise that the client
-with the largest need asks for. Both are `NoiseShares`, with one honest draw in the second.
+protects every client as its budget requires. Central trust: the server adds the noise that the
+client with the largest need requires. `NoiseShares` covers both; central trust is the case of one
+honest draw.
 
-The noise that was drawn stays secret: beside a release, its length would say something about the
-examples. Its expected length is a function of the plan, and in many dimensions nearly as exact: the
-squared length of d normal values deviates by a share of √(2 / d).
+The norm of the drawn noise stays secret: beside a release, it would reveal something about the
+examples. The expected norm is a function of the plan, and in many dimensions nearly as exact: the
+squared norm of d normal values has a relative deviation of √(2 / d).
 """
 
 import math
@@ -31,23 +32,23 @@ from fedsim.server.aggregation.weights import ClientWeights
 
 
 def sum_scale(own: ClientPrivacy, plan: PrivacyPlan, weight: int, lr: float) -> float:
-    """Return a_k C_k: by how much one unit of a client moves its weighted update at most.
+    """Return a_k C_k, the largest change of a client's weighted update by one privacy unit.
 
     Args:
         own: the client's privacy settings.
-        plan: its plan.
-        weight: its weight.
-        lr: learning rate of the one local step; it says nothing where the unit is the client.
+        plan: the client's privacy plan.
+        weight: the client's weight.
+        lr: the learning rate of the single local step; unused where the privacy unit is the client.
     """
     clip_norm = own.privacy.max_grad_norm or 0.0
     return summed(plan).sum_scale(weight, lr=lr, clip_norm=clip_norm)
 
 
 def summed(plan: PrivacyPlan) -> SummedMechanism:
-    """Return the release of a plan, which may be a part of a sum.
+    """Return the mechanism of a plan, if its releases can be part of a noisy sum.
 
     Raises:
-        TypeError: it may not.
+        TypeError: the mechanism's releases cannot be part of a sum.
     """
     if not isinstance(plan.release, SummedMechanism):
         raise TypeError(f"a release of {type(plan.release).__name__} is no part of a sum")
@@ -61,17 +62,17 @@ def share_noise(
     weights: ClientWeights,
     shapes: Mapping[str, tuple[int, ...]],
 ) -> tuple[tuple[PrivacyPlan, ...], SumPlan]:
-    """Return the plans of all clients with their parts of a sum, and the plan of the sum.
+    """Divide the noise of a sum among its clients; return their new plans and the sum's plan.
 
     Guarantee: whichever `min_clients` clients are in a sum, of which `colluding_clients` add no
-    noise, the noise of the others is at least what each client's own plan needs.
+    noise, the noise of the others is at least what each client's plan in `plans` needs.
 
     Args:
-        experiment: with distributed or central trust.
-        client_privacy: privacy settings of each client.
-        plans: the plan of each client as if it added all noise of its claim alone.
-        weights: the weights of all clients, from these plans.
-        shapes: shape of each trained tensor of the model by name.
+        experiment: an experiment with distributed or central trust.
+        client_privacy: the privacy settings of each client.
+        plans: the plan of each client as if that client added all of its noise alone.
+        weights: the weights of all clients, computed from these plans.
+        shapes: the shape of each trained tensor of the model, by name.
 
     Raises:
         PrivacyPlanError: no honest client would be left, or the sum has no noise.
@@ -123,13 +124,13 @@ def _public_divisor(experiment: ExperimentWithClients, weights: ClientWeights) -
     return None if rate is None else rate * sum(weights.values)
 
 
-def _need(scale: float, own: ClientPrivacy, plan: PrivacyPlan) -> NoiseNeed:
-    return NoiseNeed(scale, summed(plan).value_noise, _against_server(own, plan))
+def _need(scale: float, terms: ClientPrivacy, plan: PrivacyPlan) -> NoiseNeed:
+    return NoiseNeed(scale, summed(plan).value_noise, _against_server(terms, plan))
 
 
-def _against_server(own: ClientPrivacy, plan: PrivacyPlan) -> float:
-    """Return the noise multiplier that `fallback_epsilon` asks for; 0 without it."""
-    limit = own.privacy.trust.fallback_epsilon
+def _against_server(terms: ClientPrivacy, plan: PrivacyPlan) -> float:
+    """Return the noise multiplier that meets `fallback_epsilon`, or 0 where it is not set."""
+    limit = terms.privacy.trust.fallback_epsilon
     if limit is None or not plan.planned_steps:
         return 0.0
     try:
@@ -138,8 +139,8 @@ def _against_server(own: ClientPrivacy, plan: PrivacyPlan) -> float:
             plan.planned_steps,
             target_epsilon=limit,
             delta=plan.delta,
-            accountant=own.privacy.accounting,
-            adjacency=own.privacy.adjacency.name,
+            accountant=terms.privacy.accounting,
+            adjacency=terms.privacy.adjacency.name,
         )
     except ValueError as error:
         raise PrivacyBudgetError(
@@ -154,9 +155,9 @@ class SumNoise:
 
     Attributes:
         sums: the plan of the sums.
-        weights: weight of each client.
-        clip_norm: S of the first round, where a bound is learnt.
-        size: d, trained values of the model.
+        weights: the weight of each client.
+        clip_norm: S of the first round, where the clip norm is adaptive.
+        size: the number of trained values of the model, d.
     """
 
     sums: SumPlan
@@ -170,14 +171,15 @@ class SumNoise:
         clip_norms: Mapping[int, LearntBound],
         round_number: int = 1,
     ) -> float | None:
-        """Return the expected L2 norm; None for a sum of nothing.
+        """Return the expected L2 norm of the noise in the mean, or None for an empty sum.
 
-        Guarantee: where the divisor is public, it does not depend on who took part.
+        Guarantee: where the divisor is public, the norm does not depend on who took part.
 
         Args:
-            steps: by participant; a sum has one release of each.
-            clip_norms: learnt bounds; empty before the first, or where the bound is fixed.
-            round_number: not used: the noise of a sum is the same in every round.
+            steps: the steps of each participant; a sum has one release of each.
+            clip_norms: the adaptive clip norms; empty before the first round, or where the clip
+                norm is fixed.
+            round_number: unused, as the noise of a sum is the same in every round.
         """
         divisor = self.sums.divisor
         members = [client for client in steps if self.weights[client]]
@@ -195,15 +197,16 @@ class SumNoise:
 
 @dataclass(frozen=True)
 class ClientNoise:
-    """The noise in the mean of updates to which each client adds its own.
+    """The noise in the mean of updates where each client adds noise to its own update.
 
     Attributes:
-        variances: of each client, expected squared length of the noise of one release; None where
-            it is not known what becomes of it.
-        bounds: of each client, the clipping bound that the variance is for; 0: it does not adapt.
-        weights: weight of each client.
-        local: local training; its learning rate of a round, over `local.optimizer.lr`, scales the
-            noise of steps. None: the noise of a round does not depend on it.
+        variances: the expected squared L2 norm of the noise of one release, for each client; None
+            where the effect of the noise on the model is not known.
+        bounds: the clip norm that each client's variance is for; 0 where it is not adaptive.
+        weights: the weight of each client.
+        local: the settings of local training, whose learning rate of a round, over
+            `local.optimizer.lr`, scales the noise of steps; None where the noise does not depend on
+            the learning rate.
     """
 
     variances: tuple[float | None, ...]
@@ -221,15 +224,16 @@ class ClientNoise:
     ) -> Self:
         """Return the noise of clients with local trust.
 
-        Noise of a step of DP-SGD moves the model by the learning rate times its value. That it also
-        moves the gradients of later steps of the round is left out, a second-order effect. An
-        optimizer with moments, or correlated noise, adds up steps in another way: not known.
+        The noise of a DP-SGD step moves the model by the learning rate times the noise. Its effect
+        on the gradients of later steps of the round is of second order and is ignored. With
+        momentum, Adam or correlated noise, noise adds up over steps in another way, so the norm is
+        not known.
 
         Args:
-            plans: the plan of each client.
-            weights: weight of each client.
-            parameters: of the model.
-            local: local training.
+            plans: the privacy plan of each client.
+            weights: the weight of each client.
+            parameters: the trained parameters of the model.
+            local: the settings of local training.
         """
         optimizer = local.optimizer
         is_plain = isinstance(optimizer, SgdSettings) and not optimizer.momentum
@@ -247,12 +251,12 @@ class ClientNoise:
         clip_norms: Mapping[int, LearntBound],
         round_number: int = 1,
     ) -> float | None:
-        """Return the expected L2 norm; None where it is not known.
+        """Return the expected L2 norm of the noise in the mean, or None where it is not known.
 
         Args:
-            steps: steps of each participant.
-            clip_norms: adapted bound of each client.
-            round_number: the round ≥ 1.
+            steps: the number of steps of each participant.
+            clip_norms: the adaptive clip norm of each client that has one.
+            round_number: the round, ≥ 1.
         """
         divisor = sum(self.weights[client] for client in steps)
         terms = []

@@ -50,11 +50,12 @@ def assemble(
     in_process: bool = False,
     phases: Phases | None = None,
 ) -> Federation:
-    """Return the federation of an experiment, checked to be able to train.
+    """Build the federation of an experiment, and check that its model can train.
 
     Args:
         loaded: the experiment and the directory that its paths are relative to.
-        ledger: file of the durable ledger; None: accounts live in the clients' state only.
+        ledger: the file of the durable ledger; None where clients keep their ledgers in their
+            state only.
         in_process: whether all clients train in this process; their examples may then be reordered.
         phases: the phases of the caller; the last phase of the assembly stays open.
 
@@ -62,7 +63,7 @@ def assemble(
         ValueError: data, model, loss or privacy do not fit; the message names the setting and the
             fix (DataError, ModelError, PluginError and UnsafeModelError are ValueErrors).
     """
-    # A result of a plug-in may break fedsim's own lines, so every error counts as the plug-in's.
+    # A plug-in's result may break fedsim's own lines, so every error counts as the plug-in's.
     mixed = not loaded.experiment.plugins
     with plugin_calls("a plug-in failed before the first round", mixed=mixed):
         return _assemble(loaded, ledger, phases or Phases(), in_process=in_process)
@@ -150,10 +151,10 @@ def _checked_model(
     task: Task,
     device: torch.device,
 ) -> tuple[nn.Module, TrainedParts]:
-    """Return the initial model and what clients train with; a model that cannot train is refused.
+    """Return the initial model, checked to be trainable, and the parts that clients train with.
 
-    The checks run on one thread, as training does: their lots are so small that threads would cost
-    more than they gain, up to 30 times as much where processors are busy.
+    The checks run on one thread, as training does: their batches are so small that threads cost
+    more time than they save, up to 30 times as much where processors are busy.
     """
     with one_thread():
         model = initial_model(experiment, data, task, base=base)
@@ -178,7 +179,7 @@ def _still_parameters(
     parts: TrainedParts,
     device: torch.device,
 ) -> tuple[StillParameter, ...]:
-    """Return the trained parameters that training does not move, on public examples."""
+    """Return the trainable parameters that training on public examples does not change."""
     public = to_tensors(public_examples(data, NUM_PROBE_EXAMPLES), device)
     rounds = range(1, experiment.federation.rounds + 1)
     lr = max(map(experiment.local.learning_rate, rounds))
@@ -187,13 +188,13 @@ def _still_parameters(
 
 
 def with_plans(federation: Federation, loaded: LoadedExperiment) -> Federation:
-    """Return a federation with the plans of other privacy settings, for the same data and model.
+    """Return a federation planned anew for other privacy settings, with the same data and model.
 
-    Its model and its secure aggregation stay as they are, so it is good for plans alone.
+    Its model and secure aggregation are those of the old settings, so use it for plans alone.
 
     Args:
-        federation: an assembled one.
-        loaded: its experiment with another trust model, unit or budget.
+        federation: an assembled federation.
+        loaded: the federation's experiment with another trust model, privacy unit or budget.
 
     Raises:
         ValueError: no noise meets the settings; the message names the setting and the fix.

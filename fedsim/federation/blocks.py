@@ -1,8 +1,8 @@
-"""How the clients of each round train together: their blocks, and the shapes of their tiles.
+"""Blocks of clients whose training is vectorized, and the shapes of their padded batches.
 
-Client numbers are cut into ranges. A range stays on one worker, with its data. In each round the
-scheduled participants of a range are cut into blocks. A client that withdrew or failed keeps its
-place in its block, so membership is the same on one worker, on many, and after a resume.
+Client numbers are divided into ranges. A range and its data stay on one worker. In each round the
+scheduled participants of a range are divided into blocks. A client that withdrew or failed keeps
+its place in its block, so membership is the same on one worker, on many, and after a resume.
 """
 
 from bisect import bisect_left
@@ -29,21 +29,21 @@ from fedsim.federation.trained_model import NUM_CHECK_EXAMPLES, public_examples,
 from fedsim.server.participation.participation import Participation
 
 MAX_RANGES = 64
-MAX_LOT_RATIO = 2.0  # of a block: every member is padded to the longest lot
+MAX_LOT_RATIO = 2.0  # in a block, as every member's batch is padded to the longest
 
 
 @dataclass(frozen=True)
 class BlockPlan:
-    """The blocks of an experiment.
+    """The division of each round's clients into blocks that train vectorized.
 
-    Guarantee: a function of the three fields, which the experiment fixes before round 1; workers,
-    machines, withdrawals and failures do not enter. Every scheduled participant of a round is in
-    exactly one block, and a block lies in one range.
+    Guarantee: the blocks are a function of the three fields, which the experiment fixes before
+    round 1; workers, machines, withdrawals and failures do not matter. Every scheduled participant
+    of a round is in exactly one block, and a block lies in one range.
 
     Attributes:
         participation: the schedule of the clients.
-        max_clients: most clients of a block ≥ 1.
-        expected_lots: public expected examples of each client's lot, by client.
+        max_clients: the most clients of a block, ≥ 1.
+        expected_lots: the public expected batch size of each client, in examples.
     """
 
     participation: Participation
@@ -55,9 +55,9 @@ class BlockPlan:
 
     @cached_property
     def ranges(self) -> tuple[range, ...]:
-        """Ranges of client numbers, about a block's participants each.
+        """Ranges of client numbers, each with about one block of participants.
 
-        More than one range are an even number, for the balance of two workers.
+        If there is more than one range, their number is even, for the balance of two workers.
         """
         clients = self.participation.num_clients
         _, participants = self.participation.round_sizes
@@ -78,20 +78,24 @@ class BlockPlan:
         )
 
     def block_of(self, round_number: int, client: int) -> tuple[int, ...]:
-        """Return the block of a client in a round, ascending; a client off schedule is alone.
+        """Return the members of a client's block in a round, ascending.
+
+        A client that is not scheduled in the round has a block of its own.
 
         Args:
-            round_number: the round ≥ 1.
+            round_number: the round, ≥ 1.
             client: the client's number.
         """
         if round_number not in self._last_round:
-            found = {member: block for block in self.blocks(round_number) for member in block}
+            block_by_member = {
+                member: block for block in self.blocks(round_number) for member in block
+            }
             self._last_round.clear()
-            self._last_round[round_number] = found
+            self._last_round[round_number] = block_by_member
         return self._last_round[round_number].get(client, (client,))
 
     def _split_by_lot(self, clients: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-        """Yield runs of clients whose expected lots differ by at most `MAX_LOT_RATIO`."""
+        """Yield runs of clients whose expected batch sizes differ by at most `MAX_LOT_RATIO`."""
         start, least, most = 0, float("inf"), 0.0
         for place, client in enumerate(clients):
             lot = self.expected_lots[client]
@@ -109,11 +113,11 @@ def _even_parts(count: int, parts: int) -> Iterator[slice]:
     return (slice(start, end) for start, end in pairwise(ends))
 
 
-_FULL_ROWS = 64  # of a place, where batches are all examples of a client
+_FULL_ROWS = 64  # rows of a place, where a batch is all examples of a client
 _MAX_SMALL_CLIENTS, _MAX_LARGE_CLIENTS, _MAX_IMAGE_CLIENTS = 128, 16, 4
 _MAX_SMALL_VALUES = 1 << 15
 _MAX_BLOCK_VALUES = 1 << 24  # trainable values of all members: 64 MB in float32
-_MIN_BLOCKS = 8  # of a round, so that workers stay in balance
+_MIN_BLOCKS = 8  # in a round, so that workers stay in balance
 _MIN_CLIENTS = 4
 _SLOW_LAYERS = (
     *(nn.Conv1d, nn.Conv2d, nn.Conv3d),
@@ -124,15 +128,16 @@ _SLOW_LAYERS = (
 
 @dataclass(frozen=True)
 class Blocks:
-    """The blocks of an experiment's clients.
+    """Chooses which clients train vectorized, and the shapes of their padded batches.
 
     Attributes:
         experiment: the settings.
-        data: the clients' examples; with private sizes they enter nothing here.
+        data: the clients' examples; client sizes are not read where they are private.
         model: the initial model.
-        gradients: of the model; None: each client trains alone, by torch or by votes.
+        gradients: the per-example gradients of the model; None where each client trains alone, by
+            torch's autograd or by votes.
         participation: the clients of each round, or their secret draw.
-        plans: privacy plan of each client; None without privacy.
+        plans: the privacy plan of each client; None without privacy.
         device: the device that trains.
     """
 
@@ -146,10 +151,10 @@ class Blocks:
 
     @cached_property
     def plan(self) -> BlockPlan:
-        """The clients that train together in each round.
+        """The division of each round's clients into blocks.
 
-        They train alone where the model cannot train in blocks, and in smaller blocks where one
-        tile of all members would exceed `max_physical_batch`.
+        Clients train alone where the model cannot be vectorized over clients, and in smaller blocks
+        where the padded batch of all members would exceed `max_physical_batch`.
         """
         size, participation = self._most, self.participation
         if not participation.is_keyed and size > 1:  # most clients of a block are absent
@@ -158,20 +163,21 @@ class Blocks:
 
     @property
     def places(self) -> int | None:
-        """Places of a tile, which any members of a block fill; None: each has a place of its own.
+        """The fixed number of places of a padded batch, or None for one place per member.
 
-        Where the unit is the client, no shape may depend on a client's size or on a secret draw. So
-        a lot takes as many places as it needs, and an absent client takes none.
+        Where the privacy unit is the client, no shape may depend on a client's size or on a secret
+        draw. So a client's batch fills as many places as it needs, and an absent client fills none.
         """
         return self._most if self._has_private_sizes and self._most > 1 else None
 
     def rows(self, members: Sequence[int]) -> int:
-        """Return the rows of each member in the tiles of a block, present or not.
+        """Return the rows of each member, present or absent, in the padded batches of a block.
 
-        They are the planned ones, or the next that keep examples apart on this machine.
+        The number is the planned one, or the next larger one for which no example affects another
+        example's gradient on this machine.
 
-        Guarantee: where the unit is the client, the rows of several members do not depend on the
-        size of any.
+        Guarantee: where the privacy unit is the client, the rows of several members do not depend
+        on any member's size.
         """
         rows, most = self._planned_rows(members), self.experiment.local.max_physical_batch
         if not isinstance(self._isolation, RowIsolation):
@@ -181,23 +187,23 @@ class Blocks:
             return self._isolation.height(len(members), rows, most=most)
 
     def check(self, members: Sequence[int]) -> None:
-        """Check the tiles of a planned block on public examples, once for each shape.
+        """Check a block's padded batches on public examples, once for each shape.
 
         Raises:
-            UnsafeModelError: they do not keep examples apart on this machine, at any height; the
-                message names the layer and the fix.
+            UnsafeModelError: with any number of rows, an example affects the gradient of another
+                on this machine; the message names the layer and the fix.
         """
         if self._isolation is None:
             return
-        rows = self.rows(members)  # of single examples, these are checked
+        rows = self.rows(members)  # `RowIsolation` is checked here
         if isinstance(self._isolation, MemberIsolation):
             self._isolation.check(self.places or len(members), rows)
 
     def check_round(self, round_number: int) -> None:
-        """Check the tiles of all blocks of a round; private clients check them again.
+        """Check the padded batches of all blocks of a round; private clients check them again.
 
         Raises:
-            UnsafeModelError: as of `check`.
+            UnsafeModelError: as in `check`.
             PluginError: a plug-in fails.
         """
         if self.plans is not None:
@@ -221,7 +227,7 @@ class Blocks:
 
     @cached_property
     def _most(self) -> int:
-        """Most clients that train together."""
+        """The most clients that train vectorized in one block."""
         gradients, local = self.gradients, self.experiment.local
         if gradients is None or not gradients.stacks:
             return 1
@@ -252,11 +258,11 @@ class Blocks:
 
     @cached_property
     def _step_rows(self) -> tuple[int, ...]:
-        """Rows of each private client in the tiles of a block of one."""
+        """The rows of each private client in the padded batch of a block of one client."""
         return tuple(plan.release_as(DpSgdMechanism).tile_rows for plan in self.plans or ())
 
     def _expected_lots(self) -> Sequence[float]:
-        """Return the public expected lot of each client, by which blocks are cut."""
+        """Return the public expected batch size of each client, by which blocks are divided."""
         if self._has_private_sizes:
             return [1.0] * self.participation.num_clients
         if self.plans is not None and self.experiment.release_kind.draws_lots:
@@ -265,14 +271,14 @@ class Blocks:
 
     @property
     def _has_private_sizes(self) -> bool:
-        """Whether the number of examples of a client is a part of what is protected."""
+        """Whether the privacy unit is the client, so that its number of examples is private."""
         return self.experiment.release_kind.protects_client
 
 
 def block_size(
     model: nn.Module, num_values: int, participants: int, setting: int | Literal["auto", "off"]
 ) -> int:
-    """Return the most clients of a block, for a model that can train in blocks.
+    """Return the most clients of a block, for a model that can be vectorized over clients.
 
     A step of one client in a block of K takes about F/K + c: the fixed cost F of starting each
     operation, and the arithmetic c of the client itself. Measured on an Intel Xeon, in µs: F = 640
@@ -280,10 +286,10 @@ def block_size(
     larger than 4 gain nothing.
 
     Args:
-        model: the architecture.
-        num_values: trainable values of the model.
-        participants: clients of a round.
-        setting: `local.cohort`; a number is returned as it is.
+        model: the model, whose layers decide.
+        num_values: the number of trainable values of the model.
+        participants: the number of clients of a round.
+        setting: `local.cohort`; a number is returned unchanged.
     """
     if setting == "off":
         return 1

@@ -1,4 +1,4 @@
-"""What a probed release is charged as, part by part: from its event, not from its noise."""
+"""The charged noise multiplier and bound of each part of a probed release, from its event."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -17,13 +17,14 @@ from fedsim.server.aggregation.noisy_sum import ServerNoise, add_noise
 
 @dataclass(frozen=True)
 class ChargedPart:
-    """A part of a release with a bound and a noise multiplier of its own, as it is charged.
+    """A part of a release that is charged with its own clipping bound C and noise multiplier.
 
     Attributes:
-        multiplier: charged σ / C; of correlated noise, that of the fresh noise.
-        in_bounds: a value of 1 of a release, in bounds C.
-        places: slices of the part in a row of a release.
-        scores: returns noise in charged deviations as N(0, 1); None: Gaussian noise is its own.
+        multiplier: the charged σ / C; for correlated noise, that of the fresh noise.
+        in_bounds: the factor that converts values of a release to multiples of C.
+        places: the slices of the part in a row of a release.
+        scores: maps noise, in charged standard deviations, to N(0, 1) scores; None for Gaussian
+            noise, whose values are the scores.
     """
 
     multiplier: float
@@ -32,19 +33,19 @@ class ChargedPart:
     scores: Callable[[Tensor], Tensor] | None = None
 
     def squares(self, noise: Tensor) -> tuple[float, int]:
-        """Return the sum of squares of the scores of noise (rows, n), and their count."""
-        found = [noise[:, place] for place in self.places]
+        """Return the sum of squares and the number of the N(0, 1) scores of noise (rows, n)."""
+        pieces = [noise[:, place] for place in self.places]
         unit = self.in_bounds / self.multiplier
         if self.scores is not None:
-            found, unit = [self.scores(one.double() * unit) for one in found], 1.0
-        return float(_row_norms(found).norm() * unit) ** 2, sum(one.numel() for one in found)
+            pieces, unit = [self.scores(piece.double() * unit) for piece in pieces], 1.0
+        return float(_row_norms(pieces).norm() * unit) ** 2, sum(piece.numel() for piece in pieces)
 
     def start(self, noise: Tensor, count: int) -> Tensor:
-        """Return the scores of the first noise values of a release, float64.
+        """Return the N(0, 1) scores of the first noise values of a release, float64 (m <= count,).
 
         Args:
-            noise: of one release (rows, n).
-            count: most values, of the first place.
+            noise: the noise of one release (rows, n).
+            count: the most values to return, all from the first place.
         """
         first = noise[:, self.places[0]].flatten()[:count]
         noise = first.double().cpu() * (self.in_bounds / self.multiplier)
@@ -56,11 +57,12 @@ class Release:
     """One release of a client in a probe.
 
     Attributes:
-        client: the client.
-        values: (rows, n); an example, or all that a client has, moves one row.
-        parts: of a row, as they are charged.
-        offset: values of a row without content and noise (n,); None: zeros.
-        reach: bounds by which the content may move a row: the number of equal examples.
+        client: the client's number.
+        values: the released values (rows, n); one privacy unit changes one row.
+        parts: the charged parts of a row.
+        offset: the values of a row without content and noise (n,); None for zeros.
+        reach: the number of bounds by which the content may change a row, which is the number of
+            equal examples in it.
     """
 
     client: int
@@ -71,42 +73,44 @@ class Release:
 
     @property
     def noise(self) -> Tensor:
-        """The noise of a release without content (rows, n)."""
+        """The noise of a release that has no content (rows, n)."""
         return self.values if self.offset is None else self.values.double() - self.offset
 
     def contributions(self, silent: "Release") -> Iterator[tuple[float, float]]:
-        """Yield the norm of the content's contribution to each part, in bounds, and its rounding.
+        """Yield, for each part, the norm of the content's contribution and its rounding error.
+
+        Both are in clipping bounds.
 
         Args:
-            silent: the release with the same noise and without content.
+            silent: the release with the same noise and no content.
         """
         eps = torch.finfo(self.values.dtype).eps
         for part in self.parts:
             whole = [self.values[:, place] for place in part.places]
             moved = _row_norms(
-                [one - silent.values[:, at] for one, at in zip(whole, part.places, strict=True)]
+                [piece - silent.values[:, at] for piece, at in zip(whole, part.places, strict=True)]
             )
             # Values of both releases are rounded to their type, and to whole steps of the grid.
             rounding = float((_row_norms(whole) + moved).max()) * 4.0 * eps * part.in_bounds
-            width = sum(one.shape[1] for one in whole)
+            width = sum(piece.shape[1] for piece in whole)
             rounding += math.sqrt(width) * part.multiplier / DEVIATION
             yield float(moved.max()) * part.in_bounds / self.reach, rounding / self.reach
 
 
 def _row_norms(places: Sequence[Tensor]) -> Tensor:
-    """Return L2 norms of rows that are in several places (rows, ...), float64 (rows,)."""
-    norms = [torch.linalg.vector_norm(one, dim=1, dtype=torch.float64) for one in places]
+    """Return the L2 norm of each row over all places, each (rows, ...), as float64 (rows,)."""
+    norms = [torch.linalg.vector_norm(piece, dim=1, dtype=torch.float64) for piece in places]
     return torch.stack(norms).norm(dim=0)
 
 
 def step_length_of(federation: Federation, client: int) -> float | None:
-    """Return the length of a step of the common grid, in a_k C_k; None without noisy sums.
+    """Return the step of the sums' grid in multiples of a_k C_k, or None without noisy sums.
 
-    a_k C_k is by how much one unit of the client moves a sum: here sum and charge meet.
+    a_k C_k is the largest change of a sum by one privacy unit of the client (`sum_scale`).
 
     Args:
-        federation: assembled, with plans.
-        client: a client with a part of the sums.
+        federation: an assembled federation with privacy plans.
+        client: a client that takes part in sums.
     """
     plans, terms, sums = (
         federation.plan.clients,
@@ -122,17 +126,17 @@ def step_length_of(federation: Federation, client: int) -> float | None:
 
 
 def server_adds_noise(federation: Federation) -> bool:
-    """Whether the server adds the noise of a sum, and the clients add none."""
+    """Whether the server, and no client, adds the noise of a sum."""
     return federation.plan.sums is not None and federation.plan.sums.server_noise
 
 
 def server_draw(federation: Federation, size: int, *, seed: int | None, number: int) -> Tensor:
-    """Return the noise that the server adds to a sum of zeros, integers in float64 (size,).
+    """Return the noise that the server adds to a sum, as integers in float64 (size,).
 
     Args:
-        federation: with central trust.
-        size: number of values.
-        seed: of the noise's stream; None: noise from the operating system.
+        federation: a federation with central trust.
+        size: the number of values.
+        seed: the seed of the noise; None for noise from the operating system.
         number: the round.
     """
     zeros = {"values": np.zeros(size, dtype=np.int64)}
@@ -141,13 +145,14 @@ def server_draw(federation: Federation, size: int, *, seed: int | None, number: 
 
 
 def factor_of_charge(federation: Federation, client: int) -> float:
-    """Return the noise that a client's charge counts on, over what the settings allow it; >= 1.
+    """Return the noise that a client's charge relies on, divided by the noise that is certain.
 
-    Above 1, the plan counts on more honest clients than the smallest sum has.
+    The factor is >= 1. Above 1, the charge relies on more honest clients than the smallest sum has
+    by the settings.
 
     Args:
-        federation: assembled, with plans.
-        client: the client.
+        federation: an assembled federation with privacy plans.
+        client: the client's number.
     """
     part = (federation.plan.clients or ())[client].part
     if part is None:
@@ -156,9 +161,9 @@ def factor_of_charge(federation: Federation, client: int) -> float:
 
 
 def honest_draws(experiment: Experiment) -> int:
-    """Return the fewest honest draws of noise in what an observer of sums or models sees.
+    """Return the fewest honest noise draws in a sum, which an adversary sees with its model.
 
-    It comes from the settings, not from the plans that charge for it.
+    The number comes from the settings, not from the plans whose charges it checks.
     """
     privacy, secure = experiment.privacy, experiment.secure_aggregation
     if privacy is None or secure is None or privacy.trust.name != "distributed":

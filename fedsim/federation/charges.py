@@ -1,9 +1,9 @@
-"""Charges in the durable ledger: what clients have spent, and what the server charges for them.
+"""Charges in the durable ledger: the clients' privacy spend, and charges that the server makes.
 
-What is spent includes charges whose updates were lost. A server that draws clients in secret
-charges every client for every round: a client that charged itself would show that it was drawn. So
-the server writes the charges of all clients to the ledger before a round's noise is drawn, also
-where nobody was drawn.
+The spend includes charges whose updates were lost. A server that draws clients in secret charges
+every client for every round: a client that charged itself would show that it was drawn. So the
+server writes the charges of all clients to the ledger before a round's noise is drawn, also where
+no client was drawn.
 """
 
 from collections.abc import Sequence
@@ -23,13 +23,13 @@ class ServerCharges:
     """Charges all clients for each round.
 
     Guarantee: when `charge` returns, the charge of every client for the round is on disk. A round
-    that was charged before, with noise of the seed, for the same model and settings, costs nothing
-    again: its release is the same. Other noise is a release of its own, and is charged.
+    that is repeated with noise of the seed, for the same model and settings, is not charged again:
+    its release is the same. A release with other noise is charged.
 
     Args:
-        plans: the plan of each client.
-        journal: the durable ledger; None: charges are kept in memory.
-        conditions: digest of the settings, plug-in sources, versions and device of the run.
+        plans: the privacy plan of each client.
+        journal: the durable ledger; None where charges are kept in memory.
+        conditions: the digest of the settings, plug-in sources, versions and device of the run.
         seed: the experiment's seed.
     """
 
@@ -44,11 +44,11 @@ class ServerCharges:
         ]
 
     def charge(self, round_number: int, model: str) -> Sequence[ClientSpend]:
-        """Charge every client for a round; return what each has spent, by client.
+        """Charge every client for a round; return the spend of each client, by client.
 
         Args:
             round_number: the round.
-            model: digest of the global model that its clients start from.
+            model: the digest of the global model that clients start from.
 
         Raises:
             FederationError: the ledger cannot be written, or a client was charged for another
@@ -76,7 +76,7 @@ class ServerCharges:
         return [account.spend for account in self._accounts]
 
     def _request(self, client: int, plan: PrivacyPlan, model: str) -> str:
-        """Return the digest of the release that a charge pays for; it names no participant."""
+        """Return the digest of the release that a charge is for, which names no participant."""
         inputs = AnswerInputs(
             block=(),
             tile_rows=None,
@@ -90,10 +90,10 @@ class ServerCharges:
 
 
 class RecordedSpend:
-    """Reads the spend of clients from the ledger; a second read of a client reads new charges only.
+    """Reads the clients' privacy spend from the ledger; later reads parse only new charges.
 
     Args:
-        plans: the plan of every client.
+        plans: the privacy plan of every client.
         journal: the durable ledger of the run.
     """
 
@@ -103,11 +103,11 @@ class RecordedSpend:
         self._spends: dict[int, ClientSpend] = {}
 
     def clients(self) -> tuple[int, ...]:
-        """Return the clients that were ever charged."""
+        """Return the clients that have a charge in the ledger."""
         return self._journal.clients()
 
     def of(self, client: int) -> ClientSpend:
-        """Return what a client has spent so far."""
+        """Return a client's privacy spend so far."""
         before = self._spends.get(client) or self._plans[client].initial_spend(client)
         history = self._journal.history(client, after=before.rounds)
         if not history:

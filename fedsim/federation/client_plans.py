@@ -1,8 +1,9 @@
-"""The plans of all clients: what each does in a round, its settings, its weight, and a digest.
+"""The privacy plans and weights of all clients, and the digest of the privacy plan.
 
-Every party computes the digest from its own experiment: the public facts that fix what every client
-releases. Clients bind it into their secure uploads, so a helper opens no sum of uploads with
-different plans, and the policy of a node can name the plans that its operator allows.
+The digest covers the public facts that fix what every client releases; every party computes it from
+its copy of the experiment. Clients bind the digest into their secure uploads, so a helper opens no
+sum of uploads with different plans, and the policy of a node can name the plans that its operator
+allows.
 """
 
 import csv
@@ -43,15 +44,17 @@ def client_plans(
     parameters: FlatParameters | None = None,
     problem: object = None,
 ) -> tuple[PrivacyPlan, ...]:
-    """Return the plan of every client as if it added all noise of its claim alone.
+    """Return the privacy plan of every client as if that client added all of its noise alone.
 
     Args:
         experiment: the settings.
-        terms: privacy settings of each client.
-        sizes: number of examples of each client; unused where the unit is the client.
+        terms: the privacy settings of each client.
+        sizes: the number of examples of each client; unused where the privacy unit is the client.
         steps: the planned steps of each client.
-        parameters: of what clients send, for the rounding of the grid; None: not known.
-        problem: what a kind of release needs beside settings (see `PlanRequest`); None: not known.
+        parameters: the parameters that clients send, for the rounding error of the grid; None
+            where they are not known.
+        problem: further facts that the kind of release needs (see `PlanRequest`); None where they
+            are not known.
 
     Raises:
         PrivacyPlanError: no noise meets the settings of a client.
@@ -74,7 +77,7 @@ def client_plans(
         )
         return plan_privacy(request)
 
-    settings = [own.privacy for own in terms]
+    settings = [client_terms.privacy for client_terms in terms]
     rounds = steps.participation.planned_rounds()
     return tuple(map_shared(plan, settings, sizes, rounds, steps.planned()))
 
@@ -86,18 +89,18 @@ def client_weights(
     *,
     takes_weights: bool,
 ) -> ClientWeights:
-    """Return the weights of all clients.
+    """Return the weights of all clients in the mean of updates.
 
-    A client that leaves when its budget is spent keeps its weight until then.
+    A client that withdraws when its budget is spent keeps its weight until then.
 
     Args:
         experiment: the settings.
-        sizes: number of examples of each client.
-        plans: privacy plan of each client; None without privacy.
-        takes_weights: whether the strategy weighs clients; where not, all have the same weight.
+        sizes: the number of examples of each client.
+        plans: the privacy plan of each client; None without privacy.
+        takes_weights: whether the strategy weighs clients; if not, all weights are 1.
 
     Raises:
-        WeightingError: some clients add noise and others none, or no weights keep `max_share`.
+        WeightingError: only some of the clients add noise, or no weights keep `max_share`.
     """
     if not takes_weights:
         return uniform_weights(len(sizes))
@@ -117,7 +120,7 @@ def client_weights(
 
 
 def ignored_weighting(experiment: Experiment, weights: ClientWeights) -> str | None:
-    """Return a line where the strategy ignores `federation.weighting`; None where it does not.
+    """Return a warning if the strategy ignores `federation.weighting`, else None.
 
     Args:
         experiment: the settings.
@@ -137,7 +140,7 @@ def _values(plan: PrivacyPlan) -> PlanValues:
 
 
 def _noise(plan: PrivacyPlan) -> float:
-    """Return z / q: the noise in a sum over all examples that a step of rate q estimates."""
+    """Return z / q, the noise of a step's estimate of the sum over all examples, at rate q."""
     return plan.release.noise_multiplier / plan.release.sampling_rate
 
 
@@ -152,16 +155,16 @@ def plan_digest(
 ) -> str:
     """Return the SHA-256 of the privacy plan in hex; "" without privacy.
 
-    It covers the settings of rounds, training, privacy and secure aggregation (m, t, pinned keys),
-    the grid of noisy sums, and of each client its weight, sampling rate, noise (with distributed
-    trust its share), δ and number of steps. Calibrated numbers count with nine digits, since
+    The digest covers the settings of rounds, training, privacy and secure aggregation (m, t, pinned
+    keys), the grid of noisy sums, and each client's weight, sampling rate, noise (with distributed
+    trust its share), δ and number of steps. Calibrated numbers enter with nine digits, since
     machines may differ in the last ones.
 
     Args:
         experiment: the settings.
-        plans: privacy plan of each client; None without privacy.
+        plans: the privacy plan of each client; None without privacy.
         weights: the weights of all clients.
-        sums: the plan of noisy sums; None: clients send models or their changes.
+        sums: the plan of noisy sums; None where clients send models or their changes.
     """
     if plans is None:
         return ""
@@ -190,9 +193,9 @@ _CLIENT = "client"
 
 
 def read_client_tables(privacy: PrivacySettings, base: Path) -> dict[str, Table]:
-    """Return the tables of the entries of `privacy.clients` that name a csv file, by entry name.
+    """Read the csv files of `privacy.clients`; return a table for each entry with a file, by name.
 
-    An empty cell keeps the value of the `privacy` section.
+    An empty cell means the value of the `privacy` section.
 
     Args:
         privacy: the `privacy` section.
@@ -233,8 +236,8 @@ def _read(path: Path, entry: ClientPrivacySettings) -> Table:
 def _check_columns(path: Path, names: Sequence[str], entry: ClientPrivacySettings) -> None:
     for column in (_CLIENT, *entry.columns.values()):
         if column not in names:
-            found = ", ".join(names) or "none"
-            raise DataError(f"{path}:1: no column {column!r}; columns of the file: {found}")
+            columns = ", ".join(names) or "none"
+            raise DataError(f"{path}:1: no column {column!r}; columns of the file: {columns}")
 
 
 def _settings(

@@ -1,7 +1,8 @@
-"""Clients' examples as tensors on the training device, and metrics on them by secure aggregation.
+"""Clients' examples as tensors on the training device, and training metrics on these examples.
 
-Tensors are built when a client trains. Metrics score the model that a round starts from. Their mean
-over clients, weighted by examples, is the objective of the federation.
+Tensors are built when a client trains. Training metrics are sent by secure aggregation; they
+evaluate the model that a round starts from. The mean of the loss over clients, weighted by
+examples, is the objective of the federation.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,22 +20,22 @@ from fedsim.models.losses import PerExampleLoss
 from fedsim.models.tasks import Task, evaluate
 
 _CACHE_BYTES = 4 << 30
-_SMALL_DATA_BYTES = 1 << 30  # a second copy of so many bytes is no burden
-# Gathering up to this many times the examples of a round's lots costs a tenth of the round.
+_SMALL_DATA_BYTES = 1 << 30  # data up to this size are copied without asking whether it pays
+# Gathering up to this many times the examples of a round's batches costs a tenth of the round.
 _MAX_GATHER_FACTOR = 4
 
 
 class ClientTensors:
-    """Features and targets of each client, built when it trains.
+    """Builds the feature and target tensors of a client when the client trains.
 
-    The CPU needs no cache: a client's examples are gathered, or are a view. Two kinds of tensors
-    are kept for later rounds, for the first clients, up to `cache_bytes`: tensors on a GPU, and
-    features computed from a dataset on disk.
+    Two kinds of tensors are kept for later rounds, up to `cache_bytes`, for the clients that train
+    first: tensors on a GPU, and features computed from a dataset on disk. Other examples need no
+    cache: they are gathered on the CPU, or are a view.
 
     Args:
         clients: every client's examples.
         device: the device of the tensors.
-        cache_bytes: most bytes of tensors that are kept.
+        cache_bytes: the most bytes of tensors that are kept.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class ClientTensors:
         return features, targets
 
     def digest(self, client: int) -> bytes:
-        """Return the digest of a client's examples, computed once in a process."""
+        """Return the digest of a client's examples, computed once per process."""
         if client not in self._digests:
             self._digests[client] = digest_examples(self._clients[client])
         return self._digests[client]
@@ -70,17 +71,17 @@ class ClientTensors:
 def order_by_client(
     clients: ClientExamples, *, examples_per_round: int, small_bytes: int = _SMALL_DATA_BYTES
 ) -> ClientExamples:
-    """Return the same examples, copied into the clients' order where that makes rounds faster.
+    """Return the same examples, copied into the order of clients where that makes rounds faster.
 
-    After one copy each client has a view of its own examples. With 50 clients of 300 examples with
-    784 values, and 4 lots of 32 a round, that saves a tenth of the processor time of whole rounds;
+    After the copy each client's examples are a view. With 50 clients of 300 examples with 784
+    values, and 4 batches of 32 a round, that saves a tenth of the processor time of whole rounds;
     with 5,000 examples each, two thirds. The copy needs the memory of the examples twice, so large
-    data are copied only where a round uses few of a client's examples. Data on disk stay there.
+    data are copied only where a round uses few of a client's examples. Data on disk are not copied.
 
     Args:
         clients: every client's examples.
-        examples_per_round: examples in the lots of one client's round.
-        small_bytes: largest size of the examples that are always copied.
+        examples_per_round: the number of examples in the batches of one client's round.
+        small_bytes: data of at most so many bytes are always copied.
     """
     uses_few = sum(clients.sizes) > _MAX_GATHER_FACTOR * examples_per_round * len(clients)
     is_faster = clients.is_in_memory and (uses_few or clients.nbytes <= small_bytes)
@@ -92,12 +93,12 @@ PREFIX = "train_"
 
 @dataclass(frozen=True)
 class TrainMetrics:
-    """The declared metrics of a model on the examples of one client.
+    """Computes the declared metrics of a model on the examples of one client.
 
     Attributes:
-        names: the declared metrics, such as `train_loss`.
-        loss: one value per example.
-        task: scores outputs.
+        names: the names of the declared metrics, such as `train_loss`.
+        loss: returns one value per example.
+        task: the task, which computes metrics from outputs.
         examples: returns the client's examples; called once for each measurement.
     """
 
@@ -107,20 +108,22 @@ class TrainMetrics:
     examples: Callable[[], Examples]
 
     def __call__(self, model: nn.Module) -> Mapping[str, float]:
-        """Return the means over the client's examples; the model's train and eval modes are kept.
+        """Return each metric's mean over the client's examples, by name.
 
-        Guarantee: the same bits on every engine.
+        The train and eval modes of the model's modules are unchanged.
+
+        Guarantee: the values are the same to the bit on every engine.
         """
         gathered = self.examples()
-        own = Examples(_aligned_copy(gathered.features), _aligned_copy(gathered.targets))
-        metrics = evaluate(model, self.loss, self.task, own)
+        examples = Examples(_aligned_copy(gathered.features), _aligned_copy(gathered.targets))
+        metrics = evaluate(model, self.loss, self.task, examples)
         return {name: metrics[name.removeprefix(PREFIX)] for name in self.names}
 
 
 def _aligned_copy(values: NDArray[Any]) -> NDArray[Any]:
-    """Return a copy with the alignment of torch's own tensors.
+    """Return a copy of an array with the memory alignment of tensors that torch allocates.
 
-    The alignment decides which kernel of a matrix product runs, and so the last bits; it differs
-    between engines.
+    The alignment decides which matrix product kernel runs, and so the last bits. Without a copy it
+    differs between engines.
     """
     return torch.from_numpy(values).clone().numpy()

@@ -1,7 +1,7 @@
-"""Conditions under which clients train: settings, plug-in sources, versions and device.
+"""The conditions under which clients train: settings, plug-in sources, versions and device.
 
-They are the same for all clients and rounds of a run. A client's answer in a round is repeated
-under the same conditions or not at all (`clients/account.py`).
+The conditions are the same for all clients and rounds of a run. A client repeats its answer in a
+round only under the same conditions (`clients/account.py`).
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from fedsim.experiment import Experiment
 
 
 def plugin_sources(experiment: Experiment, base: Path) -> PluginSources:
-    """Return what is recorded of the plug-ins that the experiment names.
+    """Return the recorded sources of the plug-ins that the experiment names.
 
     Args:
         experiment: the settings.
@@ -38,15 +38,15 @@ def plugin_sources(experiment: Experiment, base: Path) -> PluginSources:
 
 
 def refuse_edited_plugins(before: PluginSources, experiment: Experiment, base: Path) -> None:
-    """Check that plug-ins were loaded from the sources that their digest is of.
+    """Check that the sources of plug-ins have not changed since they were recorded.
 
     Args:
-        before: the sources of the run.
+        before: the sources as recorded at the start of the run.
         experiment: the settings.
         base: the directory in which relative paths start.
 
     Raises:
-        PluginError: a file or an installed package is another one by now.
+        PluginError: a file or an installed package of a plug-in has changed.
     """
     entries, now = before.entries, plugin_sources(experiment, base).entries
     for name in [*entries, *(name for name in now if name not in entries)]:
@@ -61,9 +61,9 @@ def digest_conditions(experiment: Experiment, sources: str, device: torch.device
     """Return the digest of the conditions of a run in this process.
 
     Args:
-        experiment: the settings. The place of data files is no part of them: each client's
-            examples have a digest of their own.
-        sources: digest of the plug-ins' sources.
+        experiment: the settings; the paths of data files do not enter, as each client's examples
+            have their own digest.
+        sources: the digest of the plug-ins' sources.
         device: the device that trains.
     """
     settings = experiment.model_dump(mode="json", include={"data", "model", "local", "privacy"})
@@ -78,14 +78,14 @@ def digest_conditions(experiment: Experiment, sources: str, device: torch.device
 
 
 def device_kind(device: torch.device) -> str:
-    """Return the kind of a device: results of one kind agree to the bit."""
+    """Return a text for the hardware of a device; results on equal hardware agree to the bit."""
     if device.type == "cuda":
         return f"cuda {torch.cuda.get_device_name(device)}"
     return f"{device.type} {platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
 
 
 def digest_examples(examples: Examples) -> bytes:
-    """Return the digest of a client's examples. It is private, as they are."""
+    """Return the digest of a client's examples, which is as private as the examples."""
     state = hashlib.blake2b(digest_size=32)
     for array in (examples.features, examples.targets):
         state.update(f"{array.dtype.str}{array.shape}".encode())
@@ -98,7 +98,7 @@ class DeviceError(InputError):
 
 
 def choose_device(name: Literal["auto", "cpu", "cuda"]) -> torch.device:
-    """Return the device of a setting; `auto` is CUDA if the machine has it, else the CPU.
+    """Return the device of `runtime.device`; `auto` is CUDA if the machine has it, else the CPU.
 
     Raises:
         DeviceError: the setting is `cuda` and the machine has no CUDA device.

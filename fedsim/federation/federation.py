@@ -1,4 +1,4 @@
-"""A federation: data, model, plans and parties of an experiment, ready to run."""
+"""A federation has the data, model, plan and parties of an experiment, ready to run."""
 
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -51,17 +51,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FederationModel:
-    """The model of a federation, with what it is trained by.
+    """The model of a federation, with its loss, gradients, task and device.
 
     Attributes:
         module: the initial model; rounds overwrite its values.
-        shared: what all clients of this process train in turn: the same model, or with
-            `task: pate` the board that they vote on.
-        loss: one value per example.
-        gradients: gradients of the model under the loss; None: by torch, without privacy.
-        task: targets and metrics of the loss.
+        shared: the model that all clients of this process train in turn; with `task: pate`, the
+            board that they vote on.
+        loss: returns one value per example.
+        gradients: the per-example gradients of the model; None where torch's autograd is used,
+            without privacy.
+        task: the targets and metrics of the loss.
         device: the device that trains.
-        still: trained parameters that training does not move, on public examples.
+        still: the trainable parameters that training on public examples does not change.
     """
 
     module: nn.Module
@@ -80,13 +81,13 @@ class Federation:
     Attributes:
         experiment: the settings.
         base: the directory in which the experiment's relative paths start.
-        sources: what is recorded of the plug-ins' sources.
+        sources: the recorded sources of the plug-ins.
         data: the clients' examples and the server's test set.
-        model: the model, and what it is trained by.
-        plan: who takes part, by which steps, with what noise and what weight.
-        journal: the durable ledger; None: accounts live in the clients' state only.
-        secure: keys and encoding of secure aggregation; None where updates are sent in clear.
-        goal: what the clients work on; with `task: pate` a `Voting`.
+        model: the model with its loss, gradients, task and device.
+        plan: the participation, steps, noise and weights of all clients.
+        journal: the durable ledger; None where clients keep their ledgers in their state only.
+        secure: the keys and encoding of secure aggregation; None where updates are sent in clear.
+        goal: the clients' work: training a model, or with `task: pate` a `Voting`.
     """
 
     experiment: ExperimentWithClients
@@ -105,13 +106,13 @@ class Federation:
 
     @cached_property
     def conditions(self) -> str:
-        """Digest of the settings, plug-in sources, versions and device that train."""
-        found = digest_conditions(self.experiment, self.sources.digest, self.model.device)
-        return self.goal.digest(found)
+        """The digest of the settings, plug-in sources, versions and device of the run."""
+        conditions = digest_conditions(self.experiment, self.sources.digest, self.model.device)
+        return self.goal.digest(conditions)
 
     @property
     def voting(self) -> Voting | None:
-        """The goal of `task: pate`; None where clients train a model."""
+        """The goal where the task is `pate`; None where clients train a model."""
         return self.goal if isinstance(self.goal, Voting) else None
 
     @cached_property
@@ -120,36 +121,38 @@ class Federation:
 
     @property
     def num_clients(self) -> int:
-        """Number of clients."""
+        """The number of clients."""
         return len(self.data.clients)
 
     @property
     def num_nodes(self) -> int:
-        """Number of nodes: the clients, and the helpers of secure aggregation."""
+        """The number of nodes, which are clients and helpers of secure aggregation."""
         return self.num_clients + (0 if self.secure is None else self.secure.settings.helpers)
 
     @property
     def sizes(self) -> dict[str, Any]:
-        """Public sizes of the experiment, for `summary.json`: no number of private examples."""
+        """The public sizes in `summary.json`, which contain no number of private examples."""
         parameters = list(self.model.module.parameters())
         return {
             "test_examples": len(self.data.test),
             "input_shape": list(self.data.raw_input_shape),
             "num_classes": self.data.num_classes,
-            "parameters": sum(each.numel() for each in parameters),
-            "trained_parameters": sum(each.numel() for each in parameters if each.requires_grad),
+            "parameters": sum(parameter.numel() for parameter in parameters),
+            "trained_parameters": sum(
+                parameter.numel() for parameter in parameters if parameter.requires_grad
+            ),
         }
 
     def initial_arrays(self) -> ArrayRecord:
-        """Return the initial global model as a record; with ballots, the empty board."""
+        """Return the initial global model as a record; with `task: pate`, the empty board."""
         return model_arrays(self.model.shared.model)
 
     def final_model(self, state: ServerState) -> ArrayRecord:
-        """Return the model of a run in a state of the server: the student, with ballots."""
+        """Return the model of a run at a server state; with `task: pate`, the student."""
         return self.goal.model_of(state.model)
 
     def saved_values(self, arrays: ArrayRecord) -> dict[str, np.ndarray]:
-        """Return the values of `model.safetensors` by name.
+        """Return the values to save in `model.safetensors`, by name.
 
         Args:
             arrays: the global model.
@@ -199,7 +202,7 @@ class Federation:
 
     @cached_property
     def blocks(self) -> Blocks:
-        """How the clients of a round train together."""
+        """The blocks of clients that train vectorized."""
         return Blocks(
             experiment=self.experiment,
             data=self.data,
@@ -211,7 +214,7 @@ class Federation:
         )
 
     def _train_metrics(self, client: int) -> TrainMetrics | None:
-        """Return the numbers that a client declares; None under privacy: they carry no noise."""
+        """Return a client's declared metrics, or None under privacy, as they carry no noise."""
         declared = tuple(() if self.secure is None else self.secure.settings.metrics)
         declared = declared or self.algorithm.private_numbers()
         if not declared or self.plan.clients is not None:
@@ -220,15 +223,15 @@ class Federation:
         return TrainMetrics(declared, self.model.loss, self.model.task, examples)
 
     def _evaluate(self, client: int) -> Evaluate | None:
-        """Return how a client scores a model for the server; None without `evaluation.holdout`.
+        """Return the function that evaluates a model on a client, or None without `holdout`.
 
-        Examples that are held out for personal models are for the client alone.
+        Examples that are held out for personal models are never used for it.
         """
         asked = self.experiment.client_evaluation is not None and self.data.held_out is not None
         return partial(self._held_out, client) if asked else None
 
     def _held_out(self, client: int, arrays: ArrayRecord) -> tuple[int, dict[str, float]]:
-        """Return the number of a client's held-out examples, and a model's metrics on them.
+        """Return the number of a client's held-out examples, and a model's metrics on these.
 
         R² is left out: its baseline is the mean of the client's own targets, so an average over
         clients is no R².
@@ -243,7 +246,7 @@ class Federation:
         return len(examples), {name: value for name, value in metrics.items() if name != "r2"}
 
     def client_ledgers(self) -> ClientLedgers | None:
-        """Return the clients' ledgers, with the charges of a resumed run; None without privacy."""
+        """Return the clients' ledgers, with earlier charges if resumed; None without privacy."""
         privacy = self.experiment.privacy
         if privacy is None:
             return None
@@ -257,7 +260,7 @@ class Federation:
 
     @cached_property
     def public_scores(self) -> PublicScores:
-        """How the server scores a global model on its public test set.
+        """The evaluation of global models on the server's public test set.
 
         Raises:
             MetricError: a metric of `evaluation.metrics` cannot score the task.
@@ -269,34 +272,34 @@ class Federation:
         return PublicScores(*parts, chosen, data.class_names)
 
     def scored_models(self, state: ServerState) -> Models:
-        """Return what is scored after a round: the global model, or the clients' own models."""
+        """Return the models to evaluate after a round: the global model, or one per client."""
         return self.goal.scored(self.algorithm, state)
 
     def test_metrics(self, models: Models) -> dict[str, MetricValue]:
-        """Return the metrics of a model on the server's test set, as `test_...`.
+        """Return the metrics on the server's test set, with names `test_...`.
 
         Args:
-            models: the global model, or several, over which loss and accuracy are means.
+            models: the global model, or several models, over which loss and accuracy are averaged.
 
         Raises:
             FederationError: a model, the loss or a metric fails.
         """
         scored = self.goal.model_of(models) if isinstance(models, ArrayRecord) else models
-        found = self.public_scores.metrics(scored)
-        metrics = {f"test_{name}": value for name, value in found.items()}
+        scores = self.public_scores.metrics(scored)
+        metrics = {f"test_{name}": value for name, value in scores.items()}
         return {**metrics, **self.goal.counts(models)}
 
     @cached_property
     def algorithm(self) -> Algorithm:
-        """The federated algorithm; its state is the server's, so one object serves all rounds.
+        """The federated algorithm, a stateless object for all rounds.
 
         Raises:
-            AlgorithmError: there is no such algorithm, or it does not take its settings.
+            AlgorithmError: there is no such algorithm, or it does not accept its settings.
         """
         made = self.goal.algorithm()
         return made or algorithm_of(self.experiment, self.model.module, self.base)
 
     @property
     def release_parameters(self) -> FlatParameters:
-        """The parameters that one release of a client is of."""
+        """The parameters whose values one release of a client covers."""
         return release_parameters(self.experiment, self.model.gradients, self.model.shared)

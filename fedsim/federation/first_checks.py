@@ -1,8 +1,8 @@
-"""Checks before round 1: an algorithm keeps its declaration, and training moves the model.
+"""Checks before round 1: an algorithm does what it declares, and training changes the model.
 
-Noise moves every parameter, so a private run shows no sign of a layer that learns nothing. Here two
-steps of plain SGD are taken on public examples, without noise, and undone. Two, since the factor A
-of a low-rank adapter has a gradient once B is no longer 0.
+Noise changes every parameter, so a private run shows no sign of a layer that learns nothing. Here
+two steps of plain SGD are taken on public examples, without noise, and undone. Two steps, since the
+factor A of a low-rank adapter has a gradient only once B is no longer 0.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ def algorithm_of(experiment: ExperimentWithClients, model: nn.Module, base: Path
         base: the directory in which relative paths start.
 
     Raises:
-        AlgorithmError: there is no such algorithm, or it does not take its settings.
+        AlgorithmError: there is no such algorithm, or it does not accept its settings.
     """
     optimizer = experiment.local.optimizer
     training = Training(
@@ -58,7 +58,8 @@ def checked_algorithm(experiment: ExperimentWithClients, model: nn.Module, base:
         base: the directory in which relative paths start.
 
     Raises:
-        AlgorithmError: as `algorithm_of`, a call fails, or it cannot go with the settings.
+        AlgorithmError: as in `algorithm_of`; or a call of the algorithm fails, or the settings do
+            not allow what it declares.
     """
     algorithm = algorithm_of(experiment, model, base)
     name = experiment.federation.algorithm.name
@@ -83,11 +84,11 @@ _UNUSED = (
 
 @dataclass(frozen=True)
 class StillParameter:
-    """A trained parameter that two steps on public examples leave as it is.
+    """A trainable parameter that two training steps on public examples do not change.
 
     Attributes:
-        name: of the parameter.
-        reason: why, and what to change.
+        name: the parameter's name in the model.
+        reason: the cause, with the fix.
     """
 
     name: str
@@ -97,22 +98,22 @@ class StillParameter:
 def still_parameters(
     model: nn.Module, loss: PerExampleLoss, features: Tensor, targets: Tensor, *, lr: float
 ) -> tuple[StillParameter, ...]:
-    """Return the trained parameters that training does not move.
+    """Return the trainable parameters that two steps of SGD do not change.
 
     Args:
         model: the initial model.
-        loss: one value per example.
-        features: public examples (n ≥ 1, ...).
-        targets: their targets (n, ...).
+        loss: returns one value per example.
+        features: the features of public examples (n ≥ 1, ...).
+        targets: the targets of these examples (n, ...).
         lr: the learning rate.
 
     Guarantee:
         the model's values, buffers and modes and the global random generators are unchanged.
 
     Raises:
-        ModelError: no parameter moves, whatever the examples are, so that nothing would be learned:
-            the outputs depend on none, or every step is below the precision. A gradient of 0 may be
-            due to the public examples.
+        ModelError: no parameter changes for any examples, so that nothing would be learned: the
+            outputs depend on no parameter, or every step is below the floating-point precision.
+            Gradients of 0 raise nothing, as they may be due to the public examples.
     """
     trained = [(name, value) for name, value in model.named_parameters() if value.requires_grad]
     named = [(name, value) for name, value in trained if value.numel()]
@@ -122,13 +123,13 @@ def still_parameters(
         model.eval()
         try:
             for _ in range(_STEPS):
-                for k, found in enumerate(_gradients(model, loss, features, targets, named)):
-                    if found is None:
+                for k, gradient in enumerate(_gradients(model, loss, features, targets, named)):
+                    if gradient is None:
                         continue
                     was_used[k] = True
-                    had_gradient[k] |= bool(found.any())
+                    had_gradient[k] |= bool(gradient.any())
                     with torch.no_grad():
-                        named[k][1].sub_(found.nan_to_num(), alpha=lr)
+                        named[k][1].sub_(gradient.nan_to_num(), alpha=lr)
             moved = [not torch.equal(v, s) for (_, v), s in zip(named, start, strict=True)]
         finally:
             with torch.no_grad():
@@ -153,19 +154,19 @@ def still_parameters(
 def parameters_without_effect(
     model: nn.Module, loss: PerExampleLoss, features: Tensor, targets: Tensor, *, lr: float
 ) -> tuple[StillParameter, ...]:
-    """Return the trained parameters that the losses do not depend on, by forward passes alone.
+    """Return the trainable parameters that do not affect the losses, found by forward passes.
 
-    Steps along random directions move all parameters, also those.
+    Zeroth-order steps along random directions change all parameters, also such ones.
 
     Args:
         model: the initial model.
-        loss: one value per example.
-        features: public examples (n ≥ 1, ...).
-        targets: their targets (n, ...).
-        lr: not used.
+        loss: returns one value per example.
+        features: the features of public examples (n ≥ 1, ...).
+        targets: the targets of these examples (n, ...).
+        lr: unused.
 
     Guarantee:
-        as of `still_parameters`.
+        as for `still_parameters`.
 
     Raises:
         ModelError: the losses depend on no parameter, so that nothing would be learned.
@@ -195,10 +196,10 @@ def parameters_without_effect(
 
 
 def still_warnings(still: Sequence[StillParameter]) -> list[str]:
-    """Return a warning for each reason why trained parameters stay as they are."""
+    """Return one warning for each reason why trainable parameters do not change."""
     by_reason: dict[str, list[StillParameter]] = {}
-    for one in still:
-        by_reason.setdefault(one.reason, []).append(one)
+    for parameter in still:
+        by_reason.setdefault(parameter.reason, []).append(parameter)
     return [
         f"training does not move {_listed(parts)} on public examples: {reason}"
         for reason, parts in by_reason.items()
@@ -240,5 +241,5 @@ def _reason(model: nn.Module, name: str, *, used: bool, gradient: bool, lr: floa
 
 
 def _listed(still: Sequence[StillParameter]) -> str:
-    names = ", ".join(repr(one.name) for one in still[:_MAX_NAMES])
+    names = ", ".join(repr(parameter.name) for parameter in still[:_MAX_NAMES])
     return f"{names} and {len(still) - _MAX_NAMES} more" if len(still) > _MAX_NAMES else names

@@ -1,17 +1,18 @@
-"""Probe of the mechanism before the first round: noise and clipping, as measured and as charged.
+"""Probe of the mechanism before round 1: measured noise and clipping against the charged ones.
 
-The clients of a few planned blocks release public content by their own code, on the device and in
-the type of the run. Their streams have a seed of their own, so no noise of the run is used. A
-difference ends the run before a charge.
+The clients of a few planned blocks release public content by the code of the run, on the device and
+with the dtype of the run. Their random streams have a separate seed, so no noise of the run is
+used. A difference ends the run before anything is charged.
 
-What is released is measured in two ways, the same for every kind of release (`ReleaseProbe`):
+Releases are measured in two ways, the same for every kind of release (`ReleaseProbe`):
 
-- two releases with the same noise, one of content far above its bound and one of nothing: their
-  difference is what was clipped, and at most the bound;
-- releases of nothing: noise, as large as charged and never repeated. Where the server adds the
-  noise, a client's release is zeros, and the noise is the server's draw.
+- A pair of releases has the same noise: one has content far above its clipping bound, one has no
+  content. Their difference is the clipped content, whose norm must be at most the bound.
+- Releases without content are pure noise, which must be as large as charged and never repeat. Where
+  the server adds the noise, a client's release must be zeros, and the noise is the server's draw.
 
-Noise is in charged standard deviations: under the claim, independent values of N(0, 1).
+Noise is measured in charged standard deviations: if the charge is right, its values are independent
+N(0, 1).
 """
 
 import math
@@ -32,7 +33,7 @@ from fedsim.federation.charged_noise import Release, server_adds_noise, server_d
 from fedsim.federation.federation import Federation
 from fedsim.federation.release_probes import ReleaseProbe, Trial, probe_of
 
-MAX_FALSE_ALARM_RATE = 1e-9  # of all tests of a probe together
+MAX_FALSE_ALARM_RATE = 1e-9  # over all tests of a probe together
 
 
 @dataclass
@@ -46,13 +47,13 @@ class _Sum:
 
     @property
     def deviation(self) -> float:
-        """Standard deviation, in charged ones."""
+        """The measured standard deviation over the charged one."""
         return math.sqrt(self.squares / self.values)
 
 
 @dataclass
 class NoiseEvidence:
-    """Measurements of a probe."""
+    """Collects the measurements of a probe and tests them against the charges."""
 
     _noise: dict[tuple[int, Hashable], _Sum] = field(default_factory=dict)
     _charged: dict[tuple[int, Hashable], float] = field(default_factory=dict)
@@ -60,11 +61,11 @@ class NoiseEvidence:
     _excess: list[str] = field(default_factory=list)
 
     def add_contribution(self, client: int, contribution: float, *, limit: float) -> None:
-        """Note the measured contribution of one example.
+        """Record the measured contribution of one example to a release.
 
         Args:
-            client: its client.
-            contribution: norm in clipping bounds.
+            client: the client that has the example.
+            contribution: the L2 norm of the contribution, in clipping bounds.
             limit: the largest norm that is not a mismatch.
         """
         if not contribution <= limit < math.inf:
@@ -74,39 +75,42 @@ class NoiseEvidence:
             )
 
     def add_silence(self, client: int, released: Tensor) -> None:
-        """Note a release that must carry no noise: the server adds it.
+        """Record a client's release that must be free of noise, as the server adds the noise.
 
         Args:
-            client: its client.
-            released: without examples (size,).
+            client: the client that released it.
+            released: the values of a release without examples (size,).
         """
         if bool(released.any()):
             self._excess.append(
-                f"client {client}: the client adds noise of its own, and the server adds that of "
-                "the sum"
+                f"client {client}: the client adds noise, but with privacy.trust: central only "
+                "the server adds noise"
             )
 
     def add_noise(
         self, client: int, kind: Hashable, squares: tuple[float, int], *, charged: float
     ) -> None:
-        """Note noise values.
+        """Record the size of noise.
 
         Args:
-            client: the client that drew them.
-            kind: noise of one kind is also tested over all clients together.
-            squares: sum of their squares, in charged standard deviations, and their number.
-            charged: noise multiplier that the client is charged for.
+            client: the client that drew the noise.
+            kind: the kind of noise; noise of one kind is also tested over all clients together.
+            squares: the sum of squares of the noise values, in charged standard deviations, and
+                their number.
+            charged: the noise multiplier that the client is charged for.
         """
         self._noise.setdefault((client, kind), _Sum()).add(_Sum(*squares))
         self._charged[client, kind] = charged
 
     def add_row(self, client: int, round_number: int, values: Tensor) -> None:
-        """Note the start of a release, to find repeated noise; two of each round are kept.
+        """Record the first noise values of a release, to find repeated noise.
+
+        The first two releases of each round are kept.
 
         Args:
-            client: the client that drew it.
-            round_number: its round.
-            values: (n,), in charged standard deviations.
+            client: the client that drew the noise.
+            round_number: the round of the release.
+            values: the noise values (n,), in charged standard deviations.
         """
         rows = self._rows.setdefault(client, {}).setdefault(round_number, [])
         if len(rows) < 2:
@@ -115,87 +119,87 @@ class NoiseEvidence:
     def mismatches(self) -> Iterator[str]:
         """Yield a message for each measurement that contradicts the charge.
 
-        Guarantee: for a correct mechanism there is none, up to probability 1e-9.
+        Guarantee: a correct mechanism yields a message with probability at most 1e-9.
         """
         pooled: dict[Hashable, _Sum] = {}
-        for (_, kind), found in self._noise.items():
-            pooled.setdefault(kind, _Sum()).add(found)
+        for (_, kind), total in self._noise.items():
+            pooled.setdefault(kind, _Sum()).add(total)
         pairs = list(self._pairs())
         tests = len(self._noise) + len(pooled) + len(pairs)
         share = MAX_FALSE_ALARM_RATE / max(1, tests)
         yield from self._excess
-        for (client, kind), found in self._noise.items():
-            if _is_too_small(found, share):
+        for (client, kind), total in self._noise.items():
+            if _is_too_small(total, share):
                 charged = self._charged[client, kind]
                 yield (
-                    f"client {client}: the noise multiplier is {charged * found.deviation:.4g}, "
-                    f"and {charged:.4g} is charged ({found.values:,} values)"
+                    f"client {client}: the noise multiplier is {charged * total.deviation:.4g}, "
+                    f"and {charged:.4g} is charged ({total.values:,} values)"
                 )
-        for found in pooled.values():
-            if _is_too_small(found, share):
+        for total in pooled.values():
+            if _is_too_small(total, share):
                 yield (
-                    f"the noise of all probed clients is {found.deviation:.4g} of what is charged "
-                    f"({found.values:,} values)"
+                    f"the noise of all probed clients is {total.deviation:.4g} of what is charged "
+                    f"({total.values:,} values)"
                 )
-        for one, other, what in pairs:
-            if _is_correlated(one, other, share):
-                yield f"{what}, and independent noise is charged"
+        for first, second, message in pairs:
+            if _is_correlated(first, second, share):
+                yield f"{message}, and independent noise is charged"
 
     def _pairs(self) -> Iterator[tuple[Floats, Floats, str]]:
-        """Yield pairs of releases that must be independent, with the message if they are not."""
+        """Yield pairs of noise rows that must be independent, with the message if they are not."""
         last: tuple[int, Floats] | None = None
         for client, rounds in self._rows.items():
             start, *steps = rounds[min(rounds)]
             others = [("round", row) for n in sorted(rounds)[1:] for row in rounds[n]]
-            for what, row in [*(("step", row) for row in steps), *others]:
-                yield start, row, f"client {client}: noise repeats from {what} to {what}"
+            for period, row in [*(("step", row) for row in steps), *others]:
+                yield start, row, f"client {client}: noise repeats from {period} to {period}"
             if last is not None:
                 yield start, last[1], f"clients {last[0]} and {client} have noise in common"
             last = client, start
 
 
-def _is_too_small(found: _Sum, miss: float) -> bool:
-    """Whether a sum of squares of N(0, 1) is below its quantile: chi-square, exact.
+def _is_too_small(total: _Sum, miss: float) -> bool:
+    """Whether a sum of squares of N(0, 1) values is too small by an exact chi-square test.
 
     Args:
-        found: the sum.
-        miss: probability that a correct sum is found too small.
+        total: the sum of squares, and its number of values.
+        miss: the probability that a correct sum is found too small.
     """
-    return found.values > 0 and found.squares < 2.0 * gammaincinv(found.values / 2.0, miss)
+    return total.values > 0 and total.squares < 2.0 * gammaincinv(total.values / 2.0, miss)
 
 
-def _is_correlated(one: Floats, other: Floats, miss: float) -> bool:
-    """Whether two independent Gaussian vectors would be so correlated; exact.
+def _is_correlated(first: Floats, second: Floats, miss: float) -> bool:
+    """Whether two vectors are too correlated to be independent Gaussian noise, by an exact test.
 
-    Their squared correlation has the law Beta(1/2, (n − 1) / 2).
+    The squared correlation of independent Gaussian vectors has the law Beta(1/2, (n − 1) / 2).
 
     Args:
-        one: (n,).
-        other: (n,); of another length, the common start is compared.
-        miss: probability that independent vectors are found correlated.
+        first: a vector (n,).
+        second: a vector (n,); if the lengths differ, the common start is compared.
+        miss: the probability that independent vectors are found correlated.
     """
-    n = min(one.size, other.size)
-    one, other = one[:n], other[:n]
-    scale = float(np.vdot(one, one)) * float(np.vdot(other, other))
+    n = min(first.size, second.size)
+    first, second = first[:n], second[:n]
+    scale = float(np.vdot(first, first)) * float(np.vdot(second, second))
     if n < 2 or scale == 0.0:
         return False
-    squared = float(np.vdot(one, other)) ** 2 / scale
+    squared = float(np.vdot(first, second)) ** 2 / scale
     return squared > float(betainccinv(0.5, (n - 1) / 2.0, miss))
 
 
 MAX_BLOCKS = 8
-MIN_BLOCKS = 2  # of clients that train alone, two show whether they share noise
+MIN_BLOCKS = 2  # two blocks of single clients show whether clients share noise
 
-_ROW_VALUES = 256  # of a release, to compare it with others
+_ROW_VALUES = 256  # noise values of a release that are compared with other releases
 _CONTRIBUTION_TOLERANCE = 1e-3
 
 
 class MechanismMismatchError(FedsimError, RuntimeError):
-    """The mechanism of a client is not the one that the client would be charged for."""
+    """A client's measured mechanism is not the one that the client would be charged for."""
 
 
 def probe_mechanisms(federation: Federation) -> None:
-    """Check that noise and clipping are those that the clients will be charged for.
+    """Check that the clients' noise and clipping are those that they will be charged for.
 
     Every distinct privacy setting is probed, up to 8 blocks. Sampling is not checked: see
     `fedsim audit`.
@@ -204,10 +208,10 @@ def probe_mechanisms(federation: Federation) -> None:
     used, no stream of the run is touched, and the shared model is reset to the global model.
 
     Args:
-        federation: assembled; without privacy, nothing is probed.
+        federation: an assembled federation; without privacy, nothing is probed.
 
     Raises:
-        MechanismMismatchError: less noise than charged, repeated noise, or an example that
+        MechanismMismatchError: there is less noise than charged, noise repeats, or an example
             contributes more than its clipping bound; the message names both numbers.
         PluginError: a plug-in fails, or replaced a function that the mechanism is computed with.
     """
@@ -236,7 +240,7 @@ def _message(mismatch: str) -> str:
 
 
 def _private_clients(federation: Federation) -> Iterator[int]:
-    """Yield the clients that will release with noise."""
+    """Yield the clients whose releases will have noise."""
     for client, plan in enumerate(federation.plan.clients or ()):
         has_unit = plan.release.protects_client or plan.examples
         if plan.steps_to_take and has_unit and plan.release.noise_multiplier > 0.0:
@@ -244,7 +248,7 @@ def _private_clients(federation: Federation) -> Iterator[int]:
 
 
 def _probes(federation: Federation) -> Iterator[ReleaseProbe[Any]]:
-    """Yield a probe of each block, of the clients that no block before has."""
+    """Yield a probe of each block, for those members that no earlier block has."""
     plans, private = federation.plan.clients or (), [*_private_clients(federation)]
     left, seed = set(private), _probe_seed(federation)
     for block in _blocks_to_probe(federation, private):
@@ -262,7 +266,7 @@ def _probe_seed(federation: Federation) -> int:
 
 
 def _blocks_to_probe(federation: Federation, private: Sequence[int]) -> list[tuple[int, ...]]:
-    """Return planned blocks: one for each privacy setting, and at least two if there are two."""
+    """Return a planned block for each privacy setting, and at least two blocks if there are two."""
     terms = federation.plan.client_privacy or ()
     first_of: dict[tuple[object, ...], int] = {}
     for client in private:
@@ -279,18 +283,18 @@ def _blocks_to_probe(federation: Federation, private: Sequence[int]) -> list[tup
 
 
 def _block_of(federation: Federation, client: int) -> tuple[int, ...]:
-    """Return the client's block in its first round."""
+    """Return the client's block in the first round that the client takes part in."""
     rounds = federation.plan.participation.rounds_of(client)
     return federation.blocks.plan.block_of(rounds[0], client)
 
 
 class _Measurements:
-    """What a probe's releases are measured by.
+    """Measures the releases of a probe.
 
     Args:
-        federation: assembled, with plans.
-        probe: of one of its blocks.
-        evidence: receives the measurements.
+        federation: an assembled federation with privacy plans.
+        probe: the probe of one block of the federation.
+        evidence: the object that collects the measurements.
     """
 
     def __init__(
@@ -300,16 +304,16 @@ class _Measurements:
         self._first = next(_private_clients(federation))
 
     def compare(self, number: int) -> None:
-        """Measure what the content of a release contributes, by two releases with the same noise.
+        """Measure the clipped content of releases, from pairs of releases with the same noise.
 
         Args:
-            number: the round.
+            number: the round of the pair.
         """
         server = self._server_noise(number)
         large: dict[int, Release] = {}
 
-        def keep(found: Release) -> None:
-            large[found.client] = replace(found, values=found.values.clone())
+        def keep(release: Release) -> None:
+            large[release.client] = replace(release, values=release.values.clone())
 
         def compare(silent: Release) -> None:
             for norm, rounding in large[silent.client].contributions(silent):
@@ -321,19 +325,19 @@ class _Measurements:
         self._probe.run(Trial(number, is_paired=True), compare)
 
     def measure_noise(self, trial: Trial) -> None:
-        """Measure the noise of releases without content, and keep rows of them."""
+        """Measure the noise of releases without content, and keep their first values."""
         server = self._server_noise(trial.number)
 
         def note(silent: Release) -> None:
             noise = self._note_noise(silent, "noise", server)
-            if server is None or silent.client == self._first:  # its draw is for all clients
+            if server is None or silent.client == self._first:  # the server draws once for all
                 row = silent.parts[0].start(noise, _ROW_VALUES)
                 self._evidence.add_row(silent.client, trial.number, row)
 
         self._probe.run(trial, note)
 
     def _note_noise(self, silent: Release, kind: str, server: Tensor | None) -> Tensor:
-        """Note the noise of a release without content, and return it with the server's."""
+        """Record the noise of a release without content; return it, with the server's noise."""
         noise, client = silent.noise, silent.client
         if server is not None:
             self._evidence.add_silence(client, noise)
@@ -345,7 +349,7 @@ class _Measurements:
         return noise
 
     def _server_noise(self, number: int) -> Tensor | None:
-        """Return the server's noise of a round (size,); None where clients add theirs."""
+        """Return the server's noise of a round (size,), or None where clients add the noise."""
         privacy = self._federation.experiment.privacy
         if privacy is None or not server_adds_noise(self._federation):
             return None

@@ -1,4 +1,4 @@
-"""The nodes of a federation, and the shard of it that each process builds: model, loss and data.
+"""Apps of a federation's nodes, and the shard of the federation that each process builds.
 
 Node number `num_clients` is helper 1. A helper belongs to the server's side; only a simulation runs
 it in one process with clients.
@@ -44,13 +44,13 @@ if TYPE_CHECKING:
 
 
 def num_helpers(experiment: Experiment) -> int:
-    """Return the number of helpers."""
+    """Return the number of helpers of secure aggregation in an experiment."""
     settings = experiment.secure_aggregation
     return 0 if settings is None else settings.helpers
 
 
 RecordRelease: TypeAlias = "Callable[[int, Release], None]"
-"""(helper, release): records a sum that a helper is about to release."""
+"""(helper, release) -> None: records a sum that a helper is about to release."""
 
 
 def make_node_app(
@@ -59,13 +59,13 @@ def make_node_app(
     base: Path,
     record: RecordRelease = lambda helper, release: None,
 ) -> ClientApp:
-    """Return the app of any node of the federation: of a client or of a helper.
+    """Return an app that answers as a client or as a helper, whichever the node is.
 
     Args:
-        clients: the clients' app; returned as it is if the federation has no helpers.
+        clients: the clients' app; returned unchanged if the federation has no helpers.
         experiment: the settings.
         base: the directory in which the experiment's relative paths start.
-        record: records the sums of helpers on disk; in a simulation the server's record is enough.
+        record: records the sums of helpers on disk; a simulation needs only the server's record.
     """
     settings = experiment.secure_aggregation
     if settings is None or not settings.helpers:
@@ -104,13 +104,13 @@ class _NodeApp(ClientApp):
 
 
 class _BatchNodeApp(_NodeApp):
-    """A `_NodeApp` that answers several clients' requests at once; helpers get none of these."""
+    """A `_NodeApp` that answers several clients' requests at once; helpers are asked singly."""
 
     _clients: BatchClientApp
 
     @property
     def takes_batches(self) -> bool:
-        """Whether `answer_batch` may take the place of one call for each message."""
+        """Whether `answer_batch` may replace one call for each message."""
         return self._clients.takes_batches
 
     def answer_batch(self, requests: Sequence[Request]) -> Iterator[AnswerGroup]:
@@ -124,7 +124,7 @@ class _BatchNodeApp(_NodeApp):
         return self._clients.answer_requests(requests)
 
 
-# Fields of a federation that every process builds for itself.
+# Fields of a federation that are not sent to other processes: each process builds them.
 _LOCAL_FIELDS = {"model", "journal", "data", "goal"}
 
 
@@ -139,9 +139,9 @@ def client_app(
 
     Args:
         federation: the assembled federation.
-        in_process: whether the nodes share `federation`; otherwise each process builds its own.
-        ledger: file of the durable ledger; None without one.
-        block_of: blocks of the nodes in this process; None: the planned ones.
+        in_process: whether the nodes share `federation`; otherwise each process builds one.
+        ledger: the file of the durable ledger; None without a durable ledger.
+        block_of: returns the block of a client in this process; None for the planned blocks.
     """
     if in_process:
         return _app_in_process(federation, block_of or federation.blocks.plan.block_of)
@@ -156,7 +156,13 @@ def _app_in_process(federation: Federation, block_of: BlockOf) -> ClientApp:
 
 @dataclass(frozen=True)
 class TaskSource:
-    """Tasks of clients in any process, from the experiment's JSON alone."""
+    """Creates clients' tasks in any process, from the experiment's JSON alone.
+
+    Attributes:
+        experiment: the experiment as JSON.
+        base: the directory in which the experiment's relative paths start.
+        ledger: the file of the durable ledger; None without a durable ledger.
+    """
 
     experiment: str
     base: Path
@@ -168,7 +174,7 @@ class TaskSource:
         return ExperimentWithClients.model_validate_json(self.experiment)
 
     def __call__(self, client: int) -> ClientTask:
-        """Return the task of `client`; the first call in a process assembles and probes it."""
+        """Return a client's task; the first call in a process assembles and probes a federation."""
         return _assembled(self).client_task(client)
 
 
@@ -182,15 +188,19 @@ def _assembled(source: TaskSource) -> Federation:
 
 
 def client_app_from_source(source: TaskSource) -> ClientApp:
-    """Return an app of all nodes; the first request assembles the federation in this process."""
+    """Return an app for all nodes, which assembles the federation at its first request."""
     return make_node_app(BatchClientApp(source), source.settings, source.base)
 
 
 class FederationClientApp(ClientApp):
     """The nodes of a federation as a ClientApp for other processes.
 
-    Unpickled, it assembles the whole federation from its experiment, as Flower's runtime needs it.
-    A shard of it holds the data of its own clients only.
+    When unpickled, the app assembles the whole federation from its experiment, as Flower's runtime
+    needs it. A shard holds the data of the clients of one process only.
+
+    Args:
+        federation: the assembled federation.
+        source: creates the clients' tasks in a process that unpickles the app.
     """
 
     def __init__(self, federation: Federation, source: TaskSource) -> None:
@@ -199,7 +209,7 @@ class FederationClientApp(ClientApp):
         self._source = source
 
     def __call__(self, message: Message, context: Context) -> Message:
-        """Answer a message."""
+        """Answer a message as the node that the context names."""
         return client_app_from_source(self._source)(message, context)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -207,7 +217,7 @@ class FederationClientApp(ClientApp):
 
     @property
     def ledger(self) -> Path | None:
-        """File of the durable ledger."""
+        """The file of the durable ledger; None without privacy or without a durable ledger."""
         return None if self._federation.plan.clients is None else self._source.ledger
 
     def expected_work(self) -> list[float]:
@@ -216,26 +226,28 @@ class FederationClientApp(ClientApp):
         local, steps = federation.experiment.local, federation.plan.steps.whole_rounds
         rounds = federation.plan.participation.planned_rounds()
         clients = [
-            float(planned * own * local.lot(size))
-            for planned, own, size in zip(rounds, steps, federation.data.clients.sizes, strict=True)
+            float(planned * steps_of_round * local.lot(size))
+            for planned, steps_of_round, size in zip(
+                rounds, steps, federation.data.clients.sizes, strict=True
+            )
         ]
         return clients + [0.0] * num_helpers(federation.experiment)  # helpers compute no gradients
 
     def ranges(self) -> list[Sequence[int]]:
-        """Return the ranges of clients that stay together, followed by each helper by itself."""
+        """Return the ranges of clients that stay on one worker, then each helper as a range."""
         federation = self._federation
         helpers = range(federation.num_clients, federation.num_nodes)
         return [*federation.blocks.plan.ranges, *((helper,) for helper in helpers)]
 
     def first_of_block(self, client: int, message: Message) -> int:
-        """Return the first client of the block that trains together; other messages have none."""
+        """Return the first client of the block of a train request; `client` for other messages."""
         if message.metadata.message_type != MessageType.TRAIN:
             return client
         request = TrainRequest.from_message(message)
         return self._federation.blocks.plan.block_of(request.round_number, client)[0]
 
     def shard(self, clients: Sequence[int]) -> ShardFactory:
-        """Return the app of the given clients and helpers, to be sent to another process."""
+        """Return a picklable factory of an app for the given clients and helpers only."""
         federation = self._federation
         rest = {
             field.name: getattr(federation, field.name)
@@ -244,7 +256,7 @@ class FederationClientApp(ClientApp):
         }
         data = federation.data
         here = [client for client in clients if client < len(data.clients)]  # no helpers
-        own = replace(
+        shard_data = replace(
             data,
             clients=data.clients.select(here),
             held_out=None if data.held_out is None else data.held_out.select(here),
@@ -252,7 +264,7 @@ class FederationClientApp(ClientApp):
         )
         queries = federation.goal.public_queries
         task, blocks = federation.model.task, federation.blocks.plan
-        return _FederationShard(type(federation), rest, own, task, blocks, queries)
+        return _FederationShard(type(federation), rest, shard_data, task, blocks, queries)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The plan of a federation: who takes part, by which steps, with what noise and what weight.
+"""The plan of a federation: the participation, steps, noise and weights of its clients.
 
 Everything here follows from settings, public client sizes and the seed, before the first round.
 """
@@ -29,15 +29,15 @@ from fedsim.server.participation.participation import Participation
 
 @dataclass(frozen=True)
 class FederationPlan:
-    """What is public of a federation before its first round.
+    """The public plan of a federation, fixed before its first round.
 
     Attributes:
         steps: the planned steps of each client in each round.
-        client_privacy: privacy settings of each client; None without privacy.
-        clients: privacy plan of each client; None without privacy.
+        client_privacy: the privacy settings of each client; None without privacy.
+        clients: the privacy plan of each client; None without privacy.
         weights: the weights of all clients' updates.
         sums: the plan of noisy sums; None with local trust.
-        digest: of everything public that fixes the clients' releases; "" without privacy.
+        digest: the digest of all public facts that fix the clients' releases; "" without privacy.
     """
 
     steps: StepSchedule
@@ -56,7 +56,7 @@ class FederationPlan:
 def schedule_of(
     experiment: ExperimentWithClients, base: Path, sizes: Sequence[int]
 ) -> tuple[tuple[ClientPrivacy, ...] | None, StepSchedule]:
-    """Return the privacy settings of each client, None without privacy, and the planned steps.
+    """Return the privacy settings of each client (None without privacy), and the planned steps.
 
     Args:
         experiment: the settings.
@@ -64,7 +64,7 @@ def schedule_of(
         sizes: number of examples of each client.
 
     Raises:
-        ValueError: a table of clients does not fit, or steps exceed their limit.
+        ValueError: a table of clients does not fit the experiment, or there are too many steps.
     """
     terms, participation = None, participation_of(experiment)
     if experiment.privacy is not None:
@@ -88,15 +88,15 @@ def plan_of(
 ) -> FederationPlan:
     """Return the plan of a federation.
 
-    Weights follow from the plans of clients that add all of their noise alone, and shares of the
-    noise from both.
+    First each client is planned as if it added all of its noise alone. The weights follow from
+    these plans, and the shares of the noise from plans and weights.
 
     Args:
         experiment: the settings.
-        client_privacy: privacy settings of each client.
-        data: for the clients' public sizes.
+        client_privacy: the privacy settings of each client; None without privacy.
+        data: the examples, of which the clients' public sizes are used.
         steps: the planned steps.
-        parts: what clients train with.
+        parts: the gradients and the shared model that clients train with.
         algorithm: the federated algorithm.
 
     Raises:
@@ -120,7 +120,7 @@ def plan_of(
 def _with_public_divisor(
     sums: SumPlan, participation: Participation, weights: ClientWeights
 ) -> SumPlan:
-    """Return the plan of sums that are divided by a public number where participation is secret."""
+    """Return the plan of sums, with a public divisor where participation is secret."""
     if not participation.is_secret:
         return sums
     return replace(sums, divisor=participation.rate * sum(weights.values))

@@ -1,4 +1,4 @@
-"""Checks of a federation's plan: batches against declared sizes, steps against the budgets.
+"""Checks of a federation's plan: batch sizes against client sizes, steps against budgets.
 
 Without privacy a batch is at most the client's data, whatever the file says.
 """
@@ -14,15 +14,15 @@ from fedsim.data import DataError
 from fedsim.experiment import Experiment
 from fedsim.federation.federation import Federation
 
-_MAX_RATE_RATIO = 3.0  # of the largest sampling rate to the median, without a note
+_MAX_RATE_RATIO = 3.0  # largest sampling rate over the median that needs no warning
 
 
 def check_batch_size(experiment: Experiment, sizes: Sequence[int]) -> None:
-    """Check that some client is as large as an expected lot.
+    """Check that at least one client has as many examples as the expected batch size.
 
     Args:
         experiment: the settings.
-        sizes: number of examples of each client.
+        sizes: the number of examples of each client.
 
     Raises:
         DataError: `batch_size` is above the declared size of every client.
@@ -32,18 +32,18 @@ def check_batch_size(experiment: Experiment, sizes: Sequence[int]) -> None:
         largest = max(declared)
         raise DataError(
             f"local.batch_size: {batch:,} is above the size of every client, at most {largest:,}; "
-            "set local.batch_size=full for lots of all examples, or a smaller number"
+            "set local.batch_size=full for batches of all examples, or a smaller number"
         )
 
 
 def full_batch_note(experiment: Experiment, sizes: Sequence[int]) -> str | None:
-    """Return a line about small clients with a far larger sampling rate; None without one.
+    """Return a warning about clients with a far larger sampling rate than others, or None.
 
-    A fixed lot gives a small client the largest rate, and so the most noise.
+    With one batch size for all, the smallest client has the largest rate, and so the most noise.
 
     Args:
         experiment: the settings.
-        sizes: number of examples of each client.
+        sizes: the number of examples of each client.
     """
     batch = experiment.local.batch_size
     declared = [size for size in _declared_sizes(experiment, sizes) if size > 0]
@@ -69,7 +69,7 @@ def full_batch_note(experiment: Experiment, sizes: Sequence[int]) -> str | None:
 
 
 def _declared_sizes(experiment: Experiment, sizes: Sequence[int]) -> Sequence[int]:
-    """Return the public sizes that set sampling rates; none where `batch_size` sets no rate."""
+    """Return the public client sizes that set sampling rates; empty if `batch_size` sets none."""
     privacy = experiment.privacy
     if privacy is None or not privacy.release_kind.draws_lots or privacy.sampling.rate is not None:
         return ()
@@ -82,9 +82,9 @@ class Overdrawn:
     """A client whose plan exceeds its budget.
 
     Attributes:
-        client: its number.
-        plan: its plan.
-        last_round: the last round in which it can take a step; 0 for none.
+        client: the client's number.
+        plan: the client's privacy plan.
+        last_round: the last round in which the client can take a step; 0 for none.
     """
 
     client: int
@@ -93,7 +93,7 @@ class Overdrawn:
 
 
 def overdrawn_clients(federation: Federation) -> tuple[Overdrawn, ...]:
-    """Return the clients whose budget does not afford all their planned steps."""
+    """Return the clients whose privacy budget does not cover all of their planned steps."""
     return tuple(
         Overdrawn(client, plan, last_round(federation, client))
         for client, plan in enumerate(federation.plan.clients or ())
@@ -102,7 +102,7 @@ def overdrawn_clients(federation: Federation) -> tuple[Overdrawn, ...]:
 
 
 def last_round(federation: Federation, client: int) -> int:
-    """Return the last round in which a client takes a step, without failures; 0 for none."""
+    """Return the last round in which a client takes a step if none fails; 0 for no round."""
     plan, scheduled = federation.plan, federation.plan.participation.rounds_of(client)
     count = len(scheduled)
     if plan.clients is not None:
@@ -111,13 +111,13 @@ def last_round(federation: Federation, client: int) -> int:
 
 
 def refuse_overspending(federation: Federation) -> None:
-    """Check, before training, that the clients' budgets afford the plan.
+    """Check, before training, that the clients' privacy budgets cover the plan.
 
-    With `on_exhausted: refuse` every client's budget must afford its whole plan. Otherwise at least
-    one client must be able to take a step.
+    With `on_exhausted: refuse` every client's budget must cover all of its planned steps. Otherwise
+    at least one client must be able to take a step.
 
     Raises:
-        PrivacyBudgetError: the budgets do not; the message says how many rounds would fit.
+        PrivacyBudgetError: the budgets do not suffice; the message says how many rounds would fit.
     """
     privacy = federation.experiment.privacy
     overdrawn = overdrawn_clients(federation)
@@ -133,8 +133,8 @@ def refuse_overspending(federation: Federation) -> None:
 
 
 def _refusal(federation: Federation, overdrawn: tuple[Overdrawn, ...]) -> str:
-    worst = min(overdrawn, key=lambda one: one.last_round)
-    others = f" ({len(overdrawn)} clients exceed theirs)" if len(overdrawn) > 1 else ""
+    worst = min(overdrawn, key=lambda client: client.last_round)
+    others = f" ({len(overdrawn)} clients exceed their budgets)" if len(overdrawn) > 1 else ""
     rounds = _affordable_rounds(federation)
     fits = (
         f"at most {rounds} of {federation.experiment.federation.rounds} rounds fit every budget: "
@@ -147,28 +147,29 @@ def _refusal(federation: Federation, overdrawn: tuple[Overdrawn, ...]) -> str:
 
 
 def _way_out(federation: Federation) -> str:
-    """Return how clients may go on with less; correlated noise is charged for whole runs only."""
+    """Return the second fix that a message offers; correlated noise is charged per whole run."""
     privacy = federation.experiment.privacy
     if privacy is not None and privacy.noise_correlation != "none":
         return ", or leave noise_multiplier out, which calibrates it for you"
-    return ", or let clients leave when theirs is spent with privacy.on_exhausted=withdraw"
+    return ", or let clients leave when their budget is spent with privacy.on_exhausted=withdraw"
 
 
-def _spending(federation: Federation, one: Overdrawn, steps: int) -> str:
+def _spending(federation: Federation, overdrawn: Overdrawn, steps: int) -> str:
     privacy = federation.experiment.privacy
     if privacy is None:
         raise ValueError("a federation without privacy spends nothing")
     epsilon = epsilon_of_steps(
-        one.plan.release,
+        overdrawn.plan.release,
         steps,
-        delta=one.plan.delta,
+        delta=overdrawn.plan.delta,
         accountant=privacy.accounting,
         adjacency=privacy.adjacency.name,
     )
     return (
-        f"{steps} step{'s' if steps > 1 else ''} of client {one.client} with noise_multiplier "
-        f"{one.plan.release.noise_multiplier:.4g} would spend ε = {epsilon_text(epsilon)} at δ = "
-        f"{one.plan.delta:g}, and its target_epsilon is {one.plan.target_epsilon:g}"
+        f"{steps} step{'s' if steps > 1 else ''} of client {overdrawn.client} with "
+        f"noise_multiplier {overdrawn.plan.release.noise_multiplier:.4g} would spend ε = "
+        f"{epsilon_text(epsilon)} at δ = {overdrawn.plan.delta:g}, and its target_epsilon is "
+        f"{overdrawn.plan.target_epsilon:g}"
     )
 
 

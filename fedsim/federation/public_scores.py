@@ -1,4 +1,4 @@
-"""Scores of the global model on the server's public test set: every round, and at the end."""
+"""Evaluation of the global model on the server's public test set, every round and at the end."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -21,24 +21,24 @@ from fedsim.models.scores.predictions import predictions_of
 from fedsim.models.tasks import Task, evaluate, evaluate_with_outputs
 from fedsim.protocol.errors import FederationError
 
-_FEW_EXAMPLES = 1024  # one batch of an evaluation
+_FEW_EXAMPLES = 1024  # as many as one batch of an evaluation
 Scores = TypeVar("Scores")
 Models = ArrayRecord | Sequence[ArrayRecord]
-"""A global model, or the models of the clients."""
+"""The global model, or the models of the clients."""
 
 
 @dataclass(frozen=True, eq=False)
 class PublicScores:
-    """How the server scores a global model.
+    """Evaluates global models on the server's public test set.
 
     Attributes:
-        model: takes the values of each scored model.
-        loss: one value per example.
-        task: targets and metrics of the loss.
+        model: the module into which the values of each evaluated model are loaded.
+        loss: returns one value per example.
+        task: the targets and metrics of the loss.
         test: the public test set.
-        device: where the model runs.
-        chosen: the metrics of `evaluation.metrics`; None: those of the task.
-        class_names: names of the classes; None where the data do not name them.
+        device: the device on which the model runs.
+        chosen: the metrics of `evaluation.metrics`; None for the default metrics of the task.
+        class_names: the names of the classes; None where the data do not name them.
     """
 
     model: nn.Module
@@ -50,13 +50,13 @@ class PublicScores:
     class_names: Sequence[str] | None
 
     def metrics(self, models: Models) -> dict[str, MetricValue]:
-        """Return the loss and the metrics of a model by name.
+        """Return the loss and the metrics of a model, or of several models together, by name.
 
-        Several models are scored as one set of predictions, each model's of all test examples. So
-        loss and accuracy are means over the models.
+        Several models are evaluated as one set: the predictions of each model on all test examples.
+        So loss and accuracy are means over the models.
 
         Args:
-            models: the global model, or the clients' own ones.
+            models: the global model, or the clients' models.
 
         Raises:
             FederationError: a model, the loss or a metric fails.
@@ -67,15 +67,15 @@ class PublicScores:
         if self.chosen is None:
             return {**known}
         chosen = self.chosen
-        found = self._guarded(lambda: chosen(known, outputs, targets))
-        return {LOSS: known[LOSS], **found}
+        scores = self._guarded(lambda: chosen(known, outputs, targets))
+        return {LOSS: known[LOSS], **scores}
 
     def by_class(self, models: Models, metrics: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the scores of a model class by class, as in `scores.json`.
+        """Return the metrics of a model for each class, in the format of `scores.json`.
 
         Args:
-            models: as `metrics`.
-            metrics: their metrics by name, for the result.
+            models: the global model, or the clients' models.
+            metrics: the metrics of these models by name, which the result repeats.
 
         Raises:
             FederationError: a model or the loss fails.
@@ -83,24 +83,24 @@ class PublicScores:
         _, outputs, targets = self._predict(models)
 
         def score() -> dict[str, Any]:
-            found = predictions_of(self.task, outputs, targets)
-            return summarise_scores(found, self.class_names, metrics)
+            predictions = predictions_of(self.task, outputs, targets)
+            return summarise_scores(predictions, self.class_names, metrics)
 
         return self._guarded(score)
 
     def _predict(self, models: Models) -> tuple[dict[str, float], Tensor, Tensor]:
-        """Return the mean metrics of the task, and outputs and targets of all models (n, ...)."""
-        each = [models] if isinstance(models, ArrayRecord) else models
+        """Return the mean task metrics, and outputs and targets (n, ...) of all models together."""
+        records = [models] if isinstance(models, ArrayRecord) else models
         parts = [
-            self._of_model(one, lambda: evaluate_with_outputs(*self._parts, device=self.device))
-            for one in each
+            self._of_model(record, lambda: evaluate_with_outputs(*self._parts, device=self.device))
+            for record in records
         ]
-        known = {name: fmean(found[name] for found, _ in parts) for name in parts[0][0]}
+        known = {name: fmean(scores[name] for scores, _ in parts) for name in parts[0][0]}
         outputs = torch.cat([outputs for _, outputs in parts])
         return known, outputs, torch.cat([self._targets] * len(parts))
 
     def check(self) -> None:
-        """Score the initial model by the chosen metrics, so that no run ends at a wrong one.
+        """Compute the chosen metrics of the initial model, so that a wrong metric fails early.
 
         Raises:
             MetricError: a metric does not fit the targets, or fails.
@@ -117,7 +117,7 @@ class PublicScores:
         return torch.from_numpy(self.test.targets)
 
     def _of_model(self, arrays: ArrayRecord, score: Callable[[], Scores]) -> Scores:
-        """Return a score of a global model; its errors are errors of the federation."""
+        """Return a score of a global model, with errors raised as errors of the federation."""
 
         def load_and_score() -> Scores:
             self.model.load_state_dict(arrays.to_torch_state_dict())
@@ -126,10 +126,10 @@ class PublicScores:
         return self._guarded(load_and_score)
 
     def _guarded(self, score: Callable[[], Scores]) -> Scores:
-        """Return a score; its errors are errors of the federation.
+        """Return a score, with errors raised as errors of the federation.
 
-        A function, not a context: a generator that answers a plug-in's StopIteration by a
-        RuntimeError is taken by contextlib for one that let it through.
+        This is no context manager: in one, contextlib would mistake the RuntimeError that reports
+        a plug-in's StopIteration for that StopIteration itself.
         """
         # Threads cost more than they gain on few examples, most of all where processors are busy.
         threads = one_thread() if len(self.test) <= _FEW_EXAMPLES else nullcontext()

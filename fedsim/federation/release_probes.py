@@ -1,8 +1,8 @@
-"""How each kind of private release is probed: with content far above its bound, and with nothing.
+"""Probes of each kind of private release: with content far above its bound, and without content.
 
-A kind is one subclass of `ReleaseProbe`. `PROBES` has it by the type of a client's mechanism, or by
-a class that this inherits from: all whole updates have one probe. No other place of a probe knows
-which kinds there are. Everything is on public examples.
+Each kind of release has a subclass of `ReleaseProbe`. `PROBES` finds it by the type of a client's
+mechanism or by a base class of that type: all whole updates have one probe. No other code of the
+probe depends on the kind. Only public examples are used.
 """
 
 import math
@@ -41,29 +41,29 @@ from fedsim.federation.trained_model import public_examples, to_tensors
 from fedsim.noise.grid import DEVIATION
 from fedsim.noise.sources import NoNoise, SeededNoise
 
-NUM_NOISE_VALUES = 1 << 16  # of each block: noise that is 3 % too small is found
-MIN_CLIENT_VALUES = 1 << 13  # of each client
-MAX_NOISE_ROUNDS = 128  # of a small release
+NUM_NOISE_VALUES = 1 << 16  # per block, enough to find noise that is 3 % too small
+MIN_CLIENT_VALUES = 1 << 13  # noise values per client
+MAX_NOISE_ROUNDS = 128  # probed rounds of a small release
 
 _FIRST_NOISE_ROUND = 3
-_MAX_NOISE_STEPS = MAX_NOISE_ROUNDS // 2  # in each of two rounds
+_MAX_NOISE_STEPS = MAX_NOISE_ROUNDS // 2  # per round, in two rounds
 _FAR_ABOVE = 1e4  # size of the content, in bounds
-_UPDATE_EXAMPLES, _UPDATE_STEPS = 4, 3  # that a whole update is trained with
-_MODEL_STEPS = 20  # that a model is trained for
+_UPDATE_EXAMPLES, _UPDATE_STEPS = 4, 3  # training of a probed whole update
+_MODEL_STEPS = 20  # training steps of a probed model
 
 M = TypeVar("M", bound=Mechanism)
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A round of a probe, in which every client releases something large, or nothing.
+    """A round of a probe, in which every client's content is far above its bound, or empty.
 
     Attributes:
-        number: of the round.
-        steps: of each client over its whole life; a release that takes no steps happens once.
-        is_large: whether the content is far above every bound; else it contributes nothing.
-        is_paired: whether another trial has the same noise, which is seeded then; else it comes
-            from the client's own source.
+        number: the number of the round.
+        steps: the step numbers in a client's run; a release without steps happens once.
+        is_large: whether the content is far above every clipping bound; else there is no content.
+        is_paired: whether another trial has the same noise, which is then seeded; else the noise
+            comes from the source of the client's plan.
     """
 
     number: int
@@ -73,13 +73,13 @@ class Trial:
 
 
 class ReleaseProbe(ABC, Generic[M]):
-    """The releases of clients that train together, whose mechanisms are of one kind.
+    """Lets the clients of one block release public content; all mechanisms are of one kind.
 
     Args:
-        federation: assembled, with plans.
-        block: planned members, ascending.
-        clients: those of them with noise.
-        seed: of the probe's streams, which no run uses.
+        federation: an assembled federation with privacy plans.
+        block: the planned members of the block, ascending.
+        clients: the members to probe, all of which add noise.
+        seed: the seed of the probe's random streams, which no run uses.
     """
 
     paired_rounds: ClassVar[Sequence[int]] = (1,)
@@ -95,7 +95,7 @@ class ReleaseProbe(ABC, Generic[M]):
         """Let every client release in each step of a trial.
 
         Args:
-            trial: the round.
+            trial: the round of the probe.
             see: called with each release, whose values the next step may overwrite.
         """
 
@@ -106,11 +106,11 @@ class ReleaseProbe(ABC, Generic[M]):
 
     @property
     def noise_values(self) -> int:
-        """Number of noise values of a step: of all clients, or of the server's one draw."""
+        """Number of noise values in a step: over all clients, or in the server's one draw."""
         return self.size * (1 if server_adds_noise(self.federation) else len(self.clients))
 
     def noise_trials(self) -> Iterator[Trial]:
-        """Yield trials without content; at least two, which show noise that repeats."""
+        """Yield at least two trials without content, so that repeated noise is found."""
         wanted = max(NUM_NOISE_VALUES / self.noise_values, MIN_CLIENT_VALUES / self.size, 2)
         rounds = min(math.ceil(wanted), MAX_NOISE_ROUNDS)
         for number in range(_FIRST_NOISE_ROUND, _FIRST_NOISE_ROUND + rounds):
@@ -120,12 +120,14 @@ class ReleaseProbe(ABC, Generic[M]):
         return (self.federation.plan.clients or ())[client]
 
     def _mechanism(self, client: int) -> M:
-        return cast(M, self._plan(client).release)  # `PROBES` chose this class by its type
+        return cast(
+            M, self._plan(client).release
+        )  # `PROBES` chose this class by the release's type
 
     def _charged(self, client: int, mechanism: M) -> Iterator[float]:
         """Yield the charged noise multiplier of each part of a client's release."""
         factor = factor_of_charge(self.federation, client)
-        return (factor * one for one in mechanism.charged_multipliers)
+        return (factor * multiplier for multiplier in mechanism.charged_multipliers)
 
     def _key(self, client: int, trial: Trial) -> StreamKey:
         return StreamKey(self.seed, client, trial.number)
@@ -135,7 +137,7 @@ class ReleaseProbe(ABC, Generic[M]):
         return self._plan(client).secure_noise and not trial.is_paired
 
     def _copies(self, count: int) -> tuple[Tensor, Tensor]:
-        """Return `count` copies of the public example: equal examples add up."""
+        """Return `count` copies of the public example, whose contributions add up."""
         features, targets = self._example
         return (
             features.expand(count, *features.shape[1:]),
@@ -144,7 +146,7 @@ class ReleaseProbe(ABC, Generic[M]):
 
 
 class _TrainedProbe(ReleaseProbe[M]):
-    """Clients that train in one block, with a loss that is scaled up, or down to 0."""
+    """A probe that trains its block, with a loss that is scaled up, or to 0 for no content."""
 
     @abstractmethod
     def _member(self, client: int, trial: Trial) -> BlockMember:
@@ -158,7 +160,7 @@ class _TrainedProbe(ReleaseProbe[M]):
         rows: int | None = None,
         on_step: StepCallback | None = None,
     ) -> BlockResult:
-        """Train the block; `scale` is the factor of losses whose gradients exceed every bound."""
+        """Train the block; `scale` multiplies the loss so that gradients exceed every bound."""
         federation = self.federation
         loss = scaled_loss(federation.model.loss, scale if trial.is_large else 0.0)
         gradients = copy(federation.model.gradients)
@@ -169,16 +171,19 @@ class _TrainedProbe(ReleaseProbe[M]):
             loss,
             gradients,
             federation.experiment.local.with_equal_views(),
-            [self._member(one, trial) if one in self.clients else None for one in self.block],
+            [
+                self._member(client, trial) if client in self.clients else None
+                for client in self.block
+            ],
             rows=rows,
         ).train(on_step)
 
 
 class StepProbe(_TrainedProbe[DpSgdMechanism]):
-    """Steps of DP-SGD, each a release whose parts are the groups of parameters.
+    """Probes DP-SGD steps, each a release whose parts are the groups of parameters.
 
-    A learnt bound moves from step to step. The noise of its count is not measured. Of correlated
-    noise, the fresh noise is measured: Σ_j c_j y_{t−j} of releases y from step 0 on.
+    An adaptive clip norm changes from step to step; the noise of its count is not measured. For
+    correlated noise, the fresh noise is measured: Σ_j c_j y_{t−j} of releases y from step 0 on.
     """
 
     _past: Mapping[int, list[Tensor]] = {}
@@ -189,21 +194,23 @@ class StepProbe(_TrainedProbe[DpSgdMechanism]):
         return self.federation.release_parameters.size
 
     def noise_trials(self) -> Iterator[Trial]:
-        """Yield two rounds of several steps; a part of a sum is one step."""
+        """Yield two rounds of several steps, or rounds of one step where steps are summed."""
         if self.federation.plan.sums is not None:
             yield from super().noise_trials()
             return
         steps = min(-(-NUM_NOISE_VALUES // (2 * self.noise_values)), _MAX_NOISE_STEPS)
-        first = max(steps, 2)  # two show noise that repeats from step to step
+        first = max(steps, 2)  # two steps, so that noise repeated from step to step is found
         yield Trial(_FIRST_NOISE_ROUND, range(first))
-        # Correlated noise goes on from step to step; others begin a round, and so an epoch.
-        start = first if any(self._mechanism(one).correlation for one in self.clients) else 0
+        # Correlated noise continues over rounds; else steps begin at 0, as a round and an epoch do.
+        start = first if any(self._mechanism(client).correlation for client in self.clients) else 0
         yield Trial(_FIRST_NOISE_ROUND + 1, range(start, start + steps))
 
     def run(self, trial: Trial, see: Callable[[Release], None]) -> None:
-        """Let every client release the noisy sum of a lot in each step."""
+        """Let every client release the noisy gradient sum of a batch in each step."""
         parameters = self.federation.release_parameters
-        largest = max(max(self._mechanism(one).groups(parameters).bounds) for one in self.clients)
+        largest = max(
+            max(self._mechanism(client).groups(parameters).bounds) for client in self.clients
+        )
 
         def record(
             lots: Sequence[np.ndarray | None],
@@ -222,7 +229,7 @@ class StepProbe(_TrainedProbe[DpSgdMechanism]):
 
     def _member(self, client: int, trial: Trial) -> BlockMember:
         plan, step = self._plan(client), self._mechanism(client)
-        # Lots are empty where the sampling allows it, which costs no gradients.
+        # Batches are empty where the sampling allows it, which costs no gradients.
         needs_all = trial.is_paired or isinstance(step.sampling, FixedSizeSampling)
         return BlockMember(
             *self._copies(plan.examples if needs_all else 0),
@@ -236,7 +243,7 @@ class StepProbe(_TrainedProbe[DpSgdMechanism]):
     def _parts(self, client: int, step: DpSgdMechanism) -> Sequence[ChargedPart]:
         parameters = self.federation.release_parameters
         groups, length = step.groups(parameters), step_length_of(self.federation, client)
-        # Correlated noise is charged with how far an example moves all releases about its lot.
+        # Correlated noise is charged for the change of all releases after an example's batch.
         norm = 1.0 if step.correlation is None else step.correlation.column_norm
         return [
             ChargedPart(
@@ -253,14 +260,14 @@ class StepProbe(_TrainedProbe[DpSgdMechanism]):
         """Return the fresh noise in a release without content (size,)."""
         if step.correlation is None:
             return released
-        later, own = step.correlation.coefficients[1:], released.to(torch.float64, copy=True)
+        later, fresh = step.correlation.coefficients[1:], released.to(torch.float64, copy=True)
         past = self._past.get(client, [])
-        self._past = {**self._past, client: [own, *past][: len(later)]}
-        return own + sum(c * before for c, before in zip(later, past, strict=False))
+        self._past = {**self._past, client: [fresh, *past][: len(later)]}
+        return fresh + sum(c * before for c, before in zip(later, past, strict=False))
 
 
 class UpdateProbe(_TrainedProbe[UpdateRelease]):
-    """Whole updates, with a bit where the bound is learnt; without content there is no data."""
+    """Probes whole updates, with a bit each where the clip norm is adaptive."""
 
     @property
     def size(self) -> int:
@@ -270,7 +277,7 @@ class UpdateProbe(_TrainedProbe[UpdateRelease]):
 
     @property
     def noise_values(self) -> int:
-        """Number of noise values of each client: a round costs no training."""
+        """Number of noise values of each client; a round without content costs no training."""
         return self.size
 
     def run(self, trial: Trial, see: Callable[[Release], None]) -> None:
@@ -300,25 +307,28 @@ class UpdateProbe(_TrainedProbe[UpdateRelease]):
         )
 
     def _parts(self, client: int) -> Sequence[ChargedPart]:
-        """Return the update, and the bit as halves."""
+        """Return the parts of a release: the update, and the bit, which is ±½ without noise."""
         update, sums = self._mechanism(client), self.federation.plan.sums
         length, end = step_length_of(self.federation, client), self.size
-        own, *count = self._charged(client, update)
+        update_multiplier, *count = self._charged(client, update)
         in_bounds = 1.0 / update.max_update_norm if length is None else length
         in_halves = (1.0 if sums is None else sums.count_unit or 0.0) / COUNT_SENSITIVITY
-        bits = [ChargedPart(one, in_halves, [slice(end - 1, end)]) for one in count]
+        bits = [
+            ChargedPart(bit_multiplier, in_halves, [slice(end - 1, end)])
+            for bit_multiplier in count
+        ]
         whole = [slice(0, end - len(bits))]
-        return [ChargedPart(own, in_bounds, whole, update.normal_scores), *bits]
+        return [ChargedPart(update_multiplier, in_bounds, whole, update.normal_scores), *bits]
 
 
 class VoteProbe(ReleaseProbe[VoteMechanism]):
-    """Votes, for one class in each query or for nothing; ballots of both kinds alternate."""
+    """Probes votes, for one class in each query or for none; both kinds of ballots alternate."""
 
     paired_rounds = (1, 2)
 
     @property
     def size(self) -> int:
-        """Number of counts of a ballot."""
+        """Number of vote counts in a ballot."""
         return _rows_of(self._classes) * self._classes
 
     @property
@@ -336,12 +346,12 @@ class VoteProbe(ReleaseProbe[VoteMechanism]):
             [charged] = self._charged(client, release)
             deviation = DEVIATION * (1.0 if plan.part is not None else release.update_step)
             part = ChargedPart(charged, charged / deviation, [slice(None)])
-            # Another vote moves two counts: a bound is √2 votes.
+            # Another vote changes two counts by 1, so a bound is √2 votes.
             see(Release(client, values, [part], reach=math.sqrt(0.5)))
 
 
 class ModelProbe(ReleaseProbe[OutputMechanism]):
-    """Trained models; the large example is alone in a data set of the client's size."""
+    """Probes models that are trained on one large example, counted as the client's data set."""
 
     @property
     def size(self) -> int:
@@ -374,7 +384,7 @@ class ModelProbe(ReleaseProbe[OutputMechanism]):
 
 
 class ExampleProbe(ReleaseProbe[InputMechanism]):
-    """Noisy examples, of which the features are measured; nothing is features of 0."""
+    """Probes noisy examples, of which the features are measured; no content is features of 0."""
 
     @property
     def size(self) -> int:
@@ -401,7 +411,7 @@ class ExampleProbe(ReleaseProbe[InputMechanism]):
 
 
 def _rows_of(width: int) -> int:
-    """Return how many queries or examples are in a release, each with `width` values of noise."""
+    """Return the number of queries or examples in a release, each with `width` noise values."""
     return max(2, -(-MIN_CLIENT_VALUES // max(1, width)))
 
 
@@ -415,12 +425,12 @@ PROBES: Mapping[type[Mechanism], type[ReleaseProbe[Any]]] = {
 
 
 def probe_of(release: Mechanism) -> type[ReleaseProbe[Any]]:
-    """Return the probe of a release: that of its type, or of the nearest one it inherits from.
+    """Return the probe class of a release, by its type or by the nearest base class in `PROBES`.
 
     Raises:
         TypeError: the kind has no probe.
     """
-    found = [PROBES[one] for one in type(release).__mro__ if one in PROBES]
-    if not found:
+    probes = [PROBES[kind] for kind in type(release).__mro__ if kind in PROBES]
+    if not probes:
         raise TypeError(f"{type(release).__name__} has no probe; add one to PROBES")
-    return found[0]
+    return probes[0]

@@ -1,4 +1,4 @@
-"""What a plan needs beside settings: bounds of examples, and the convex problem of a model."""
+"""Facts that a privacy plan needs beside settings: bounds of examples, and a convex problem."""
 
 from collections.abc import Callable, Mapping
 from math import prod
@@ -20,17 +20,17 @@ from fedsim.experiment import Experiment
 def problem_of(
     experiment: Experiment, model: nn.Module, data: FederatedData, algorithm: Algorithm
 ) -> object:
-    """Return what the plan of a release needs beside the settings; None: nothing.
+    """Return the facts that a kind of release needs to be planned, or None if it needs none.
 
     Args:
         experiment: the settings.
         model: the initial model.
         data: the examples, of which the public test set shows the shapes.
-        algorithm: that of the federation.
+        algorithm: the federated algorithm.
 
     Raises:
-        PrivacyPlanError: output perturbation with another model than one linear layer or with an
-            algorithm that changes local steps, or examples or targets without a bound.
+        PrivacyPlanError: output perturbation has another model than one linear layer, or an
+            algorithm that changes local steps; or examples or targets have no bound.
     """
     find = _PROBLEMS.get(experiment.release_kind.name)
     return None if find is None else find(experiment, model, data, algorithm)
@@ -83,7 +83,7 @@ _PROBLEMS: Mapping[str, Callable[[Experiment, nn.Module, FederatedData, Algorith
 
 
 def _num_targets(loss: str, data: FederatedData) -> int:
-    """Return the number of classes, or of values of a target.
+    """Return the number of classes, or the number of values of a regression target.
 
     Raises:
         PrivacyPlanError: an example has several classes.
@@ -100,10 +100,10 @@ def _num_targets(loss: str, data: FederatedData) -> int:
 
 
 def _linear_layer(model: nn.Module) -> nn.Linear:
-    """Return the only layer of a linear model.
+    """Return the single layer of a linear model.
 
     Raises:
-        PrivacyPlanError: the model is another one.
+        PrivacyPlanError: the model is not one trained linear layer.
     """
     layers = [*model] if type(model) is nn.Sequential else [model]
     if layers and type(layers[0]) is nn.Flatten:

@@ -1,4 +1,4 @@
-"""The public schedule of an experiment: the rounds of its clients, and their steps in each.
+"""The public schedule of an experiment: the rounds of its clients, and the steps of each round.
 
 Everything here follows from settings, public client sizes and the seed. So every party computes the
 same schedule, and a client's charges can be planned before the first round.
@@ -32,14 +32,15 @@ def participation_of(experiment: ExperimentWithClients) -> Participation:
 class StepSchedule:
     """The planned local steps of each client in each round.
 
-    Training, plans, charges, the server's reports and `verify` all ask `local_steps`.
+    Training, plans, charges, the server's reports and `verify` all use `local_steps`.
 
-    Guarantee: a function of settings, public sizes and the seed; no example's value enters.
+    Guarantee: the steps are a function of settings, public sizes and the seed, and do not depend on
+    the value of any example.
 
     Attributes:
         participation: the rounds of each client.
-        whole_rounds: local steps of each client in a whole round.
-        releases_updates: whether a round is one release, whatever steps it has: unit client.
+        whole_rounds: the local steps of each client in a whole round.
+        releases_updates: whether a round is one release of a whole update, charged as one step.
     """
 
     participation: Participation
@@ -62,24 +63,30 @@ class StepSchedule:
         Args:
             experiment: the settings.
             participation: the rounds of each client.
-            terms: privacy settings of each client; None without privacy.
-            sizes: number of examples of each client; public where it enters.
+            terms: the privacy settings of each client; None without privacy.
+            sizes: the number of examples of each client; used only where it is public.
 
         Raises:
-            PrivacyPlanError: `local.epochs` are more than the largest number of steps.
+            PrivacyPlanError: `local.epochs` give more than the largest number of steps.
         """
         local = experiment.local
-        private = [None] * len(sizes) if terms is None else [own.privacy for own in terms]
-        steps = map_shared(lambda own, size: whole_round_steps(own, local, size), private, sizes)
+        private = (
+            [None] * len(sizes)
+            if terms is None
+            else [client_terms.privacy for client_terms in terms]
+        )
+        steps = map_shared(
+            lambda privacy, size: whole_round_steps(privacy, local, size), private, sizes
+        )
         whole = experiment.privacy is not None and not experiment.release_kind.draws_lots
         return cls(participation, tuple(steps), releases_updates=whole)
 
     def local_steps(self, client: int, round_number: int) -> int:
-        """Return the local steps that a client plans to take in one of its rounds.
+        """Return the planned number of local steps of a client in a round.
 
         Args:
-            client: its number.
-            round_number: the round ≥ 1.
+            client: the client's number.
+            round_number: the round, ≥ 1.
         """
         whole, participation = self.whole_rounds[client], self.participation
         if client in participation.stragglers_in(round_number):
@@ -87,11 +94,11 @@ class StepSchedule:
         return whole
 
     def charged_steps(self, client: int, round_number: int) -> int:
-        """Return the steps of a round as ledgers count them: a whole update is one.
+        """Return the number of steps that ledgers charge for a round: 1 for a whole update.
 
         Args:
-            client: its number.
-            round_number: the round ≥ 1.
+            client: the client's number.
+            round_number: the round, ≥ 1.
         """
         return 1 if self.releases_updates else self.local_steps(client, round_number)
 
@@ -99,19 +106,19 @@ class StepSchedule:
         """Return the charged steps of a client in the first rounds that it is scheduled for.
 
         Args:
-            client: its number.
-            rounds: number of its rounds; beyond its schedule, further whole ones.
+            client: the client's number.
+            rounds: the number of rounds; rounds beyond the schedule count as whole rounds.
         """
         taken = self._taken_after(client)
         known = min(rounds, len(taken) - 1)
         return taken[known] + (rounds - known) * self._steps_of_whole_round(client)
 
     def _steps_of_whole_round(self, client: int) -> int:
-        """Return the charged steps of a whole round of a client."""
+        """Return the charged steps of a client in a whole round."""
         return 1 if self.releases_updates else self.whole_rounds[client]
 
     def _taken_after(self, client: int) -> tuple[int, ...]:
-        """Return a client's charged steps after 0, 1, ... rounds; (0,) where all are whole."""
+        """Return a client's charged steps after 0, 1, ... rounds; (0,) if all rounds are whole."""
         if self.releases_updates or self.participation.partial_work is None:
             return (0,)
         if client not in self._taken:
@@ -123,14 +130,14 @@ class StepSchedule:
     def planned(self) -> tuple[int, ...]:
         """Return the charged steps of each client in all rounds that it is scheduled for."""
         rounds = self.participation.planned_rounds()
-        return tuple(self.steps_after(client, own) for client, own in enumerate(rounds))
+        return tuple(self.steps_after(client, count) for client, count in enumerate(rounds))
 
     def whole_rounds_in(self, client: int, steps: int) -> int:
-        """Return the number of a client's rounds that some charged steps complete.
+        """Return the number of a client's rounds that are complete after some charged steps.
 
         Args:
-            client: its number.
-            steps: charged steps from its first round on.
+            client: the client's number.
+            steps: the charged steps since the start of its first round.
         """
         taken = self._taken_after(client)
         known = bisect_right(taken, steps) - 1
@@ -139,11 +146,11 @@ class StepSchedule:
         return known + (steps - taken[-1]) // self._steps_of_whole_round(client)
 
     def rounds_in(self, client: int, steps: int) -> int:
-        """Return the number of a client's rounds that some charged steps begin.
+        """Return the number of a client's rounds that have begun after some charged steps.
 
         Args:
-            client: its number.
-            steps: charged steps from its first round on.
+            client: the client's number.
+            steps: the charged steps since the start of its first round.
         """
         taken = self._taken_after(client)
         if steps <= taken[-1]:

@@ -1,4 +1,4 @@
-"""What all parties of secure aggregation agree on, and the lasting keys of helpers and clients."""
+"""The shared setup of secure aggregation, and the files of helpers' and clients' lasting keys."""
 
 import os
 import stat
@@ -43,10 +43,10 @@ _ACCESS_BY_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 def make_lasting_key(path: Path) -> IdentityKey:
-    """Write a new key (PEM, PKCS 8), readable by its owner alone, and return it.
+    """Write a new key to a file (PEM, PKCS 8) that its owner alone can read, and return the key.
 
     Raises:
-        FileExistsError: the file exists; a key that is overwritten is lost.
+        FileExistsError: the file exists, and overwriting it would destroy a key.
         OSError: the file cannot be written.
     """
     key = IdentityKey.generate()
@@ -58,7 +58,7 @@ def make_lasting_key(path: Path) -> IdentityKey:
 
 
 def read_lasting_key(path: Path) -> IdentityKey:
-    """Return the key in a file.
+    """Return the lasting key that a file holds.
 
     Raises:
         PublicKeyError: the file is missing, holds no Ed25519 key, or is readable by other users.
@@ -92,7 +92,7 @@ def identity_of_helper(
     base: Path,
     node_config: Mapping[str, object],
 ) -> IdentityKey | None:
-    """Return the lasting key of a helper, from its node or from the experiment; None without.
+    """Return the lasting key of a helper, named by its node or the experiment, or None.
 
     Args:
         settings: the `secure_aggregation` section.
@@ -116,7 +116,7 @@ def identity_of_client(
     base: Path,
     node_config: Mapping[str, object] | None = None,
 ) -> IdentityKey | None:
-    """Return the lasting key of a client, which helpers pin; None where no keys are pinned.
+    """Return the lasting key of a client, which helpers pin, or None where no keys are pinned.
 
     Args:
         settings: the `secure_aggregation` section.
@@ -149,7 +149,7 @@ def identity_of_client(
 
 
 class SecureSetupError(InputError):
-    """Secure aggregation cannot start; the message is one line with the fix."""
+    """Secure aggregation cannot start; the message names the fix."""
 
 
 def secure_channel(
@@ -162,16 +162,16 @@ def secure_channel(
     base: Path,
     plan: str,
 ) -> SecureChannel:
-    """Return encoding and settings of secure uploads.
+    """Return the channel of secure uploads: settings, encoding, weights and keys.
 
     Args:
         experiment: the experiment.
-        settings: its `secure_aggregation`.
-        upload: arrays with the names, shapes and types of an upload.
+        settings: the `secure_aggregation` section of the experiment.
+        upload: arrays with the names, shapes and dtypes of an upload.
         weights: the weights of all clients.
-        sums: the plan of noisy sums; None: clients send models or their changes.
+        sums: the plan of noisy sums; None where clients send models or their changes.
         base: the directory in which the experiment's relative paths start.
-        plan: digest of the privacy plan; "" without privacy.
+        plan: the digest of the privacy plan; "" without privacy.
 
     Raises:
         SecureSetupError: the sum does not fit into the ring, a client weighs more than
@@ -216,10 +216,10 @@ def check_train_metrics(
     """Check that the task has the metrics that an experiment declares.
 
     Args:
-        names: the declared metrics and their bounds.
+        names: the bound of each declared metric, by name.
         model: the initial model, evaluated on `public`.
-        loss: one value per example.
-        task: scores outputs.
+        loss: returns one value per example.
+        task: the task, which computes metrics from outputs.
         public: a few public examples.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The server of a federation: what its rounds are made of."""
+"""The server of a federation: its app, its aggregator and the parts of its rounds."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -48,13 +48,13 @@ def server_app(
     """Return the ServerApp of a federation.
 
     Args:
-        federation: what it runs.
-        start: first round and state of the global model.
-        on_round: called after each round.
+        federation: the federation to run.
+        start: the server state to start from.
+        on_round: called after each round with the new state and the report.
         on_stop: called with the reason if the federation stops early.
-        ledgers: latest ledger of every client; None without privacy.
-        patience: seconds to wait for all nodes.
-        opened_sums: client sets of the sums that were opened, on disk.
+        ledgers: the latest ledger of every client; None without privacy.
+        patience: the longest time to wait for all nodes, in seconds.
+        opened_sums: the record of opened sums on disk.
     """
     experiment = federation.experiment
     evaluation = experiment.client_evaluation
@@ -82,7 +82,7 @@ def server_app(
 
 
 def _aggregator(federation: Federation, roll: Roll, opened_sums: OpenedSums) -> Aggregator[Any]:
-    """Return what aggregates the updates: in clear or in secret, of models or of integers."""
+    """Return the aggregator: secure or in clear, of models or of integers."""
     experiment, weights, sums = federation.experiment, federation.plan.weights, federation.plan.sums
     aggregator: Aggregator[Any]
     if federation.secure is not None:
@@ -137,7 +137,7 @@ def _parts(federation: Federation, ledgers: ClientLedgers | None) -> Iterator[Ro
 
 
 def _shared_bound(federation: Federation) -> SharedBound | None:
-    """Return what learns the bound of whole updates; None where no server learns one."""
+    """Return the part that adapts the clip norm of whole updates, or None where there is none."""
     privacy, sums = federation.experiment.privacy, federation.plan.sums
     learns = federation.experiment.release_kind.server_learns_bound
     if privacy is None or not learns or privacy.clipping.name != "adaptive":
@@ -152,7 +152,7 @@ def _shared_bound(federation: Federation) -> SharedBound | None:
 
 
 def _charge_round(federation: Federation) -> ChargeRound | None:
-    """Return what charges all clients for a round; None where they charge themselves."""
+    """Return the function that charges all clients, or None where clients charge themselves."""
     if federation.plan.sums is None or not federation.plan.participation.is_secret:
         return None
     return ServerCharges(
@@ -164,20 +164,20 @@ def _charge_round(federation: Federation) -> ChargeRound | None:
 
 
 def _expected_noise(federation: Federation) -> ExpectedNoise | None:
-    """Return the length of the noise in an aggregate; None where it is not known."""
+    """Return the function for the expected noise norm of a round, or None if it is not known."""
     experiment, weights = federation.experiment, federation.plan.weights.values
     privacy, parameters = experiment.privacy, federation.release_parameters
     if privacy is None or federation.plan.clients is None or not _averages_plain_steps(federation):
         return None
     if federation.plan.sums is not None:
         return SumNoise(federation.plan.sums, weights, privacy.clip_norm, parameters.size).norm
-    if federation.plan.participation.is_secret:  # a sum of uploads would show how many came
+    if federation.plan.participation.is_secret:  # the norm would show the number of participants
         return None
     return ClientNoise.of(federation.plan.clients, weights, parameters, experiment.local).norm
 
 
 def _averages_plain_steps(federation: Federation) -> bool:
-    """Whether the aggregate update is the weighted sum of the noise of plain local steps."""
+    """Whether the noise in the aggregate is the weighted mean of the noise of local steps."""
     algorithm = federation.algorithm
     is_mean = not (algorithm.uses_each_update or algorithm.weighs_steps)
     scales = federation.plan.participation.buffered is not None  # stale updates

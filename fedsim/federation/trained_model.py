@@ -1,6 +1,7 @@
 """The model of a federation, equal in every process: initial values, gradients, and shared copy.
 
-Public examples are the first of the server's test set. No model is checked on private examples.
+Public examples are the first examples of the server's test set. Models are never checked on private
+examples.
 """
 
 from collections.abc import Callable
@@ -33,7 +34,7 @@ NUM_CHECK_EXAMPLES = 3
 """Public examples that check a model and choose how its per-example gradients are computed."""
 
 NUM_PROBE_EXAMPLES = 64
-"""Public examples on which a cohort is compared with its clients trained alone."""
+"""Public examples on which vectorized clients are compared with clients trained alone."""
 
 
 def initial_model(
@@ -42,12 +43,12 @@ def initial_model(
     """Return the initial model.
 
     Args:
-        experiment: the settings; their seed sets the weights.
-        data: gives the shape of an input.
-        task: gives the number of outputs.
+        experiment: the settings, whose seed determines the weights.
+        data: the data, which give the input shape.
+        task: the task, which gives the number of outputs.
         base: the directory in which the experiment's relative paths start.
 
-    Guarantee: the same weights in every process.
+    Guarantee: the weights are the same in every process.
     """
     model = build_model(
         experiment.model,
@@ -66,12 +67,12 @@ def initial_model(
 
 
 def model_arrays(model: nn.Module) -> ArrayRecord:
-    """Return the values of a model that travel, as a record."""
+    """Return the values of a model that messages carry, as a record."""
     return ArrayRecord({name: value.cpu() for name, value in model.state_dict().items()})
 
 
 def public_examples(data: FederatedData, num_examples: int) -> Examples:
-    """Return a copy of the first `num_examples` public examples, or of all if there are fewer."""
+    """Return a copy of the first `num_examples` public examples, or of all if too few."""
     return data.test.take(np.arange(min(num_examples, len(data.test))))
 
 
@@ -83,12 +84,13 @@ def to_tensors(examples: Examples, device: torch.device) -> tuple[Tensor, Tensor
 
 @dataclass(frozen=True)
 class TrainedParts:
-    """What clients train with.
+    """The gradients and the shared model that clients train with.
 
     Attributes:
-        gradients: of the model; None: by torch, without privacy.
-        shared_model: the model as all clients of the process train it in turn.
-        still_parameters: finds the trained parameters that training does not move.
+        gradients: the per-example gradients of the model; None where torch's autograd is used,
+            without privacy.
+        shared_model: the model that all clients of the process train in turn.
+        still_parameters: finds the trainable parameters that training does not change.
     """
 
     gradients: PerExampleGradients | None
@@ -108,16 +110,17 @@ def trained_parts(
     Args:
         experiment: the settings.
         model: the initial model, on the training device.
-        loss: one value per example.
-        features: a few public examples (n ≥ 1, ...).
-        targets: their targets.
+        loss: returns one value per example.
+        features: the features of a few public examples (n ≥ 1, ...).
+        targets: the targets of these examples (n, ...).
 
     Raises:
-        UnsafeModelError: gradients are clipped, and examples are coupled.
+        UnsafeModelError: gradients are to be clipped per example, but an example affects the
+            gradient of another.
     """
     base, private = local_base(model), experiment.release_kind.draws_lots
     if isinstance(base, RebuiltModel):
-        # Their tiles are checked bit for bit (`RowIsolation`), by forward passes.
+        # Padded batches of slopes are checked bit for bit by forward passes (`RowIsolation`).
         slopes = Slopes(model, loss, base.directions)
         shared_model = SharedCoefficients(slopes, experiment.local.given_steps)
         return TrainedParts(slopes, shared_model, parameters_without_effect)
@@ -129,11 +132,11 @@ def trained_parts(
 def release_parameters(
     experiment: Experiment, gradients: PerExampleGradients | None, shared_model: SharedModel
 ) -> FlatParameters:
-    """Return the parameters that one release is of: those of a step, or of a whole update.
+    """Return the parameters that one release covers: those of a step, or of a whole update.
 
     Args:
         experiment: the settings.
-        gradients: of the model.
+        gradients: the per-example gradients of the model; None if torch's autograd is used.
         shared_model: the model that clients share.
     """
     if experiment.release_kind.draws_lots and isinstance(gradients, Slopes):

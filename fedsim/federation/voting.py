@@ -1,4 +1,4 @@
-"""What the clients of a federation work on: a model, or with PATE votes and a student of them."""
+"""The clients' work: training a model, or with `task: pate` voting on a student's labels."""
 
 import hashlib
 from collections.abc import Mapping
@@ -28,10 +28,10 @@ from fedsim.server.app import scored_models
 
 
 class Goal:
-    """What the clients of a federation work on: here, a model that they train together.
+    """The work of a federation's clients; in this class they train a model together.
 
     Attributes:
-        averages: whether what the server makes of uploads is a mean of models.
+        averages: whether the server averages the uploads to a model.
     """
 
     averages = True
@@ -40,11 +40,11 @@ class Goal:
     def split(
         cls, experiment: Experiment, data: FederatedData
     ) -> tuple[FederatedData, Examples | None]:
-        """Return the data without the public queries, and these; None: the task has none.
+        """Return the data without the public queries, and the queries (None without queries).
 
         Args:
             experiment: the settings.
-            data: of the experiment.
+            data: the data of the experiment.
 
         Raises:
             DataError: too few test examples are left, or the targets are not classes.
@@ -66,57 +66,59 @@ class Goal:
 
         Args:
             experiment: the settings.
-            queries: as `split` returned them.
-            parts: of the initial model.
-            loss: one value per example.
-            classes: number of classes; 0 where targets are none.
-            device: where models run.
+            queries: the public queries that `split` returned.
+            parts: the gradients and the shared model of the initial model.
+            loss: returns one value per example.
+            classes: the number of classes; 0 where targets are no classes.
+            device: the device on which models run.
         """
         return cls(), parts.shared_model
 
     @property
     def public_queries(self) -> Examples | None:
-        """The public queries that clients vote on; None: there are none."""
+        """The public queries that clients vote on; None without queries."""
         return None
 
     def algorithm(self) -> Algorithm | None:
-        """Return what the server makes of uploads; None: the experiment's algorithm."""
+        """Return the algorithm of the goal, or None for the experiment's algorithm."""
         return None
 
     @property
     def voter(self) -> Teachers | None:
-        """The votes of the clients of this process; None: they train."""
+        """The teachers of this process's clients, which vote; None where clients train."""
         return None
 
     def digest(self, conditions: str) -> str:
-        """Return the digest of what a run depends on, from that of what every run depends on."""
+        """Return the digest of a run's conditions, extended by the conditions of this goal."""
         return conditions
 
     def model_of(self, arrays: ArrayRecord) -> ArrayRecord:
-        """Return the model that the arrays of the server stand for."""
+        """Return the model that the server's arrays represent."""
         return arrays
 
     def scored(self, algorithm: Algorithm, state: ServerState) -> Models:
-        """Return what is scored after a round: the global model, or the clients' own models."""
+        """Return the models to evaluate after a round: the global model, or one per client."""
         return scored_models(algorithm, state)
 
     def counts(self, models: Models) -> dict[str, float]:
-        """Return figures beside the metrics of a model."""
+        """Return further numbers to report beside the metrics of a model, by name."""
         return {}
 
 
 @dataclass(frozen=True)
 class Voting(Goal):
-    """Queries, teachers, ballots and student of a run, where clients vote on a board.
+    """The goal of `task: pate`: teachers vote on public queries, and a student learns the labels.
+
+    The model that rounds update is the board, which holds the answers so far.
 
     Attributes:
-        settings: `pate:` of the experiment.
-        agenda: which queries a ballot asks.
+        settings: the `pate:` section of the experiment.
+        agenda: the queries of each ballot.
         queries: the public queries, with the labels that only reports see.
-        classes: number of classes.
-        teachers: the votes of the clients of this process.
+        classes: the number of classes.
+        teachers: the teachers of this process's clients.
         is_private: whether votes have noise.
-        students: the last student, by the digest of the board.
+        students: the last student, by the digest of its board.
     """
 
     averages = False
@@ -131,7 +133,7 @@ class Voting(Goal):
 
     @classmethod
     def split(cls, experiment: Experiment, data: FederatedData) -> tuple[FederatedData, Examples]:
-        """Return the data with the rest of the test set, and the queries."""
+        """Return the data with the queries taken out of the test set, and the queries."""
         return with_queries(data, _pate_of(experiment).queries, seed=experiment.seed)
 
     @classmethod
@@ -145,7 +147,7 @@ class Voting(Goal):
         classes: int,
         device: torch.device,
     ) -> "tuple[Voting, SharedModel]":
-        """Return the voting of an experiment, and the empty board."""
+        """Return the voting of an experiment, and the empty board as its shared model."""
         settings, rounds = _pate_of(experiment), experiment.federation.rounds
         if queries is None:
             raise ValueError("a vote needs public queries, got none")
@@ -172,14 +174,14 @@ class Voting(Goal):
         return Board(self.agenda.rows, len(self.queries), self.classes)
 
     def algorithm(self) -> Algorithm:
-        """Return what the server makes of the votes."""
+        """Return the algorithm that tallies the votes."""
         return Tally(self.agenda, is_noisy=self.is_private)
 
     def digest(self, conditions: str) -> str:
-        """Return the digest of the conditions of a run with ballots.
+        """Return the digest of a run's conditions, extended by those of voting.
 
         Args:
-            conditions: digest of what every run depends on.
+            conditions: the digest of the conditions of any run.
         """
         start = digest(self.teachers.trainer.start)
         content = [conditions, self.settings.model_dump_json(), repr(self.agenda), start]
@@ -189,15 +191,15 @@ class Voting(Goal):
 
     @property
     def voter(self) -> Teachers:
-        """The votes of the clients of this process."""
+        """The teachers of this process's clients, which vote."""
         return self.teachers
 
     def model_of(self, arrays: ArrayRecord) -> ArrayRecord:
-        """Return the student of a board."""
+        """Return the student that a board leads to."""
         return self.student(arrays)
 
     def scored(self, algorithm: Algorithm, state: ServerState) -> Models:
-        """Return the student."""
+        """Return the student, which is the model to evaluate."""
         return self.student(state.model)
 
     def student(self, board: ArrayRecord) -> ArrayRecord:
@@ -213,9 +215,9 @@ class Voting(Goal):
         return self.students[known]
 
     def counts(self, models: Models) -> dict[str, float]:
-        """Return figures of the answers of a board so far, with the public labels of the queries.
+        """Return the numbers of checked and answered queries, and the accuracy of the answers.
 
-        `label_accuracy` is the share of correct answers; NaN without any.
+        `label_accuracy` compares answers with the public labels; it is NaN without answers.
         """
         if not isinstance(models, ArrayRecord):
             return {}
@@ -231,11 +233,11 @@ class Voting(Goal):
 
 
 GOALS: Mapping[str, type[Goal]] = {"federated": Goal, "pate": Voting}
-"""What clients work on, by the name of the task."""
+"""The goal class of each task, by the name of the task."""
 
 
 def _pate_of(experiment: Experiment) -> PateSettings:
-    """Return `pate:` of an experiment.
+    """Return the `pate:` section of an experiment.
 
     Raises:
         ValueError: the experiment has another task.

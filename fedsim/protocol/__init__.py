@@ -1,1 +1,1 @@
-"""The messages between server and clients, as Flower records."""
+"""Messages between server, clients and helpers, as dataclasses and as Flower records."""

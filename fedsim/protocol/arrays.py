@@ -1,11 +1,11 @@
-"""Arrays as Flower records: a model's, coefficients in its place, and arrays without serialization.
+"""Models as Flower array records: parameters or zeroth-order coefficients, serialized or live.
 
 Flower's `Array` holds the bytes of a .npy file. Within one process that costs two copies and a
 parser for each array of each client. A `LiveArray` holds the numbers and makes the bytes on demand.
 It is read-only, so that all code in the process can share it.
 
-With zeroth-order steps the global model on the wire is the list of all rounds' coefficients, and an
-upload is those of one round. Elsewhere an upload has the names and shapes of the model.
+With zeroth-order steps the global model in messages is the list of all rounds' coefficients, and an
+upload has the coefficients of one round. Otherwise an upload has the names and shapes of the model.
 """
 
 import hashlib
@@ -29,22 +29,22 @@ def digest(arrays: ArrayRecord) -> str:
 
 
 def to_numpy(arrays: ArrayRecord) -> dict[str, np.ndarray]:
-    """Return the arrays by name."""
+    """Return the arrays of a record as numpy arrays by name."""
     return {name: array.numpy() for name, array in arrays.items()}
 
 
 def to_arrays(values: dict[str, np.ndarray]) -> ArrayRecord:
-    """Return the record of named arrays, in the given order."""
+    """Return a Flower record of named arrays, in the given order."""
     return ArrayRecord({name: Array(value) for name, value in values.items()})
 
 
 class LiveArray(Array):
-    """A read-only `Array` around numbers in memory.
+    """A read-only Flower `Array` around a numpy array in memory, without serialization.
 
     Pickling makes it an ordinary Flower array, as does a new record of the same arrays.
 
     Args:
-        values: numbers of any shape; the caller must not change them afterwards.
+        values: an array of any shape; the caller must not change it afterwards.
     """
 
     stype = "numpy.ndarray"
@@ -57,7 +57,7 @@ class LiveArray(Array):
 
     @property
     def dtype(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]  rarely needed
-        """The name of the numbers' type."""
+        """The name of the array's dtype."""
         return _name(self.numpy().dtype)
 
     @property
@@ -74,7 +74,7 @@ class LiveArray(Array):
         return made
 
     def numpy(self) -> np.ndarray:
-        """Return the numbers, read-only and without a copy."""
+        """Return the array, read-only and without a copy."""
         return self.__dict__["_values"]
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -96,7 +96,7 @@ class LiveArray(Array):
 
 @lru_cache
 def _name(dtype: np.dtype[Any]) -> str:
-    """Return a type's name; numpy's own conversion is slower than a copy of a small array."""
+    """Return a dtype's name, cached as numpy's conversion is slower than a small array's copy."""
     return str(dtype)
 
 
@@ -114,22 +114,23 @@ def is_live(record: ArrayRecord) -> bool:
 
 
 COEFFICIENTS = "coefficients"
-"""Name of the coefficients: (rounds, K, P) in a model, (K, P) in an upload."""
+"""Name of the array of coefficients: (rounds, K, P) in a model, (K, P) in an upload."""
 
 BASE_DIGEST = "base-sha256"
-"""Name of the digest of the values that no message carries, uint8 (32,)."""
+"""Name of the array with the digest of the values that no message carries, uint8 (32,)."""
 
 
 def is_coefficients(arrays: ArrayRecord) -> bool:
-    """Whether a model is a list of coefficients."""
+    """Whether a model is represented by zeroth-order coefficients."""
     return set(arrays.keys()) == {COEFFICIENTS, BASE_DIGEST}
 
 
 def upload_base(arrays: ArrayRecord) -> ArrayRecord:
-    """Return what an upload is compared with: the model, or coefficients of 0.
+    """Return the arrays that an upload without an update would have: the model, or zeros.
 
     Args:
-        arrays: the model of a request.
+        arrays: the global model of a train request; if it is represented by coefficients, an upload
+            without an update has coefficients of 0.
     """
     if not is_coefficients(arrays):
         return arrays
@@ -138,11 +139,11 @@ def upload_base(arrays: ArrayRecord) -> ArrayRecord:
 
 
 def with_round(arrays: ArrayRecord, aggregate: ArrayRecord) -> ArrayRecord:
-    """Return the model after a round.
+    """Return the global model after a round.
 
     Args:
-        arrays: the model before it.
-        aggregate: the next model; where it is a list of coefficients, those of the round.
+        arrays: the global model before the round.
+        aggregate: the new model; if models are represented by coefficients, those of the round.
     """
     if not is_coefficients(arrays):
         return aggregate
@@ -152,5 +153,5 @@ def with_round(arrays: ArrayRecord, aggregate: ArrayRecord) -> ArrayRecord:
 
 
 def without_update(arrays: ArrayRecord) -> ArrayRecord:
-    """Return the model after a round that left it as it was: its coefficients are 0."""
+    """Return the global model after a round without an update, whose coefficients are 0."""
     return with_round(arrays, upload_base(arrays)) if is_coefficients(arrays) else arrays

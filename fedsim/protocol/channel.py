@@ -1,11 +1,11 @@
-"""Requests to clients, and their answers: over any Flower grid, or without messages.
+"""Requests to clients and their answers, over any Flower grid or without messages.
 
 The source of a reply need not be the node that was asked: Flower's SuperLink answers in its own
 name for a node that died. So a reply is matched to its request by the request's id, and by its
 source only on a grid that sets no ids.
 
-The server sends and receives dataclasses. Flower's records are made where a message leaves the
-process or meets a Flower app of the user.
+The server sends and receives dataclasses. They are converted to Flower's records only where a
+message leaves the process or reaches a user's Flower app.
 """
 
 import logging
@@ -26,11 +26,11 @@ _Key = TypeVar("_Key")
 
 @dataclass(frozen=True)
 class ClientError:
-    """The answer of a client or helper that failed, or of Flower in its place.
+    """The answer of a client or helper that failed, or the error that Flower reports for it.
 
     Attributes:
-        reason: why.
-        code: code of Flower's error, or one of `protocol.errors`.
+        reason: why the client or helper failed.
+        code: the code of Flower's error, or a code of `protocol.errors`.
     """
 
     reason: str
@@ -45,11 +45,11 @@ class PatientGrid(Protocol):
     """A grid whose nodes may come back, such as a SuperNode that is restarted."""
 
     def wait_until_online(self, nodes: Collection[int], *, timeout: float) -> None:
-        """Return when all nodes are online, or after the timeout.
+        """Wait until all nodes are online, or until the timeout.
 
         Args:
-            nodes: node ids.
-            timeout: seconds.
+            nodes: the ids of the nodes.
+            timeout: the longest time to wait, in seconds.
         """
         ...
 
@@ -57,16 +57,17 @@ class PatientGrid(Protocol):
 def exchange(
     grid: Grid, requests: Mapping[_Key, Message], *, timeout: float | None
 ) -> Iterator[tuple[_Key, Message | ClientError]]:
-    """Send requests and yield the key and the answer of each, on arrival.
+    """Send requests and yield each request's key and answer as answers arrive.
 
-    Guarantee: each key comes once, with a reply that has content and comes from the node that was
-    asked, or with a `ClientError`: its node's or the SuperLink's error, or at the end `NO_REPLY`.
-    Other replies are logged and left out: of unknown nodes, to other requests, and after the first.
+    Guarantee: each key is yielded once, with a reply that has content and comes from the node that
+    was asked, or with a `ClientError`: the error of the node or of the SuperLink, or at the end
+    `NO_REPLY`. Other replies are logged and left out: from unknown nodes, to other requests, and
+    second replies.
 
     Args:
-        grid: reaches the nodes.
-        requests: one for each node, by a key of the caller.
-        timeout: seconds for all replies; None: no limit.
+        grid: the grid that reaches the nodes.
+        requests: the request to each node, by a key that the caller chooses.
+        timeout: the longest time to wait for all replies, in seconds; None for no limit.
     """
     if not requests:
         return
@@ -100,31 +101,32 @@ class ClientChannel(Protocol):
     def train(
         self, requests: Mapping[int, TrainRequest], *, timeout: float | None
     ) -> Iterator[tuple[int, TrainAnswer]]:
-        """Yield node and answer of each client, once, as soon as it exists.
+        """Yield the node id and the answer of each client once, as answers arrive.
 
         Args:
-            requests: one for each node, by node id, in ascending order of clients.
-            timeout: seconds for all answers; None: no limit.
+            requests: the request to each node, by node id, in ascending order of clients.
+            timeout: the longest time to wait for all answers, in seconds; None for no limit.
         """
         ...
 
 
 @runtime_checkable
 class DirectGrid(Protocol):
-    """A grid whose clients are in this process, and may be asked without messages."""
+    """A grid whose clients are in this process and can be asked without messages."""
 
     def direct_channel(self) -> ClientChannel | None:
-        """Return the channel to the clients; None where their app must see messages."""
+        """Return the channel to the clients, or None where their app must receive messages."""
         ...
 
 
 @dataclass(frozen=True)
 class MessageChannel:
-    """Train requests as Flower messages.
+    """Sends train requests as Flower messages.
 
     Attributes:
-        grid: reaches the nodes.
-        reply_type: `TrainReply`, or `SealedReply` under secure aggregation.
+        grid: the grid that reaches the nodes.
+        reply_type: the class of the replies: `TrainReply`, or `SealedReply` under secure
+            aggregation.
     """
 
     grid: Grid
@@ -133,7 +135,7 @@ class MessageChannel:
     def train(
         self, requests: Mapping[int, TrainRequest], *, timeout: float | None
     ) -> Iterator[tuple[int, TrainAnswer]]:
-        """Yield node and answer of each client (see `ClientChannel`)."""
+        """Yield the node id and the answer of each client (see `ClientChannel`)."""
         messages = {node: request.to_message(node) for node, request in requests.items()}
         for node, reply in exchange(self.grid, messages, timeout=timeout):
             yield node, self._read(reply)
@@ -148,11 +150,11 @@ class MessageChannel:
 
 
 def client_channel(grid: Grid, reply_type: type[TrainReply] | type[SealedReply]) -> ClientChannel:
-    """Return the shortest way to the clients of a grid.
+    """Return the channel to the clients of a grid, without messages where that is possible.
 
     Args:
-        grid: reaches the nodes.
-        reply_type: type of the replies to read from messages.
+        grid: the grid that reaches the nodes.
+        reply_type: the class of the replies to read from messages.
     """
     direct = grid.direct_channel() if isinstance(grid, DirectGrid) else None
     return direct or MessageChannel(grid, reply_type)

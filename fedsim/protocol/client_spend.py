@@ -1,4 +1,4 @@
-"""What a client has spent: the record in its uploads and in the summary of a run."""
+"""A client's privacy spend, which its uploads and the summary of a run report."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,25 +13,27 @@ from fedsim.protocol.errors import ProtocolError
 
 @dataclass(frozen=True)
 class ClientSpend:
-    """What one client has spent, and on which mechanism.
+    """The privacy spend of one client, with the mechanism that it was spent on.
 
-    Everything in it is public under the client's adjacency. Anyone can recompute both ε from the
+    All values are public under the client's adjacency. Anyone can recompute both ε from the
     ledgers.
 
     Attributes:
-        client: its number.
-        examples: the public size behind the sampling rate, the client's own or a declared one.
-        delta: δ of its guarantee.
-        noise_multiplier: z.
-        sampling_rate: expected share of its examples in a lot.
-        target_epsilon: its budget; None without one.
-        rounds: rounds that it was charged for.
-        steps: steps that it was charged for.
-        round_steps: the steps of the last charge.
-        ledger: everything that it was charged for, in the view that its ε is claimed for.
-        head: hash of its last record in the journal.
-        against_server: the same against a server that sees its own uploads; None before the first
-            charge, and where `ledger` is that or no noise protects from it.
+        client: the client's number.
+        examples: the public number of examples behind the sampling rate: the client's size, or a
+            declared size.
+        delta: the δ of the client's guarantee.
+        noise_multiplier: the noise multiplier z.
+        sampling_rate: the expected share of the client's examples in a batch.
+        target_epsilon: the client's budget ε; None without a budget.
+        rounds: the number of rounds that the client was charged for.
+        steps: the number of steps that the client was charged for.
+        round_steps: the number of steps of the last charge.
+        ledger: all charged events, against the adversary that the client's ε is claimed for.
+        head: the hash of the client's last record in the journal.
+        against_server: all charged events against a server that sees the client's single uploads;
+            None before the first charge, where `ledger` already is against such a server, and where
+            no noise protects from it.
     """
 
     client: int
@@ -48,7 +50,7 @@ class ClientSpend:
     against_server: PrivacyLedger | None = None
 
     def after(self, charges: Sequence[Charge]) -> Self:
-        """Return the spend after further charges, oldest first.
+        """Return the spend after further charges, which are given oldest first.
 
         Raises:
             JournalError: some charges have a ledger against the server and others do not.
@@ -77,7 +79,7 @@ class ClientSpend:
         return PrivacyLedger().merge(before or PrivacyLedger()).merge(new)
 
     def to_record(self) -> ConfigRecord:
-        """Return the Flower record."""
+        """Return the spend as a Flower record."""
         fields: dict[str, Any] = {
             "client": self.client,
             "examples": self.examples,

@@ -1,18 +1,18 @@
-"""The errors of messages between server and clients, and the one that ends a federation."""
+"""Errors of messages between server and clients, and the error that ends a federation."""
 
 from fedsim.core.errors import FedsimError
 
 
 class ProtocolError(FedsimError, ValueError):
-    """A message that does not follow the protocol; it names the record and what is wrong."""
+    """A message does not follow the protocol; the error names the record and the fault."""
 
 
-# Codes of errors in place of an answer; those of Flower are below 100.
+# Codes of errors that replace an answer; Flower's codes are below 100.
 NOISE_REUSE = 1001  # the client would reuse noise
 LEDGER_UNWRITABLE = 1002  # no charge can be written to the ledger of the run
-NODE_RESTARTED = 1003  # its node was restarted during the request; said by the server's own grid
-COUPLED_ROWS = 1004  # examples of one tile are not kept apart on this machine
-# After these the run ends: it is not the one that began, or no client can be charged or trained.
+NODE_RESTARTED = 1003  # the node was restarted during the request; reported by fedsim's grid
+COUPLED_ROWS = 1004  # on this machine, an example of a batch affects another's gradient
+# These end the run: it is not the run that began, or no client can be charged or trained.
 ENDS_RUN = frozenset({NOISE_REUSE, LEDGER_UNWRITABLE, COUPLED_ROWS})
 
 

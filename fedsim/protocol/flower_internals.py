@@ -1,11 +1,11 @@
-"""The only place that touches Flower's private modules (checked against flwr 1.40 and 1.41).
+"""The only module that uses Flower's private modules (checked against flwr 1.40 and 1.41).
 
-What is left, and why Flower has no public way to it:
+Flower has no public way to:
 
-- The id of a message: in a deployment the link sets it, and strategies may match replies by it.
-- The description of a run, which `Grid.run` must return.
-- The identity of the process: Flower creates messages only inside a task of its own.
-- The code of its error for a client that raised.
+- set the id of a message: in a deployment the link sets it, and strategies may match replies by it;
+- create the description of a run, which `Grid.run` must return;
+- set the identity of the process: Flower creates messages only inside one of its tasks;
+- read the code of Flower's error for a client that raised.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ CLIENT_RAISED = int(ErrorCode.CLIENT_APP_RAISED_EXCEPTION)
 
 
 def empty_run(run_id: int) -> Any:
-    """Return Flower's description of a run, which `Grid.run` must return."""
+    """Return Flower's description of a run with an id, which `Grid.run` must return."""
     from flwr.supercore.run import Run
 
     return Run.create_empty(run_id)
@@ -61,7 +61,7 @@ def server_identity(run_id: int) -> Iterator[None]:
 
 @contextmanager
 def preserve_identity() -> Iterator[None]:
-    """Restore the task identity of this process at the end; Flower keeps it in global state."""
+    """Restore this process's task identity, which is global state of Flower, on exit."""
     from flwr.supercore.task_identity import TaskIdentity
 
     names = ("_run_id", "_task_id", "_node_id")

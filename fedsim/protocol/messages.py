@@ -20,15 +20,15 @@ _Record = TypeVar("_Record", ArrayRecord, ConfigRecord, MetricRecord)
 
 
 def record_of(content: RecordDict, name: str, kind: type[_Record]) -> _Record | None:
-    """Return a record by name; None if there is none of that type.
+    """Return the record with a name, or None if there is no such record of the given type.
 
-    Flower's own views copy all records of a type each time. Its `get` raises and catches an error
+    Flower's views copy all records of a type each time. Flower's `get` raises and catches an error
     where the name is missing, which is the common case.
 
     Args:
-        content: of a message, or a client's state.
-        name: of the record.
-        kind: its type.
+        content: the content of a message, or a client's state.
+        name: the name of the record.
+        kind: the type of the record.
     """
     if name not in content:
         return None
@@ -54,7 +54,7 @@ DELAY = "simulated-delay"
 CLIP_NORM = "clip-norm"
 CLIP_COUNT = "clip-count"
 WEIGHT = "weight"
-SENT = "sent/"  # before the names of the algorithm's arrays
+SENT = "sent/"  # prefix of the names of the algorithm's arrays
 
 
 @dataclass(frozen=True)
@@ -64,13 +64,13 @@ class TrainRequest:
     Attributes:
         round_number: the round, from 1.
         arrays: the global model.
-        offer: the settings of a secure sum; None where updates are sent in clear.
-        clip_norm: the bound that the client's clipping adapted to in earlier rounds, or one for
-            each group of parameters; None without.
-        weight: the client's planned weight, which it compares with its own; None where all clients
-            weigh the same.
-        sent: arrays of the algorithm for each trained parameter, by name; functions of earlier
-            uploads.
+        offer: the parameters of a secure sum; None where updates are sent in clear.
+        clip_norm: the adaptive clip norm after earlier rounds, or one for each group of parameters;
+            None where the clip norm is fixed.
+        weight: the client's planned weight, which the client checks; None where all clients weigh
+            the same.
+        sent: the algorithm's further arrays for each trained parameter, by name; functions of
+            earlier uploads.
     """
 
     round_number: int
@@ -99,8 +99,8 @@ class TrainRequest:
         """Read a request.
 
         Raises:
-            ProtocolError: no arrays, no whole-numbered round ≥ 1, no number > 0 as the bound, or no
-                whole number ≥ 0 as the weight.
+            ProtocolError: the request has no arrays, its round is no whole number ≥ 1, its clip
+                norm is no number > 0, or its weight is no whole number ≥ 0.
         """
         arrays = record_of(message.content, ARRAYS, ArrayRecord)
         config = record_of(message.content, CONFIG, ConfigRecord)
@@ -127,14 +127,14 @@ class TrainReply:
 
     Attributes:
         arrays: the client's model after training.
-        examples: its public number of examples.
-        spend: what the client has spent; None without privacy.
-        delay: how late the reply is, in simulated seconds.
-        clip_norm: the bound that its clipping adapted to, a release that the round was charged
-            for; None without adaptive clipping.
-        clip_count: its noisy centred bit, from which the server learns the bound of whole updates;
-            None where there is none.
-        numbers: numbers of its examples that the algorithm declares, by name; none with privacy.
+        examples: the client's public number of examples.
+        spend: the client's privacy spend; None without privacy.
+        delay: the delay of the reply, in simulated seconds.
+        clip_norm: the adaptive clip norm after the round, a release that the round was charged for;
+            None without adaptive clipping.
+        clip_count: the noisy bit b − ½ from which the server adapts the clip norm of whole updates;
+            None where the server does not adapt it.
+        numbers: the metrics that the algorithm declares, by name; empty with privacy.
     """
 
     arrays: ArrayRecord
@@ -156,7 +156,7 @@ class TrainReply:
         )
         learnt = {CLIP_NORM: self.clip_norm, CLIP_COUNT: self.clip_count}
         known = ConfigRecord(
-            {name: _bound_field(one) for name, one in learnt.items() if one is not None}
+            {name: _bound_field(value) for name, value in learnt.items() if value is not None}
         )
         if known:
             content[ADAPTATION] = known
@@ -194,7 +194,12 @@ class TrainReply:
 
 @dataclass(frozen=True)
 class EvaluateRequest:
-    """The server's request to evaluate the model after this round on held-out examples."""
+    """The server's request to evaluate a global model on the client's held-out examples.
+
+    Attributes:
+        round_number: the round, from 1.
+        arrays: the global model after that round.
+    """
 
     round_number: int
     arrays: ArrayRecord
@@ -210,7 +215,7 @@ class EvaluateRequest:
         """Read a request.
 
         Raises:
-            ProtocolError: no arrays, or no whole-numbered round ≥ 1.
+            ProtocolError: the request has no arrays, or its round is no whole number ≥ 1.
         """
         request = TrainRequest.from_message(message)
         return cls(request.round_number, request.arrays)
@@ -221,9 +226,9 @@ class EvaluateReply:
     """A client's reply to an evaluate request.
 
     Attributes:
-        examples: the number of its held-out examples.
-        metrics: means over them, by name.
-        delay: how late the reply is, in simulated seconds.
+        examples: the number of the client's held-out examples.
+        metrics: each metric's mean over these examples, by name.
+        delay: the delay of the reply, in simulated seconds.
     """
 
     examples: int
@@ -256,11 +261,11 @@ class EvaluateReply:
 
 
 def side_records(spend: ClientSpend | None, delay: float) -> dict[str, ConfigRecord]:
-    """Return the records of a reply beside its update.
+    """Return the records that a reply has beside its update.
 
     Args:
-        spend: what the client has spent; None without privacy.
-        delay: how late the reply is, in simulated seconds.
+        spend: the client's privacy spend; None without privacy.
+        delay: the delay of the reply, in simulated seconds.
     """
     records: dict[str, ConfigRecord] = {}
     if spend is not None:
@@ -271,7 +276,7 @@ def side_records(spend: ClientSpend | None, delay: float) -> dict[str, ConfigRec
 
 
 def read_side_records(message: Message) -> tuple[ClientSpend | None, float]:
-    """Return the spend and the delay in a reply.
+    """Return the privacy spend (None without privacy) and the delay in seconds of a reply.
 
     Raises:
         ProtocolError: a record is malformed.
@@ -287,7 +292,12 @@ def read_side_records(message: Message) -> tuple[ClientSpend | None, float]:
 
 @dataclass(frozen=True)
 class Withdrawal:
-    """A client's reply that it leaves the federation: its budget affords no further step."""
+    """A client's reply that it leaves the federation, as its budget covers no further step.
+
+    Attributes:
+        client: the client's number.
+        reason: why the client leaves.
+    """
 
     client: int
     reason: str
@@ -299,7 +309,7 @@ class Withdrawal:
 
     @classmethod
     def from_message(cls, message: Message) -> Self | None:
-        """Read a withdrawal; None where the message is none.
+        """Read a withdrawal; return None where the message is not a withdrawal.
 
         Raises:
             ProtocolError: a field is missing or malformed.
@@ -318,26 +328,26 @@ def _clip_norm(record: ConfigRecord) -> LearntBound | None:
     if value is None:
         return None
     parts = value if isinstance(value, list) else [value]
-    bounds = tuple(one for one in parts if isinstance(one, float) and 0.0 < one < math.inf)
+    bounds = tuple(bound for bound in parts if isinstance(bound, float) and 0.0 < bound < math.inf)
     if not parts or len(bounds) < len(parts):
         raise ProtocolError(f"{CLIP_NORM} must be a finite number > 0, got {value!r}")
     return bounds if isinstance(value, list) else bounds[0]
 
 
 def _bound_field(bound: LearntBound) -> float | list[float]:
-    """Return a bound as a field of a Flower record."""
+    """Return a clip norm as a field of a Flower record."""
     return list(bound) if isinstance(bound, tuple) else bound
 
 
 @dataclass(frozen=True)
 class SealedReply:
-    """A client's reply to a train request under secure aggregation: no array or number in clear.
+    """A client's reply to a train request under secure aggregation, without an update in clear.
 
     Attributes:
-        content: records of the protocol: a share with sealed seeds, or public keys.
-        spend: the client's spend, public under its adjacency; None without privacy.
-        delay: delay of the reply in simulated seconds.
-        clip_norm: always None; adaptive clipping is refused under secure aggregation.
+        content: the records of the protocol: a share with sealed seeds, or public keys.
+        spend: the client's privacy spend, public under its adjacency; None without privacy.
+        delay: the delay of the reply, in simulated seconds.
+        clip_norm: always None, as a client cannot adapt a clip norm under secure aggregation.
     """
 
     content: RecordDict
@@ -346,16 +356,16 @@ class SealedReply:
     clip_norm: float | None = None
 
     def to_message(self, request: Message) -> Message:
-        """Return the Flower message of the reply to `request`."""
+        """Return the reply to `request` as a Flower message."""
         content = RecordDict({**self.content, **side_records(self.spend, self.delay)})
         return Message(content, reply_to=request)
 
     @classmethod
     def from_message(cls, message: Message) -> Self:
-        """Return the sealed reply in a Flower message.
+        """Read a sealed reply from a Flower message.
 
         Raises:
-            ProtocolError: it has no sealed update, or also values in clear.
+            ProtocolError: the message has no sealed update, or has values in clear.
         """
         content = message.content
         if SECAGG not in content.config_records:

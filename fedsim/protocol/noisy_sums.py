@@ -1,8 +1,8 @@
-"""Noisy sums of a round, and the clipping bound that follows one: rules of clients and server.
+"""Noisy sums of a round, and the update rule of adaptive clip norms, for clients and server.
 
-Clients put their clipped contributions on the grid, and integer noise on top of them: each client a
-share of it (distributed trust), or the server all of it (central trust). The sum of integers is
-exact, in plain numbers and in a ring. Everything after it is post-processing.
+Clients round their clipped contributions to a grid. Integer noise is added: a share by each client
+(distributed trust), or all of it by the server (central trust). The sum of integers is exact, in
+plain numbers and in a ring. Everything after the sum is post-processing.
 """
 
 import math
@@ -10,26 +10,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 CLIP_COUNT = "fedsim.clip-count"
-"""Name of the tensor (1,) that holds the count from which adaptive `max_update_norm` learns."""
+"""Name of the tensor (1,) with the count from which an adaptive `max_update_norm` is updated."""
 
 
 @dataclass(frozen=True)
 class SumPlan:
-    """Public facts of the noisy sums of a federation, the same in all rounds.
+    """The public plan of a federation's noisy sums, the same in all rounds.
 
-    A client sends one int64 tensor for each trained tensor of the model. Its update times its
-    weight is `unit` times these integers.
+    A client sends one int64 tensor for each trained tensor of the model. The client's update times
+    its weight is `unit` times these integers.
 
     Attributes:
-        unit: signed length of a step of the grid: the mean update is unit · Σ integers / Σ weights.
-            With an adaptive bound S it is the length at S = 1, to be multiplied by the S of the
-            round.
-        bound: largest |integer| of one client in one coordinate, with its noise.
-        shapes: shape of each trained tensor by name, in the order of the model.
+        unit: the signed grid step: the mean update is unit · Σ integers / Σ weights. With an
+            adaptive clip norm S it is the step at S = 1, to be multiplied by the S of the round.
+        bound: the largest |integer| of one client in one coordinate, with the client's noise.
+        shapes: the shape of each trained tensor by name, in the order of the model.
         server_noise: whether the server adds the noise, one draw for the sum; else the clients do.
-        count_unit: length of a step of the grid of `CLIP_COUNT`; None where no bound is learnt.
-        divisor: a public number in place of the weights of those who came, where their number is
-            secret; None elsewhere.
+        divisor: a public number that divides the sum, where participation is secret; None where
+            the sum is divided by the participants' total weight.
+        count_unit: the grid step of `CLIP_COUNT`; None where the clip norm is fixed.
     """
 
     unit: float
@@ -43,21 +42,23 @@ class SumPlan:
 MIN_BOUND, MAX_BOUND = 1e-10, 1e10
 
 LearntBound = float | tuple[float, ...]
-"""The bound of the whole gradient or update, or C_m of each group of parameters."""
+"""An adaptive clip norm: of the whole gradient or update, or C_m of each group of parameters."""
 
 
 def whole_bound(bound: LearntBound) -> float:
-    """Return the bound of the whole gradient, (Σ C_m²)^(1/2)."""
+    """Return the clip norm of the whole gradient, (Σ C_m²)^(1/2) for groups of parameters."""
     return math.hypot(*bound) if isinstance(bound, tuple) else bound
 
 
 @dataclass(frozen=True)
 class BoundRule:
-    """The next bound is C · exp(−η (b̄ − γ)) (Andrew et al. 2021, arXiv:1905.03871, Algorithm 1).
+    """The update rule of an adaptive clip norm C: the next one is C · exp(−η (b̄ − γ)).
+
+    Source: Andrew et al. 2021, arXiv:1905.03871, Algorithm 1.
 
     Attributes:
-        quantile: γ, the target fraction of norms within the bound.
-        learning_rate: η of the geometric update.
+        quantile: γ, the target fraction of norms that are at most C.
+        learning_rate: η, the learning rate of the geometric update.
 
     Raises:
         ValueError: an attribute is outside its range.
@@ -73,28 +74,28 @@ class BoundRule:
             raise ValueError(f"quantile must be in [0, 1], got {self.quantile!r}")
 
     def next_bound(self, bound: float, share: float) -> float:
-        """Return the bound after a release.
+        """Return the clip norm after a release.
 
         Args:
-            bound: C of the release.
-            share: b̄, the released fraction of norms within it; noise may move it out of [0, 1].
+            bound: the clip norm C of the release.
+            share: b̄, the noisy fraction of norms that are at most C; it may be outside [0, 1].
         """
         exponent = -self.learning_rate * (share - self.quantile)
-        # Noise may move b̄ far out of [0, 1]: no step changes the bound by more than a factor e.
+        # Noise may move b̄ far out of [0, 1], so no step changes C by more than a factor e.
         moved = bound * math.exp(min(max(exponent, -1.0), 1.0))
         return min(max(moved, MIN_BOUND), MAX_BOUND)
 
 
 def check_bound(bound: LearntBound) -> float:
-    """Return a bound that `BoundRule.next_bound` can have returned.
+    """Return an adaptive clip norm, checked to be one that `BoundRule.next_bound` can return.
 
     Raises:
-        ValueError: it never returns such a bound, or there are several.
+        ValueError: the clip norm is out of range, or there is one for each group of parameters.
     """
     if isinstance(bound, tuple):
-        raise ValueError(f"there is one learnt bound, not one for each group, got {bound!r}")
+        raise ValueError(f"the adaptive clip norm must be one number, got {bound!r}")
     if not MIN_BOUND <= bound <= MAX_BOUND:
         raise ValueError(
-            f"a learnt bound must be from {MIN_BOUND:g} to {MAX_BOUND:g}, got {bound!r}"
+            f"an adaptive clip norm must be from {MIN_BOUND:g} to {MAX_BOUND:g}, got {bound!r}"
         )
     return bound

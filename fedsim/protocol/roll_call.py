@@ -1,4 +1,4 @@
-"""The roll call: the server asks every node which client or helper it is."""
+"""Node registration: the server asks every node which client or helper it is."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +19,12 @@ ROLL_CALL_TYPE = f"{MessageType.QUERY}.{ROLL_CALL}"
 
 @dataclass(frozen=True)
 class NodeIdentity:
-    """The role and the number of a node."""
+    """The role of a node, and its number as a client or helper.
+
+    Attributes:
+        number: the client's number from 0, or the helper's number from 1.
+        role: whether the node is a client or a helper.
+    """
 
     number: int
     role: Literal["client", "helper"] = "client"
@@ -27,31 +32,31 @@ class NodeIdentity:
 
 @runtime_checkable
 class NumberedGrid(Protocol):
-    """A grid that made its nodes: it knows which client or helper each one is."""
+    """A grid that created its nodes, and so knows which client or helper each node is."""
 
     def numbered_nodes(self) -> Sequence[int] | None:
-        """Return the ids of all clients by number, then of all helpers; None: ask the nodes."""
+        """Return the node ids of all clients in order, then of all helpers; None if unknown."""
         ...
 
 
 def roll_call_message(node_id: int) -> Message:
-    """Return the question to one node."""
+    """Return the message that asks a node for its identity."""
     return Message(RecordDict(), node_id, ROLL_CALL_TYPE)
 
 
 def roll_call_reply(identity: NodeIdentity, request: Message) -> Message:
-    """Return a node's answer to a roll call.
+    """Return a node's reply to the question for its identity.
 
     Args:
-        identity: of the node.
-        request: the question.
+        identity: the identity of the node.
+        request: the server's question.
     """
     fields = ConfigRecord({PARTITION: identity.number, ROLE: identity.role})
     return Message(RecordDict({IDENTITY: fields}), reply_to=request)
 
 
 def identity_of(reply: Message) -> NodeIdentity:
-    """Return the identity in the reply to a roll call.
+    """Return the identity that a node's reply states.
 
     Raises:
         ProtocolError: the reply names no client or helper.

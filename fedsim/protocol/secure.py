@@ -1,4 +1,4 @@
-"""Secure aggregation on Flower messages: its records and its message types.
+"""Messages of secure aggregation as Flower messages.
 
 Every byte of the protocol crosses a Flower `Message`.
 """
@@ -21,13 +21,13 @@ _T = TypeVar("_T")
 def to_records(
     message: object, *, live: bool = False, name: str = SECAGG
 ) -> dict[str, ConfigRecord | ArrayRecord]:
-    """Return the records of a protocol message, or of a state with fields of such types.
+    """Return the Flower records of a protocol message, or of a state with such fields.
 
     Args:
         message: a dataclass of the protocol.
         live: whether arrays stay in this process and are shared without a copy; the caller must
             not change them afterwards.
-        name: name of the record of plain fields; that of the arrays gets "-arrays" appended.
+        name: the name of the record of plain fields; the record of arrays has the suffix "-arrays".
     """
     record = wire.to_record(message)
     records: dict[str, ConfigRecord | ArrayRecord] = {name: ConfigRecord({**record.config})}
@@ -41,35 +41,37 @@ def from_records(kind: type[_T], content: RecordDict, *, name: str = SECAGG) -> 
     """Return the protocol message in a Flower message.
 
     Args:
-        kind: class of the expected message.
-        content: records of the Flower message.
-        name: name of the record of plain fields, as in `to_records`.
+        kind: the class of the expected message.
+        content: the records of the Flower message.
+        name: the name of the record of plain fields, as in `to_records`.
 
     Raises:
-        SecureAggregationError: the other party refused; its own error is raised.
+        SecureAggregationError: the other party refused; the error that it sent is raised.
         WireError, ShareMismatchError: the message is missing or malformed.
     """
     config: Mapping[str, object] = content.config_records.get(name) or {}
     arrays = content.array_records.get(f"{name}-arrays") or {}
-    return wire.from_record(kind, dict(config), {key: one.numpy() for key, one in arrays.items()})
+    return wire.from_record(
+        kind, dict(config), {key: array.numpy() for key, array in arrays.items()}
+    )
 
 
 def make_query(stage: str, message: object, node_id: int) -> Message:
-    """Return the Flower message of a query.
+    """Return a query as a Flower message.
 
     Args:
-        stage: message type, such as `HELLO`.
+        stage: the message type, such as `HELLO`.
         message: a dataclass of the protocol.
-        node_id: node that receives it.
+        node_id: the id of the node that receives the query.
     """
     return Message(RecordDict({**to_records(message)}), node_id, f"{MessageType.QUERY}.{stage}")
 
 
 def make_reply(message: object, request: Message) -> Message:
-    """Return the Flower message of a reply.
+    """Return a reply as a Flower message.
 
     Args:
         message: a dataclass of the protocol.
-        request: the query.
+        request: the query that the reply answers.
     """
     return Message(RecordDict({**to_records(message)}), reply_to=request)

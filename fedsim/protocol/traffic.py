@@ -1,7 +1,7 @@
-"""Bytes that clients receive and send in a round, the same with and without serialization.
+"""Counts the bytes that clients receive and send in a round, with or without serialization.
 
-Counted are the values of arrays and the bytes of sealed fields; names, types, frames and records of
-a few numbers are not. A request to a helper of secure aggregation is no traffic of a client.
+The values of arrays and the bytes of sealed fields are counted; names, types, frames and records of
+a few numbers are not. Messages to helpers of secure aggregation are not counted.
 """
 
 import math
@@ -18,10 +18,10 @@ from fedsim.protocol.messages import SealedReply, TrainReply, TrainRequest
 
 
 class WrappedGrid(Grid):
-    """Passes everything on; a subclass changes what it is for.
+    """A Flower grid that forwards all calls to another grid; subclasses override some.
 
     Args:
-        grid: reaches the nodes.
+        grid: the grid that reaches the nodes.
     """
 
     def __init__(self, grid: Grid) -> None:
@@ -66,20 +66,20 @@ class WrappedGrid(Grid):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """Return the reply to each message.
+        """Send messages and return the reply to each message.
 
         Args:
             messages: the requests.
-            timeout: seconds for all replies; None: no limit.
+            timeout: the longest time to wait for all replies, in seconds; None for no limit.
         """
         return self._grid.send_and_receive(messages, timeout=timeout)
 
     def wait_until_online(self, nodes: Collection[int], *, timeout: float) -> None:
-        """Return when all nodes are online, or at once where the grid cannot wait.
+        """Wait until all nodes are online; return at once where the grid cannot wait.
 
         Args:
-            nodes: node ids.
-            timeout: seconds.
+            nodes: the ids of the nodes.
+            timeout: the longest time to wait, in seconds.
         """
         if isinstance(self._grid, PatientGrid):
             self._grid.wait_until_online(nodes, timeout=timeout)
@@ -87,21 +87,21 @@ class WrappedGrid(Grid):
 
 @dataclass
 class Traffic:
-    """Bytes of one round.
+    """The number of bytes between the server and the clients in one round.
 
     Attributes:
-        down: from the server to clients.
-        up: from clients to the server.
+        down: the bytes from the server to clients.
+        up: the bytes from clients to the server.
     """
 
     down: int = 0
     up: int = 0
 
     def send(self, requests: Mapping[int, TrainRequest]) -> None:
-        """Count train requests.
+        """Add the bytes of train requests to `down`.
 
         Args:
-            requests: one for each node.
+            requests: the request to each node, by node id.
         """
         sizes: dict[int, int] = {}  # all requests share one model
         for request in requests.values():
@@ -110,7 +110,7 @@ class Traffic:
             self.down += sum(map(_array_bytes, request.sent.values()))
 
     def receive(self, answer: TrainAnswer) -> None:
-        """Count the answer to a train request; a failure or a withdrawal has no bytes."""
+        """Add the bytes of a train answer to `up`; a failure or a withdrawal has no bytes."""
         if isinstance(answer, TrainReply):
             self.up += _array_bytes(answer.arrays)
         elif isinstance(answer, SealedReply):
@@ -118,12 +118,12 @@ class Traffic:
 
 
 class CountedGrid(WrappedGrid):
-    """Counts the messages of clients.
+    """A grid that counts the bytes of messages to and from clients.
 
     Args:
-        grid: reaches the nodes.
-        traffic: is added to.
-        clients: node ids of the clients.
+        grid: the grid that reaches the nodes.
+        traffic: the traffic to which the bytes are added.
+        clients: the node ids of the clients.
     """
 
     def __init__(self, grid: Grid, traffic: Traffic, clients: Collection[int]) -> None:
@@ -133,11 +133,11 @@ class CountedGrid(WrappedGrid):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterator[Message]:
-        """Yield the reply to each message.
+        """Send messages and yield the reply to each message.
 
         Args:
             messages: the requests.
-            timeout: seconds for all replies; None: no limit.
+            timeout: the longest time to wait for all replies, in seconds; None for no limit.
         """
         requests = list(messages)
         for request in requests:
@@ -155,12 +155,12 @@ def _content_bytes(content: RecordDict) -> int:
 
 
 def _array_bytes(arrays: ArrayRecord) -> int:
-    return sum(math.prod(one.shape) * np.dtype(one.dtype).itemsize for one in arrays.values())
+    return sum(math.prod(array.shape) * np.dtype(array.dtype).itemsize for array in arrays.values())
 
 
 def _field_bytes(fields: ConfigRecord) -> int:
-    found = 0
+    total = 0
     for value in fields.values():
         parts = value if isinstance(value, list) else [value]
-        found += sum(len(part) for part in parts if isinstance(part, bytes))
-    return found
+        total += sum(len(part) for part in parts if isinstance(part, bytes))
+    return total

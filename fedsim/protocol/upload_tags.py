@@ -2,8 +2,8 @@
 
 A tag is the AES-256-GMAC (NIST SP 800-38D) of the values, under a key from the seed and with the
 client and the round as nonce. It takes a twelfth of the time of a SHA-256, below 1 % of a small
-client's round. Two uploads have one tag with a probability below 2^-100, unless someone who knows
-the seed makes them so.
+client's round. Different uploads have the same tag with a probability below 2^-100, unless someone
+who knows the seed constructs them.
 """
 
 import struct
@@ -17,13 +17,13 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from fedsim.core.streams import Purpose, stream_key
 from fedsim.protocol.messages import TrainReply
 
-_MOST_BYTES = 2**31 - 1  # of one call
+_MOST_BYTES = 2**31 - 1  # in one call of AESGCM
 _NONCE = struct.Struct("<QI")
 
 
 @dataclass(frozen=True)
 class UploadTags:
-    """Makes the tags of uploads.
+    """Computes the tags of uploads.
 
     Attributes:
         seed: the experiment's seed.
@@ -32,21 +32,21 @@ class UploadTags:
     seed: int
 
     def of(self, client: int, round_number: int, reply: TrainReply) -> str:
-        """Return the tag of a client's released values: 32 hexadecimal digits.
+        """Return the tag of the values that a client released in a round, 32 hexadecimal digits.
 
-        The values are the bytes of the arrays in C order, one array after the other, then the
-        adapted clipping bound and the noisy count, if there is one. Names, types and shapes are
-        those of the request.
+        The tag covers the bytes of the arrays in C order, one array after the other, then the
+        adaptive clip norm and the noisy count, if there are any. Names, types and shapes are not
+        covered, as they are those of the request.
 
         Args:
-            client: number of the client.
-            round_number: the round.
-            reply: with the released values.
+            client: the client's number.
+            round_number: the round, from 1.
+            reply: the reply with the released values.
         """
         parts = [_bytes_of(array.numpy()) for array in reply.arrays.values()]
         bounds = reply.clip_norm if isinstance(reply.clip_norm, tuple) else (reply.clip_norm,)
-        learnt = (one for one in (*bounds, reply.clip_count) if one is not None)
-        parts.extend(memoryview(struct.pack("<d", one)) for one in learnt)
+        learnt = (value for value in (*bounds, reply.clip_count) if value is not None)
+        parts.extend(memoryview(struct.pack("<d", value)) for value in learnt)
         nonce = _NONCE.pack(round_number, client)
         if sum(len(part) for part in parts) <= _MOST_BYTES:
             return self._cipher.encrypt(nonce, b"", b"".join(parts)).hex()

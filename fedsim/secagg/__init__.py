@@ -1,11 +1,11 @@
-"""Cryptography of secure aggregation: the server learns the sum of the updates, and no update.
+"""Cryptography of secure aggregation: the server learns only the sum of the updates.
 
 - `settings`: the options of an experiment file.
-- `encoding`, `layout`, `metrics`, `payload`: an update as a vector over the ring Z_2^b.
+- `encoding`, `metrics`, `payload`, `digests`: an update as a vector over the ring Z_2^b.
 - `additive`, `hpke`, `identity`: secret shares for several aggregators.
-- `shamir`, `graph`, `pairwise`: masks for a single server.
-- `messages`, `fields`, `wire`: the protocol's messages, the rules of their fields, and their wire
-  format.
+- `shamir`, `graph`, `masks`: masks for a single server.
+- `context`, `messages`, `fields`, `wire`: the protocol's messages, the rules of their fields, and
+  their wire format.
 
 The parties are in `fedsim.server.secure` and `fedsim.clients.secure`. No module here imports Flower
 or torch.

@@ -1,4 +1,4 @@
-"""Additive secret sharing with compressed shares, and the `info` bytes (HPKE, HKDF) of its parts.
+"""Additive secret sharing with compressed shares, and the `info` bytes (HPKE, HKDF) of each share.
 
 Of k shares of a vector Y, k - 1 are keystreams, sent as 32-byte seeds. The leader's share is the
 rest, Y - Σ PRG(s_j). All k shares add up to Y exactly. Any k - 1 shares are uniform for every Y,
@@ -30,11 +30,11 @@ class AdditiveSharing:
     draw_seed: Callable[[], bytes] = new_seed
 
     def split(self, vector: Ring, contexts: Sequence[bytes]) -> list[bytes]:
-        """Turn `vector` into the leader's share, in place, and return the helpers' seeds.
+        """Replace a vector by the leader's share, in place, and return the helpers' seeds.
 
         Args:
-            vector: payload, ring elements (d,); on return the leader's share.
-            contexts: `info` bytes of each helper's share; they must differ.
+            vector: the payload, ring elements (d,); on return the leader's share.
+            contexts: the `info` bytes of each helper's share; all must be different.
         """
         seeds = [self.draw_seed() for _ in contexts]
         self.expander.add_into(vector, self._keys(seeds, contexts), subtract=True)
@@ -45,14 +45,14 @@ class AdditiveSharing:
 
         Args:
             total: the helper's sum, ring elements (d,).
-            seeds: 32-byte seeds, one for each client.
-            contexts: `info` bytes of each share, in the same order.
+            seeds: a 32-byte seed for each client.
+            contexts: the `info` bytes of each share, in the same order.
         """
         self.expander.add_into(total, self._keys(seeds, contexts))
 
     @staticmethod
     def combine(shares: Sequence[Ring]) -> Ring:
-        """Return the sum of all shares."""
+        """Return the sum of all shares, which is the vector that was split."""
         total = shares[0].copy()
         for share in shares[1:]:
             np.add(total, share, out=total)
@@ -69,31 +69,31 @@ TOTAL_PURPOSE = "helper total"
 
 
 def leader_share_info(context: RoundContext, client: int) -> bytes:
-    """Return the `info` of the leader's share.
+    """Return the `info` bytes of a client's share for the leader.
 
     Args:
-        context: context of the round.
-        client: number of the client that sends it.
+        context: the context of the round.
+        client: the number of the client that sends the share.
     """
     return context.info(purpose=SHARE_PURPOSE, sender=client, receiver=0)
 
 
 def seed_info(context: RoundContext, client: int, helper: int) -> bytes:
-    """Return the `info` of a sealed seed.
+    """Return the `info` bytes of a client's sealed seed for a helper.
 
     Args:
-        context: context of the round.
-        client: number of the client that sends it.
-        helper: number of the helper that opens it.
+        context: the context of the round.
+        client: the number of the client that sends the seed.
+        helper: the number of the helper that opens it.
     """
     return context.info(purpose=SEED_PURPOSE, sender=client, receiver=helper)
 
 
 def total_info(context: RoundContext, helper: int) -> bytes:
-    """Return the `info` of a helper's sum of shares.
+    """Return the `info` bytes of a helper's sum of shares.
 
     Args:
-        context: context of the round.
-        helper: number of the helper that sends it.
+        context: the context of the round.
+        helper: the number of the helper that sends the sum.
     """
     return context.info(purpose=TOTAL_PURPOSE, sender=helper, receiver=0)

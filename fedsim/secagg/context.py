@@ -1,4 +1,4 @@
-"""The context of a round: bound into every envelope and mask, so that none fits another round."""
+"""The context of a round, bound into every envelope and mask so that none fits another round."""
 
 import hashlib
 from collections.abc import Iterable
@@ -13,14 +13,14 @@ class RoundContext:
     """The values on which all parties of a round must agree.
 
     Attributes:
-        run_id: name of the run.
+        run_id: the name of the run.
         round_nonce: 16 random bytes, new for every attempt at a round.
-        server_round: number of the round, ≥ 1.
-        layout: digest of the tensor layout.
-        params: digest of the settings.
-        model: digest of the model at the start of the round.
-        asked: `set_digest` of the clients that were asked in the round.
-        plan: digest of the public privacy plan; "" without privacy.
+        server_round: the round, ≥ 1.
+        layout: the digest of the tensor layout.
+        params: the digest of the settings.
+        model: the digest of the model at the start of the round.
+        asked: the `set_digest` of the clients that were asked in the round.
+        plan: the digest of the public privacy plan; "" without privacy.
     """
 
     run_id: str
@@ -38,9 +38,9 @@ class RoundContext:
         Guarantee: different fields give different bytes (every field is preceded by its length).
 
         Args:
-            purpose: use of the secret; part of the wire format.
-            sender: number of the client or helper that sends it.
-            receiver: number of the party that gets it; 0 for the server.
+            purpose: the use of the secret; part of the wire format.
+            sender: the number of the client or helper that sends the secret.
+            receiver: the number of the party that receives it; 0 for the server.
         """
         return pack(
             [
@@ -66,5 +66,5 @@ def pack(fields: Iterable[bytes]) -> bytes:
 
 
 def set_digest(clients: Iterable[int]) -> str:
-    """Return the SHA-256 of a set of clients, in hex; their order does not matter."""
+    """Return the SHA-256 of a set of client numbers in hex, independent of their order."""
     return hashlib.sha256(pack(str(client).encode() for client in sorted(clients))).hexdigest()

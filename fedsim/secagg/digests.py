@@ -1,4 +1,4 @@
-"""Checksum of a ring vector: finds accidental damage in transit.
+"""Checksums of ring vectors, which reveal accidental damage in transit.
 
 The range check of the decoder finds a wrong mask, but not one flipped bit in a correct vector. The
 tag is AES-256-GMAC under a key derived from public bytes. It is several times as fast as SHA-256.
@@ -25,7 +25,7 @@ def vector_tag(vector: Ring, info: bytes) -> bytes:
 
     Args:
         vector: ring elements (d,).
-        info: context of the vector; also the source of the key.
+        info: the `info` bytes of the vector, from which the key is derived.
     """
     mac = _mac(info)
     for block in _blocks(vector):
@@ -44,14 +44,14 @@ def verify_and_add(
 
     Args:
         total: the sum so far, of the same type and length as `vector`.
-        vector: received ring elements (d,).
-        info: context of the vector, as its sender computed it.
-        tag: received tag, 16 bytes.
-        what: name of the vector in error messages.
-        client: client of the vector in error messages.
+        vector: the received ring elements (d,).
+        info: the `info` bytes of the vector, as its sender computed them.
+        tag: the received tag, 16 bytes.
+        what: the name of the vector in error messages.
+        client: the client that error messages name; None where no client sent the vector.
 
     Raises:
-        ShareMismatchError: vector, tag or context changed in transit; `total` is unchanged.
+        ShareMismatchError: the vector, tag or context changed in transit; `total` is unchanged.
     """
     mac = _mac(info)
     for block, total_block in zip(_blocks(vector), _blocks(total), strict=True):

@@ -1,4 +1,4 @@
-"""Fixed-point numbers in the ring Z_2^b: sums of encoded floats are exact.
+"""Fixed-point encoding of floats in the ring Z_2^b, where sums are exact.
 
 A value x is encoded as q = round(x 2^f) and weighted in the ring, y = w q. Rounding comes before
 weighting, so the error of the mean depends on neither the weights nor the number of clients.
@@ -36,14 +36,14 @@ class FixedPointEncoder:
     Guarantee (P2): |mean_i - Σ w_k x_ki / W| ≤ `max_abs_error`.
 
     Attributes:
-        ring_bits: b, 32 or 64.
-        frac_bits: f ≥ 0.
-        value_bound: C > 0, the largest |x|.
-        max_weight: w_max ≥ 1.
-        max_clients: n_max ≥ 1.
-        guard_bits: g ≥ 0, top bits that no honest sum reaches.
+        ring_bits: b, the bits of a ring element, 32 or 64.
+        frac_bits: f ≥ 0, the fraction bits of an encoded value.
+        value_bound: C > 0, the largest |x| of a value.
+        max_weight: w_max ≥ 1, the largest weight of a client.
+        max_clients: n_max ≥ 1, the most clients in a sum.
+        guard_bits: g ≥ 0, the number of top bits that no honest sum reaches.
         rounding: "nearest" (ties to even) or "stochastic" (unbiased).
-        range_policy: "error" or "clip", for |x| > C.
+        range_policy: the treatment of values |x| > C: "error" raises, "clip" clips and counts.
 
     Raises:
         CapacityError: n_max w_max ⌈C 2^f⌉ > 2^(b-1-g) - 1, computed in integers.
@@ -73,11 +73,11 @@ class FixedPointEncoder:
 
         Args:
             settings: the section `encoding` of the federation; `auto` values are computed here.
-            num_clients: largest number of clients in one round.
+            num_clients: the largest number of clients in one round.
             weighted: whether clients have different weights.
 
         Raises:
-            CapacityError: the largest sum does not fit, or more clients than `max_clients`.
+            CapacityError: the largest sum does not fit, or a round has more than `max_clients`.
         """
         max_clients = num_clients if settings.max_clients == "auto" else settings.max_clients
         if num_clients > max_clients:
@@ -98,7 +98,7 @@ class FixedPointEncoder:
             )
         return cls(
             ring_bits=settings.ring_bits,
-            frac_bits=max(frac_bits, 0),  # -1: not even f = 0 fits, which the constructor explains
+            frac_bits=max(frac_bits, 0),  # with -1 not even f = 0 fits: the constructor raises
             value_bound=settings.value_bound,
             max_weight=max_weight,
             max_clients=max_clients,
@@ -109,12 +109,12 @@ class FixedPointEncoder:
 
     @property
     def dtype(self) -> np.dtype:
-        """The unsigned type of ring elements."""
+        """The unsigned dtype of ring elements."""
         return np.dtype(np.uint64 if self.ring_bits == 64 else np.uint32)
 
     @property
     def signed_dtype(self) -> np.dtype:
-        """The signed type of the same width; a view of a sum in it is the centred lift."""
+        """The signed dtype of the same width; a sum viewed as this dtype is its centred lift."""
         return np.dtype(np.int64 if self.ring_bits == 64 else np.int32)
 
     @property
@@ -148,14 +148,14 @@ class FixedPointEncoder:
         return math.nextafter(2.0**-exponent + self.value_bound * 2.0**-51, math.inf)
 
     def check_weight(self, weight: int, *, client: int | None = None) -> int:
-        """Return the weight as an int if it is admissible.
+        """Return a client's weight as an int after checking its range.
 
         Args:
-            weight: w, a whole number.
-            client: client in error messages.
+            weight: the weight w.
+            client: the client that error messages name.
 
         Raises:
-            InvalidWeightError: not a whole number from 1 to `max_weight`.
+            InvalidWeightError: the weight is not a whole number from 1 to `max_weight`.
         """
         whole = isinstance(weight, (int, np.integer)) and not isinstance(weight, bool)
         if not whole or not 1 <= weight <= self.max_weight:
@@ -180,16 +180,16 @@ class FixedPointEncoder:
         """Write w round((values - minus) 2^f) into `out`; return the number of clipped values.
 
         Args:
-            out: ring elements (n,), overwritten.
-            values: numbers of any type, (n,).
-            weight: w, already checked.
-            minus: numbers (n,), subtracted in float64; None subtracts nothing.
-            name: name of the values in error messages.
-            rng: generator of stochastic rounding; unused when rounding to nearest.
+            out: the ring elements (n,) to overwrite.
+            values: numbers of any dtype (n,).
+            weight: the weight w, already checked.
+            minus: numbers (n,) to subtract in float64; None to subtract nothing.
+            name: the name of the values in error messages.
+            rng: the generator of stochastic rounding; unused when rounding to nearest.
 
         Raises:
-            ValueError: stochastic rounding without `rng`.
-            NonFiniteUpdateError: NaN or infinite values.
+            ValueError: rounding is stochastic and `rng` is None.
+            NonFiniteUpdateError: a value is NaN or infinite.
             ValueOutOfRangeError: |x| > C under the policy "error".
         """
         if self.rounding == "stochastic" and rng is None:
@@ -216,13 +216,13 @@ class FixedPointEncoder:
         """Return sum / (`divisor` 2^f) of each coordinate, float64 (n,).
 
         Args:
-            total: sums of encoded values, ring elements (n,).
-            divisor: total weight, ≥ 1.
+            total: the sums of encoded values, ring elements (n,).
+            divisor: the total weight, ≥ 1.
         """
         return total.view(self.signed_dtype) / (divisor * 2.0**self.frac_bits)
 
     def in_range(self, total: Ring) -> bool:
-        """Whether `max_clients` honest clients can have made every sum."""
+        """Whether every sum is one that `max_clients` honest clients can reach."""
         if not len(total):
             return True
         lifted = total.view(self.signed_dtype)
@@ -280,10 +280,10 @@ def largest_frac_bits(*, ring_bits: int, guard_bits: int, units: int, value_boun
     """Return the largest f ≤ 32 with units ⌈C 2^f⌉ ≤ 2^(b-1-g) - 1, or -1 if none exists.
 
     Args:
-        ring_bits: b.
-        guard_bits: g.
-        units: n_max w_max.
-        value_bound: C.
+        ring_bits: b, the bits of a ring element.
+        guard_bits: g, the unused top bits.
+        units: n_max w_max, the largest total weight.
+        value_bound: C, the largest |value|.
     """
     for frac_bits in range(MAX_FRAC_BITS, -1, -1):
         if units * _scaled_bound(value_bound, frac_bits) <= _ring_capacity(ring_bits, guard_bits):

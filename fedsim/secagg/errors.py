@@ -1,14 +1,14 @@
-"""Errors of secure aggregation: each fault has its class, and none leads to a wrong model."""
+"""Errors of secure aggregation, a class for each fault; no fault leads to a wrong model."""
 
 from fedsim.core.errors import FedsimError
 
 
 class SecureAggregationError(FedsimError):
-    """A round, or one client's part in it, that was refused.
+    """A round, or one client's message in a round, was refused.
 
     Attributes:
-        round_number: number of the round; None outside of a round.
-        client: number of the client at fault; None if it is no client's fault.
+        round_number: the round; None outside of a round.
+        client: the number of the client at fault; None if no client is at fault.
         detail: further facts by name, for programs.
     """
 
@@ -29,67 +29,67 @@ class SecureAggregationError(FedsimError):
 
 
 class TooFewClientsError(SecureAggregationError):
-    """Fewer clients than `min_clients`: their sum would reveal too much about each of them."""
+    """There are fewer clients than `min_clients`: a sum would reveal too much about each client."""
 
 
 class LayoutMismatchError(SecureAggregationError):
-    """Arrays whose names, shapes, types or order are not the announced ones."""
+    """The names, shapes, dtypes or order of arrays are not the announced ones."""
 
 
 class NonFiniteUpdateError(SecureAggregationError):
-    """An update with NaN or infinite values; the ring would turn them into ordinary numbers."""
+    """An update has NaN or infinite values, which the ring would turn into ordinary numbers."""
 
 
 class ValueOutOfRangeError(SecureAggregationError):
-    """A value above the value bound, which does not fit into the ring."""
+    """A value is above the value bound and does not fit into the ring."""
 
 
 class InvalidWeightError(SecureAggregationError):
-    """A weight that is not a whole number from 1 to the largest admissible one."""
+    """A weight is not a whole number from 1 to `max_weight`."""
 
 
 class ZeroWeightError(SecureAggregationError):
-    """A total weight of zero: there is no mean."""
+    """The total weight of a sum is 0, so there is no mean."""
 
 
 class CapacityError(SecureAggregationError):
-    """A configuration or a sum that does not fit: into the ring, or into one upload."""
+    """A configuration or a sum does not fit into the ring, or into one upload."""
 
 
 class ReplayError(SecureAggregationError):
-    """A message of an earlier round or of another run."""
+    """A message is of an earlier round or of another run."""
 
 
 class EnvelopeError(SecureAggregationError):
-    """A sealed secret that does not open in the context of its round."""
+    """A sealed secret does not open in the context of its round."""
 
 
 class DuplicateClientError(SecureAggregationError):
-    """A second message of one client in one step of a round."""
+    """A client sent a second message in one stage of a round."""
 
 
 class ContextMismatchError(SecureAggregationError):
-    """Parties that do not agree on run, round, model, layout or parameters."""
+    """The parties do not agree on run, round, model, layout or parameters."""
 
 
 class AlreadyAnsweredError(SecureAggregationError):
-    """A second sum of one round was requested; the difference of both reveals single updates."""
+    """A second sum of a round was requested; the difference of two sums reveals single updates."""
 
 
 class AggregatorUnavailableError(SecureAggregationError):
-    """An aggregator that the sum needs does not answer."""
+    """An aggregator whose share the sum needs does not answer."""
 
 
 class ShareMismatchError(SecureAggregationError):
-    """Shares that do not belong together, or were damaged in transit."""
+    """Shares do not belong together, or were damaged in transit."""
 
 
 class ThresholdError(SecureAggregationError):
-    """Fewer shares than the threshold of the secret sharing.
+    """There are fewer shares than the threshold of the secret sharing.
 
     Args:
-        message: text of the error.
-        have: number of shares.
+        message: the beginning of the error's text.
+        have: the number of shares.
         need: the threshold.
         where: `round_number` and `client`, as in the base class.
     """
@@ -105,19 +105,19 @@ class ThresholdError(SecureAggregationError):
 
 
 class UnmaskRefusedError(SecureAggregationError):
-    """A request to unmask that would reveal a single client's update."""
+    """A request for unmasking shares would reveal a single client's update."""
 
 
 class PublicKeyError(SecureAggregationError):
-    """A public key that is malformed, of low order, used twice, or not the pinned one."""
+    """A public key is malformed, of low order, used twice, or not the pinned one."""
 
 
 class WireError(SecureAggregationError):
-    """A message that does not follow the wire format."""
+    """A message does not follow the wire format."""
 
 
 class ProtocolOrderError(SecureAggregationError):
-    """A step of the protocol out of order, or a second time."""
+    """A step of the protocol was called out of order or twice."""
 
 
 _BY_NAME = {
@@ -131,7 +131,7 @@ def error_by_name(kind: str, message: str) -> SecureAggregationError:
     """Return the error that another party reported.
 
     Args:
-        kind: name of the error's class; an unknown name gives the base class.
-        message: text of the error.
+        kind: the name of the error's class; an unknown name gives the base class.
+        message: the text of the error.
     """
     return _BY_NAME.get(kind, SecureAggregationError)(message)

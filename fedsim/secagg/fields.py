@@ -1,8 +1,8 @@
-"""The types of a message's fields, with their rules: bounds of numbers, lengths of bytes and texts.
+"""Types of message fields with rules: ranges of numbers, lengths of bytes and texts.
 
-A rule stands in the annotation of its field in `messages`, and a party that gets a message checks
-all of them at once. What a rule cannot know, such as the clients of a round, the party compares
-with its own settings and state.
+The rule of a field is in the field's annotation in `messages`. A party that receives a message
+checks all rules at once. Facts that no rule can know, such as the clients of a round, are then
+compared with the party's settings and state.
 """
 
 from dataclasses import dataclass, fields
@@ -21,7 +21,7 @@ from fedsim.secagg.shamir import SHARE_BYTES
 
 @dataclass(frozen=True)
 class Whole:
-    """A whole number from `least` to `most`."""
+    """The rule that a field is a whole number from `least` to `most`."""
 
     least: int
     most: int
@@ -36,7 +36,7 @@ class Whole:
 
 @dataclass(frozen=True)
 class Octets:
-    """Bytes of one of these lengths."""
+    """The rule that a field is bytes of one of some `lengths`."""
 
     lengths: tuple[int, ...]
 
@@ -50,7 +50,7 @@ class Octets:
 
 @dataclass(frozen=True)
 class Text:
-    """A text of at most `most` ASCII characters."""
+    """The rule that a field is a text of at most `most` ASCII characters."""
 
     most: int
 
@@ -70,7 +70,7 @@ HelperNumber = Annotated[int, Whole(1, MAX_AGGREGATORS - 1)]
 RoundNumber = Annotated[int, Whole(1, MAX_ROUNDS)]
 VectorLength = Annotated[int, Whole(1, MAX_LENGTH)]
 Point = Annotated[int, Whole(1, MAX_CLIENTS)]
-Name = Annotated[str, Text(256)]  # of a run, or a digest in hex
+Name = Annotated[str, Text(256)]  # the name of a run, or a digest in hex
 Nonce = Annotated[bytes, Octets((NONCE_BYTES,))]
 Tag = Annotated[bytes, Octets((16,))]
 TagOrNone = Annotated[bytes, Octets((0, 16))]
@@ -85,13 +85,13 @@ SealedShares = Annotated[bytes, Octets((2 * SHARE_BYTES + ENVELOPE_OVERHEAD_BYTE
 def check_fields(message: object) -> None:
     """Check that every field of a message follows its rule.
 
-    A list follows a rule if each of its entries does, and has at most `MAX_CLIENTS` of them.
+    A list follows a rule if each of its entries does; it has at most `MAX_CLIENTS` entries.
 
     Args:
         message: a dataclass of `messages`.
 
     Raises:
-        WireError: a field does not; the error names field, value and rule.
+        WireError: a field breaks its rule; the error names field, value and rule.
     """
     for name, (rule, is_list) in field_rules(type(message)).items():
         where, value = f"{type(message).__name__}.{name}", getattr(message, name)
@@ -105,19 +105,19 @@ def check_fields(message: object) -> None:
 
 @lru_cache
 def field_rules(kind: type) -> dict[str, tuple[Rule, bool]]:
-    """Return the rule of each field that has one, and whether the field is a list."""
+    """Return the rule of each field of a message class that has one, and whether it is a list."""
     hints = get_type_hints(kind, include_extras=True)
-    found: dict[str, tuple[Rule, bool]] = {}
-    for each in fields(kind):
-        hint = hints[each.name]
+    rules: dict[str, tuple[Rule, bool]] = {}
+    for field in fields(kind):
+        hint = hints[field.name]
         is_list = get_origin(hint) is tuple
         marks = getattr(get_args(hint)[0] if is_list else hint, "__metadata__", ())
-        found.update((each.name, (mark, is_list)) for mark in marks if isinstance(mark, Rule))
-    return found
+        rules.update((field.name, (mark, is_list)) for mark in marks if isinstance(mark, Rule))
+    return rules
 
 
 def _shown(value: object) -> str:
-    """Return a value as text, and the size of a value that is long."""
+    """Return a value as a short text; a long value is described by its size."""
     if isinstance(value, bytes):
         return f"{len(value)} bytes"
     if isinstance(value, str):

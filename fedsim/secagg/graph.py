@@ -22,7 +22,7 @@ CORRECTNESS_BITS = 30
 
 @dataclass(frozen=True)
 class Neighbourhood:
-    """Degree of the graph, and the number of neighbours that recover a secret."""
+    """The degree of the graph, and the number of neighbours whose shares recover a secret."""
 
     degree: int
     threshold: int
@@ -30,16 +30,16 @@ class Neighbourhood:
 
 @dataclass(frozen=True)
 class NeighbourGraph:
-    """The neighbours of each client of a round, and its threshold.
+    """The graph of a round: the neighbours of each client, and the threshold.
 
     In the complete graph every client also holds a share of its own secrets (as in Bonawitz et al.
     2017), so that the threshold counts clients.
 
     Attributes:
-        clients: all clients, in ascending order; a client's point is its place plus one.
-        neighbours: for each client the clients with which it shares a mask.
-        threshold: number of shares that recover a secret.
-        complete: whether every client is a neighbour of every other.
+        clients: all clients, in ascending order; a client's evaluation point is its place plus 1.
+        neighbours: for each client, the clients with which it shares a mask.
+        threshold: the number of shares that recover a secret.
+        complete: whether every client is a neighbour of every other client.
     """
 
     clients: tuple[int, ...]
@@ -55,11 +55,11 @@ class NeighbourGraph:
         party can choose its neighbours.
 
         Args:
-            settings: protocol, threshold and fractions.
-            clients: numbers of the clients that sent their keys.
+            settings: the settings of secure aggregation.
+            clients: the numbers of the clients that sent their keys.
 
         Raises:
-            ThresholdError: a fixed threshold above the number of clients, or not above half of it.
+            ThresholdError: a fixed threshold is above the number of clients, or at most half of it.
         """
         members = tuple(sorted(clients))
         protocol = settings.protocol
@@ -73,7 +73,9 @@ class NeighbourGraph:
             if sparse is not None and sparse.degree < len(members) - 1:
                 return cls(members, _harary(members, sparse.degree), sparse.threshold, False)
             logger.info("%d clients are too few for a sparse graph: it is complete", len(members))
-        others = {one: tuple(other for other in members if other != one) for one in members}
+        others = {
+            member: tuple(other for other in members if other != member) for member in members
+        }
         return cls(members, others, complete_threshold(settings, len(members)), True)
 
     def point(self, client: int) -> int:
@@ -98,17 +100,17 @@ def sparse_neighbourhood(
     The threshold is above half the degree.
 
     Args:
-        clients: n.
-        corrupt_fraction: γ.
-        dropout_fraction: δ.
+        clients: n, the number of clients.
+        corrupt_fraction: γ, the fraction of corrupt clients.
+        dropout_fraction: δ, the fraction of clients that drop out.
         security_bits: σ; each of the two failures gets half of the probability 2^-σ.
     """
     for degree in range(2, clients):
         if degree % 2 and clients % 2:
             continue  # no graph has an odd number of odd degrees
-        found = _Tails(clients, degree, corrupt_fraction, dropout_fraction, security_bits)
-        threshold = found.threshold()
-        if threshold is not None and found.is_recoverable(
+        tails = _Tails(clients, degree, corrupt_fraction, dropout_fraction, security_bits)
+        threshold = tails.threshold()
+        if threshold is not None and tails.is_recoverable(
             raised := max(threshold, degree // 2 + 1)
         ):
             return Neighbourhood(degree, raised)
@@ -117,7 +119,7 @@ def sparse_neighbourhood(
 
 @dataclass(frozen=True)
 class _Tails:
-    """Probabilities of the failures of a neighbourhood of `degree`."""
+    """The failure probabilities of a graph in which each client has `degree` neighbours."""
 
     clients: int
     degree: int
@@ -126,7 +128,7 @@ class _Tails:
     security_bits: int
 
     def threshold(self) -> int | None:
-        """Return the smallest threshold above the corrupt neighbours; None if not connected."""
+        """Return the smallest threshold that corrupt neighbours miss, or None if disconnected."""
         from scipy.stats import hypergeom  # slow to import, and most runs have no sparse graph
 
         budget = 2.0 ** -(self.security_bits + 1)
@@ -140,7 +142,7 @@ class _Tails:
         return None
 
     def is_recoverable(self, threshold: int) -> bool:
-        """Whether every client keeps `threshold` neighbours."""
+        """Whether every client keeps `threshold` neighbours with high enough probability."""
         from scipy.stats import hypergeom  # as above
 
         alive = self.clients - 1 - _count(self.dropout_fraction, self.clients)
@@ -175,8 +177,8 @@ def _harary(members: tuple[int, ...], degree: int) -> dict[int, tuple[int, ...]]
     if degree % 2:
         steps.add(n // 2)
     return {
-        one: tuple(sorted(places[(place + step) % n] for step in steps))
-        for place, one in enumerate(places)
+        member: tuple(sorted(places[(place + step) % n] for step in steps))
+        for place, member in enumerate(places)
     }
 
 
@@ -184,11 +186,11 @@ def complete_threshold(settings: SecureAggregationSettings, clients: int) -> int
     """Return the threshold of a complete graph, which every client can compute.
 
     Args:
-        settings: with a fixed threshold, or `auto` for more than two thirds.
-        clients: n.
+        settings: settings with a fixed threshold, or `auto` for more than two thirds.
+        clients: n, the number of clients.
 
     Raises:
-        ThresholdError: a fixed threshold above the number of clients, or not above half of it.
+        ThresholdError: a fixed threshold is above the number of clients, or at most half of it.
     """
     protocol = settings.protocol
     threshold = protocol.threshold if isinstance(protocol, SecAggSettings) else "auto"

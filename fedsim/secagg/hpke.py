@@ -1,4 +1,7 @@
-"""Envelopes for small secrets: HPKE (RFC 9180), X25519, HKDF-SHA256, AES-256-GCM, base mode."""
+"""Sealed envelopes for small secrets, by HPKE (RFC 9180) in base mode.
+
+The suite is X25519, HKDF-SHA256 and AES-256-GCM.
+"""
 
 from collections.abc import Iterable
 from importlib.metadata import version
@@ -22,11 +25,11 @@ _PROBE = X25519PrivateKey.from_private_bytes(bytes([1]) * 32)
 
 
 class HpkeMissingError(InputError):
-    """The installed cryptography has no HPKE."""
+    """The installed package `cryptography` has no HPKE."""
 
 
 def check_hpke() -> None:
-    """Check that the installed cryptography has HPKE.
+    """Check that the installed package `cryptography` has HPKE.
 
     Raises:
         HpkeMissingError: the installed cryptography is too old.
@@ -51,7 +54,7 @@ class SealingKey:
 
     @classmethod
     def from_bytes(cls, private: bytes) -> Self:
-        """Return the key with these 32 private bytes."""
+        """Return the key that has the given 32 private bytes."""
         return cls(X25519PrivateKey.from_private_bytes(private))
 
     def to_bytes(self) -> bytes:
@@ -62,12 +65,12 @@ class SealingKey:
         """Return the secret in an envelope.
 
         Args:
-            envelope: bytes of `seal`.
-            info: context of the secret, as its sender computed it.
-            client: sender in error messages.
+            envelope: the bytes that `seal` returned.
+            info: the `info` bytes of the secret, as its sender computed them.
+            client: the sender that error messages name.
 
         Raises:
-            EnvelopeError: damaged, sealed to another key, or for another context.
+            EnvelopeError: the envelope is damaged, sealed to another key, or for another context.
         """
         try:
             return _suite().decrypt(envelope, self._private, info=info)
@@ -84,8 +87,8 @@ def seal(secret: bytes, public: bytes, *, info: bytes) -> bytes:
 
     Args:
         secret: any bytes; the envelope is `ENVELOPE_OVERHEAD_BYTES` longer.
-        public: X25519 public key, 32 bytes.
-        info: context of the secret; needed to open the envelope.
+        public: the X25519 public key, 32 bytes.
+        info: the `info` bytes of the secret, needed to open the envelope.
 
     Raises:
         PublicKeyError: the key is malformed or of low order.
@@ -99,14 +102,15 @@ def seal(secret: bytes, public: bytes, *, info: bytes) -> bytes:
 
 
 def load_public_key(public: bytes, *, owner: int | None = None) -> X25519PublicKey:
-    """Return an X25519 public key after a check.
+    """Load an X25519 public key and check it.
 
     Args:
-        public: 32 bytes.
-        owner: client in error messages.
+        public: the public key, 32 bytes.
+        owner: the client that error messages name.
 
     Raises:
-        PublicKeyError: not 32 bytes, or of low order (every shared secret would be zero).
+        PublicKeyError: the key has not 32 bytes, or is of low order (every shared secret would be
+            zero).
     """
     try:
         key = X25519PublicKey.from_public_bytes(public)
@@ -120,9 +124,9 @@ def agree(private: bytes, public: bytes, *, owner: int | None = None) -> bytes:
     """Return the 32-byte X25519 secret of two parties (RFC 7748).
 
     Args:
-        private: own private key, 32 bytes.
-        public: the other party's public key, 32 bytes.
-        owner: client of `public` in error messages.
+        private: the private key of one party, 32 bytes.
+        public: the public key of the other party, 32 bytes.
+        owner: the client that error messages name as the owner of `public`.
 
     Raises:
         PublicKeyError: the public key is malformed or of low order.
@@ -159,7 +163,7 @@ def check_distinct(keys: Iterable[bytes]) -> None:
     """Check that no key occurs twice.
 
     Raises:
-        PublicKeyError: a repeated key: its owners would share their secrets.
+        PublicKeyError: a key occurs twice; its owners would share their secrets.
     """
     seen: set[bytes] = set()
     for key in keys:

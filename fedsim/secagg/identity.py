@@ -1,4 +1,4 @@
-"""Lasting identities: keys of helpers and of clients.
+"""Lasting identity keys of helpers and clients.
 
 A helper's key signs the helper's sealing key of each run. Clients pin the lasting key and seal
 their seeds to the key of the run. A helper that loses its state (a restart, a new disk) also loses
@@ -6,8 +6,8 @@ the sealing key. A lasting sealing key would open the envelopes of an old run ag
 set of clients.
 
 A client's key signs each envelope that the client seals. Helpers pin the lasting keys of all
-clients, so that a helper counts only clients that exist: a server that seals envelopes of its own
-has no signature for them.
+clients, so that a helper counts only clients that exist: a server that makes up envelopes has no
+signatures for them.
 """
 
 import hashlib
@@ -38,7 +38,7 @@ class IdentityKey:
 
     @classmethod
     def from_bytes(cls, private: bytes) -> Self:
-        """Return the key with these 32 private bytes."""
+        """Return the key that has the given 32 private bytes."""
         return cls(Ed25519PrivateKey.from_private_bytes(private))
 
     def to_bytes(self) -> bytes:
@@ -47,49 +47,49 @@ class IdentityKey:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the public key in hex, which the other parties pin."""
+        """The SHA-256 of the public key in hex, which other parties pin."""
         return key_fingerprint(self.public)
 
     def sign(self, *, run_id: str, helper: int, params: str, public_key: bytes) -> bytes:
         """Return the signature of a helper's sealing key for one run.
 
         Args:
-            run_id: name of the run.
-            helper: number of the helper, ≥ 1.
-            params: digest of the settings.
-            public_key: the sealing key, 32 bytes.
+            run_id: the name of the run.
+            helper: the number of the helper, ≥ 1.
+            params: the digest of the settings.
+            public_key: the public sealing key, 32 bytes.
         """
         return self._private.sign(_statement(run_id, helper, params, public_key))
 
     def sign_envelope(self, envelope: bytes, *, info: bytes) -> bytes:
-        """Return a client's signature of an envelope.
+        """Return a client's signature of a sealed envelope.
 
         Args:
             envelope: the sealed seed for one helper.
-            info: context of the seed, with the client's and the helper's number.
+            info: the `info` bytes of the seed, which name the client and the helper.
         """
         return self._private.sign(pack([_ENVELOPE_PURPOSE, info, envelope]))
 
 
 def key_fingerprint(public: bytes) -> str:
-    """Return the SHA-256 of a public key in hex, for pinning."""
+    """Return the SHA-256 of a public key in hex, which other parties pin."""
     return hashlib.sha256(public).hexdigest()
 
 
 def verify_helper_key(hello: HelloReply, pin: str, *, params: str, client: int) -> None:
     """Check that a helper's sealing key comes from the helper that a client has pinned.
 
-    Guarantee: passes only for a key that the owner of the pinned key signed for this run, these
-    parameters and this helper number.
+    Guarantee: the check passes only for a key that the owner of the pinned key signed for this run,
+    these parameters and this helper number.
 
     Args:
         hello: the helper's reply, as the server passed it on.
-        pin: fingerprint of the helper's lasting key.
-        params: digest of the client's own settings.
-        client: client in error messages.
+        pin: the fingerprint of the helper's lasting key.
+        params: the digest of the client's settings.
+        client: the client that error messages name.
 
     Raises:
-        PublicKeyError: another key than the pinned one, or a wrong signature.
+        PublicKeyError: the lasting key is not the pinned one, or the signature is wrong.
     """
     if key_fingerprint(hello.identity) != pin:
         raise PublicKeyError(
@@ -117,10 +117,10 @@ def is_from_client(
 
     Args:
         envelope: the sealed seed.
-        info: context of the seed, as the helper computes it.
+        info: the `info` bytes of the seed, as the helper computes them.
         identity: the client's lasting public key, as the server passed it on.
         signature: the client's signature, as the server passed it on.
-        pin: fingerprint of the client's lasting key.
+        pin: the fingerprint of the client's lasting key.
     """
     if key_fingerprint(identity) != pin:
         return False
@@ -133,5 +133,5 @@ def is_from_client(
 
 
 def _statement(run_id: str, helper: int, params: str, public_key: bytes) -> bytes:
-    """Return the bytes to sign; different fields give different bytes."""
+    """Return the bytes that a helper signs; different fields give different bytes."""
     return pack([_PURPOSE, run_id.encode(), str(helper).encode(), params.encode(), public_key])

@@ -1,7 +1,8 @@
-"""Masks: a cipher's keystream added to a vector, in pairs that cancel in the sum and for oneself.
+"""Masks of secure aggregation: pairwise masks, which cancel in the sum, and self-masks.
 
-Seeds come from the operating system. Generators of numpy, torch and `random` are forbidden here:
-their seeds are too short and their output is predictable.
+A mask is a cipher's keystream that is added to a vector. Seeds come from the operating system.
+Generators of numpy, torch and `random` are forbidden here: their seeds are too short and their
+output is predictable.
 
 Client u uploads Y + PRG(b_u) + Σ_{v>u} PRG(s_uv) - Σ_{v<u} PRG(s_uv). The secrets s_uv come from a
 key agreement and their masks cancel. The self-mask of b_u hides a late upload after the server has
@@ -41,11 +42,11 @@ def new_seed() -> bytes:
 
 
 def derive_key(seed: bytes, info: bytes) -> bytes:
-    """Return a 32-byte key: HKDF-SHA256 of `seed` (RFC 5869).
+    """Return a 32-byte key, the HKDF-SHA256 of a seed (RFC 5869).
 
     Args:
-        seed: input keying material, of any length.
-        info: context of the key.
+        seed: the input keying material, of any length.
+        info: the `info` bytes that the key is bound to.
     """
     return HKDF(algorithm=SHA256(), length=32, salt=None, info=info).derive(seed)
 
@@ -72,8 +73,8 @@ class SeedExpander:
 
         Args:
             vector: ring elements (d,).
-            keys: 32-byte keys.
-            subtract: subtract the masks instead.
+            keys: the 32-byte keys.
+            subtract: whether the masks are subtracted instead.
         """
         pending = list(keys)
         for start in range(0, len(pending), _MAX_OPEN_STREAMS):
@@ -84,9 +85,9 @@ class SeedExpander:
         """Return the mask of a key.
 
         Args:
-            key: 32 bytes.
-            length: number of ring elements.
-            dtype: type of ring elements, uint32 or uint64.
+            key: the key, 32 bytes.
+            length: the number of ring elements.
+            dtype: the dtype of ring elements, uint32 or uint64.
         """
         mask = np.zeros(length, dtype)
         self.add_into(mask, [key])
@@ -122,8 +123,8 @@ class PairwiseMasks:
     """Collects the masks of one round and applies all of them in two passes over the vector.
 
     Args:
-        context: context of the round; part of every mask's key.
-        expander: keystream generator of the masks.
+        context: the context of the round, from which every mask's key is derived.
+        expander: the keystream generator of the masks.
     """
 
     context: RoundContext
@@ -135,22 +136,22 @@ class PairwiseMasks:
         """Collect the self-mask of a client.
 
         Args:
-            client: number of the client.
-            seed: its self-mask seed b_u, 32 bytes.
-            remove: subtract the mask instead of adding it.
+            client: the client's number.
+            seed: the client's self-mask seed b_u, 32 bytes.
+            remove: whether the mask is subtracted instead of added.
         """
         info = self.context.info(purpose="self mask", sender=client, receiver=client)
         (self._minus if remove else self._plus).append(derive_key(seed, info))
 
     def add_pairwise_mask(self, client: int, private: bytes, peer: int, public: bytes) -> None:
-        """Collect the client's mask with a peer.
+        """Collect the pairwise mask of a client with a peer.
 
         The masks of both clients cancel, so the server adds the mask of a client that dropped out.
 
         Args:
-            client: number of the client that owns the private key.
-            private: its private masking key, 32 bytes.
-            peer: number of the other client.
+            client: the number of the client that owns the private key.
+            private: the client's private masking key, 32 bytes.
+            peer: the number of the other client.
             public: the peer's public masking key, 32 bytes.
         """
         low, high = min(client, peer), max(client, peer)
@@ -166,33 +167,33 @@ class PairwiseMasks:
 
 
 def commitment(context: RoundContext, client: int, seed: bytes) -> bytes:
-    """Return a hash of a self-mask seed, 32 bytes; it hides the seed, which has 256 random bits.
+    """Return a commitment to a self-mask seed: a 32-byte hash, which hides the 256 random bits.
 
     Args:
-        context: context of the round.
-        client: number of the client that owns the seed.
-        seed: 32 bytes.
+        context: the context of the round.
+        client: the number of the client that owns the seed.
+        seed: the seed, 32 bytes.
     """
     info = context.info(purpose="self mask commitment", sender=client, receiver=0)
     return derive_key(seed, info)
 
 
 def secret_share_info(context: RoundContext, sender: int, receiver: int) -> bytes:
-    """Return the `info` of sealed secret shares.
+    """Return the `info` bytes of sealed secret shares.
 
     Args:
-        context: context of the round.
-        sender: number of the client that owns the secrets.
-        receiver: number of the client that holds the shares.
+        context: the context of the round.
+        sender: the number of the client that owns the secrets.
+        receiver: the number of the client that holds the shares.
     """
     return context.info(purpose="secret shares", sender=sender, receiver=receiver)
 
 
 def masked_info(context: RoundContext, client: int) -> bytes:
-    """Return the `info` of a masked payload.
+    """Return the `info` bytes of a masked payload.
 
     Args:
-        context: context of the round.
-        client: number of the client that sends it.
+        context: the context of the round.
+        client: the number of the client that sends the payload.
     """
     return context.info(purpose="masked payload", sender=client, receiver=0)

@@ -1,9 +1,9 @@
-"""The messages of secure aggregation; `wire` turns them into records.
+"""The messages of secure aggregation, which `wire` converts to records.
 
 Names of classes and fields are part of the wire format. Annotations hold the rules of `fields`.
-Some fields have none: public keys, which `hpke.load_public_key` checks; arrays, which must have the
-length of the receiver's own codec; the offer's nonce, which a client compares with the rest of the
-context; and what one client seals and signs, which a helper judges client by client.
+Some fields have no rule: public keys, which `hpke.load_public_key` checks; arrays, which must have
+the length of the receiver's codec; the offer's nonce, which a client compares with the rest of the
+context; and envelopes and signatures, which a helper checks client by client.
 """
 
 from dataclasses import dataclass, field
@@ -34,7 +34,13 @@ from fedsim.secagg.fields import (
 
 @dataclass(frozen=True, kw_only=True)
 class Hello:
-    """Leader to helper, once a run: start of the run, with its parameters."""
+    """Message from leader to helper that begins a run.
+
+    Attributes:
+        run_id: the name of the run.
+        params: the digest of the settings.
+        min_clients: the leader's smallest number of clients in a sum.
+    """
 
     run_id: Name
     params: Name
@@ -43,10 +49,14 @@ class Hello:
 
 @dataclass(frozen=True, kw_only=True)
 class HelloReply:
-    """Helper to leader: the key of this run to which clients seal their seeds.
+    """Message from helper to leader with the key to which clients seal their seeds in a run.
 
-    `identity` is the helper's lasting public key and `signature` its signature of `public_key`;
-    both are b"" if the helper has no lasting key.
+    Attributes:
+        run_id: the name of the run.
+        helper: the number of the helper, ≥ 1.
+        public_key: the helper's public sealing key of the run, 32 bytes.
+        identity: the helper's lasting public key; b"" without a lasting key.
+        signature: the lasting key's signature of `public_key`; b"" without a lasting key.
     """
 
     run_id: Name
@@ -58,10 +68,11 @@ class HelloReply:
 
 @dataclass(frozen=True, kw_only=True)
 class RoundOffer:
-    """Leader to client, with the train request: everything that a secure upload needs.
+    """Message from leader to client, in the train request, with the parameters of a secure upload.
 
-    The four fields `helper...` have one entry for each helper; all are empty without helpers.
-    `asked` and `plan` are those of `RoundContext`.
+    The first eight fields are those of `RoundContext`. The other fields have one entry for each
+    helper, and are empty without helpers: its number, its sealing key, its lasting key, and the
+    signature of the sealing key.
     """
 
     run_id: Name
@@ -79,10 +90,10 @@ class RoundOffer:
 
     @property
     def hellos(self) -> tuple[HelloReply, ...]:
-        """The helpers' replies as the server reports them; a dishonest server can alter them.
+        """The helpers' replies to the hello, as the server reports them; it may have altered them.
 
         Raises:
-            ValueError: not one key, identity and signature for each helper.
+            ValueError: the fields of helpers differ in length.
         """
         rows = zip(
             self.helpers,
@@ -93,9 +104,13 @@ class RoundOffer:
         )
         return tuple(
             HelloReply(
-                run_id=self.run_id, helper=one, public_key=key, identity=own, signature=signature
+                run_id=self.run_id,
+                helper=helper,
+                public_key=key,
+                identity=identity,
+                signature=signature,
             )
-            for one, key, own, signature in rows
+            for helper, key, identity, signature in rows
         )
 
     @property
@@ -115,10 +130,17 @@ class RoundOffer:
 
 @dataclass(frozen=True, kw_only=True)
 class Upload:
-    """Client to leader: the leader's share, and a sealed seed for each helper.
+    """Message from client to leader with the leader's share, and a sealed seed for each helper.
 
-    `identity` is the client's lasting public key, and `signatures` has its signature of each
-    envelope; b"" and () if the client has no lasting key.
+    Attributes:
+        client: the client's number.
+        round_nonce: the nonce of the attempt at the round.
+        model: the digest of the model that the client started from.
+        share: the leader's share, ring elements (d,).
+        tag: the checksum of `share`.
+        envelopes: the sealed seed for each helper.
+        identity: the client's lasting public key; b"" without a lasting key.
+        signatures: the lasting key's signature of each envelope; () without a lasting key.
     """
 
     client: ClientNumber
@@ -133,19 +155,22 @@ class Upload:
 
 @dataclass(frozen=True, kw_only=True)
 class CombineRequest:
-    """Leader to helper: request to open envelopes and, if `release`, to send the sum of shares.
+    """Request from leader to helper to open envelopes and, if `release`, to send a sum of shares.
 
     Without `release` the helper only lists the envelopes that do not open. With two or more helpers
-    this request comes first: a helper that has released one client set's sum releases no other.
+    that request comes first: a helper that has released one client set's sum releases no other.
+    The other fields are those of `RoundContext`.
 
     Attributes:
         asked: all clients that were asked in the round, in ascending order.
-        plan: digest of the privacy plan of all uploads; "" without privacy.
-        clients: clients of the sum, a part of `asked`.
-        envelopes: the sealed seed of each client of the sum.
-        identities: lasting public key of each client of the sum, b"" for one without; () if none
-            has one.
-        signatures: signature of each envelope, likewise.
+        plan: the digest of the privacy plan of all uploads; "" without privacy.
+        length: the number of ring elements of a payload.
+        release: whether the helper is to send its sum.
+        clients: the clients in the sum, a subset of `asked`.
+        envelopes: the sealed seed of each client in the sum.
+        identities: the lasting public key of each client in the sum, b"" for a client without; ()
+            if no client has a lasting key.
+        signatures: the signature of each envelope, b"" or () as for `identities`.
     """
 
     run_id: Name
@@ -165,15 +190,17 @@ class CombineRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class CombineReply:
-    """Helper to leader: a share of the sum, or the clients whose envelopes do not open.
+    """Message from helper to leader with a share of the sum, or with rejected clients.
 
     Attributes:
+        helper: the number of the helper, ≥ 1.
+        round_nonce: the nonce of the attempt at the round.
         released: whether a sum was released; else `total` is empty and `tag` is b"".
-        rejected: clients whose envelopes do not open.
-        count: number of clients in `total`.
-        clients: digest of the client set of `total`.
+        rejected: the clients whose envelopes do not open.
+        count: the number of clients in `total`.
+        clients: the digest of the client set of `total`.
         total: the helper's share of the sum, ring elements (d,).
-        tag: checksum of `total`.
+        tag: the checksum of `total`.
     """
 
     helper: HelperNumber
@@ -188,7 +215,7 @@ class CombineReply:
 
 @dataclass(frozen=True, kw_only=True)
 class Refusal:
-    """Any party to any other: a refusal with its error; sent where raising would lose state."""
+    """A party's refusal, with the class name and text of its error; raising would lose state."""
 
     error: str
     message: str
@@ -196,7 +223,7 @@ class Refusal:
 
 @dataclass(frozen=True, kw_only=True)
 class KeysReply:
-    """Client to server: public keys of this round, one for envelopes and one for masks."""
+    """Message from client to server with public keys of a round, for envelopes and for masks."""
 
     client: ClientNumber
     sealing_key: bytes
@@ -205,14 +232,14 @@ class KeysReply:
 
 @dataclass(frozen=True, kw_only=True)
 class Roster:
-    """Server to client: the holders of its shares and their keys.
+    """Message from server to client with the holders of the client's shares, and their keys.
 
     Attributes:
-        clients: the client's neighbours; in a complete graph also the client itself.
-        points: evaluation points of the holders in the secret sharing.
-        sealing_keys: public keys for envelopes, one for each holder.
-        masking_keys: public keys for pairwise masks, one for each holder.
-        threshold: number of shares that recover a secret.
+        clients: the holders: the client's neighbours; in a complete graph also the client itself.
+        points: the evaluation point of each holder in the secret sharing.
+        sealing_keys: the public key for envelopes of each holder.
+        masking_keys: the public key for pairwise masks of each holder.
+        threshold: the number of shares that recover a secret.
     """
 
     clients: tuple[ClientNumber, ...]
@@ -224,9 +251,13 @@ class Roster:
 
 @dataclass(frozen=True, kw_only=True)
 class SharesReply:
-    """Client to server: for each neighbour, sealed shares of its two secrets.
+    """Message from client to server with sealed shares of the client's two secrets.
 
-    `commitment` is a hash of the self-mask seed; it reveals a wrongly recovered seed.
+    Attributes:
+        client: the client's number.
+        receivers: the neighbours that the envelopes are for.
+        envelopes: the sealed shares for each neighbour.
+        commitment: a hash of the self-mask seed, against which a recovered seed is checked.
     """
 
     client: ClientNumber
@@ -237,7 +268,7 @@ class SharesReply:
 
 @dataclass(frozen=True, kw_only=True)
 class MaskRequest:
-    """Server to client: the envelopes of the neighbours that sent theirs."""
+    """Message from server to client with the envelopes that neighbours (`senders`) sent to it."""
 
     senders: tuple[ClientNumber, ...]
     envelopes: tuple[SealedShares, ...]
@@ -245,7 +276,7 @@ class MaskRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class MaskedReply:
-    """Client to server: the payload under all masks."""
+    """Message from client to server with the payload under all masks, and its checksum."""
 
     client: ClientNumber
     masked: Ring
@@ -254,11 +285,11 @@ class MaskedReply:
 
 @dataclass(frozen=True, kw_only=True)
 class UnmaskRequest:
-    """Server to client: request for shares that unmask the sum.
+    """Request from server to client for shares that unmask the sum.
 
     Attributes:
-        active: clients in the sum; the shares of their self-mask seeds are requested.
-        dead: clients that dropped out; the shares of their masking keys are requested.
+        active: the clients in the sum, of whose self-mask seeds shares are requested.
+        dead: the clients that dropped out, of whose masking keys shares are requested.
     """
 
     active: tuple[ClientNumber, ...]
@@ -267,7 +298,7 @@ class UnmaskRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class UnmaskReply:
-    """Client to server: shares of the active clients' seeds and of the dead clients' keys."""
+    """Message from client to server with shares of active clients' seeds and dead clients' keys."""
 
     client: ClientNumber
     active: tuple[ClientNumber, ...]

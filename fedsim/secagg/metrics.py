@@ -11,15 +11,15 @@ from fedsim.secagg.errors import CapacityError, NonFiniteUpdateError
 
 @dataclass(frozen=True)
 class MetricGrid:
-    """Fixed-point encoding of one metric: as many fraction bits as the update, or fewer.
+    """The fixed-point encoding of one metric, with at most the fraction bits of the update.
 
     Guarantee: |encoded mean - clipped mean| ≤ 2^-(frac_bits + 1). A metric is never larger in ring
     units than a coordinate of the update, so the capacity check of the update covers metrics.
 
     Attributes:
-        name: name of the metric.
-        bound: clients clip the metric to [-bound, bound].
-        frac_bits: f ≥ 0.
+        name: the name of the metric.
+        bound: the bound of the metric, which clients clip to [-bound, bound].
+        frac_bits: f ≥ 0, the fraction bits of the encoded metric.
     """
 
     name: str
@@ -28,12 +28,12 @@ class MetricGrid:
 
     @classmethod
     def from_bound(cls, name: str, bound: float, encoder: FixedPointEncoder) -> "MetricGrid":
-        """Return the finest grid that fits beside the updates of `encoder`.
+        """Return the finest grid of a metric that fits beside the updates of an encoder.
 
         Args:
-            name: name of the metric.
-            bound: clipping bound of the metric, > 0.
-            encoder: encoder of the update.
+            name: the name of the metric.
+            bound: the clipping bound of the metric, > 0.
+            encoder: the encoder of the update.
 
         Raises:
             CapacityError: not even whole numbers up to `bound` fit.
@@ -47,26 +47,29 @@ class MetricGrid:
         )
 
     def units(self, value: float) -> int:
-        """Return the clipped value on the grid, rounded to nearest, ties to even."""
+        """Return a value in grid units after clipping, rounded to nearest, ties to even."""
         clipped = min(max(value, -self.bound), self.bound)
         return round(Fraction(clipped) * 2**self.frac_bits)
 
     def mean(self, units: int, weight: int) -> float:
-        """Return the weighted mean.
+        """Return the weighted mean of the metric.
 
         Args:
-            units: sum of weighted units.
-            weight: total weight W ≥ 1.
+            units: the weighted sum of the clients' values, in grid units.
+            weight: the total weight W ≥ 1.
         """
         return float(Fraction(units, weight * 2**self.frac_bits))
 
 
 @dataclass(frozen=True)
 class MetricGrids:
-    """The declared metrics, in order; each is a coordinate of the payload.
+    """Encodes the declared metrics as coordinates of the payload.
 
     A payload holds w m for each metric m, and one more coordinate: 1 if the client clipped a
     metric. The sum therefore shows whether a mean contains clipped values.
+
+    Attributes:
+        grids: the encoding of each metric, in the order of the coordinates.
     """
 
     grids: tuple[MetricGrid, ...] = ()
@@ -76,8 +79,8 @@ class MetricGrids:
         """Return the grids of declared metrics.
 
         Args:
-            bounds: clipping bound of each metric, by name.
-            encoder: encoder of the update.
+            bounds: the clipping bound of each metric, by name.
+            encoder: the encoder of the update.
 
         Raises:
             CapacityError: a bound is too large.
@@ -88,7 +91,7 @@ class MetricGrids:
 
     @property
     def length(self) -> int:
-        """Number of ring elements: one for each metric and one for the clip mark, or 0."""
+        """The number of ring elements: one per metric, and one for the clip mark; or 0."""
         return len(self.grids) + bool(self.grids)
 
     def encode(
@@ -97,13 +100,13 @@ class MetricGrids:
         """Return a client's coordinates, `length` whole numbers.
 
         Args:
-            values: mean over the client's examples for each metric.
-            weight: w of the client.
-            client: client in error messages.
+            values: the mean of each metric over the client's examples, by name.
+            weight: the client's weight w.
+            client: the client that error messages name.
 
         Raises:
-            ValueError: not exactly the declared metrics.
-            NonFiniteUpdateError: NaN or an infinite value.
+            ValueError: the metrics are not exactly the declared ones.
+            NonFiniteUpdateError: a metric is NaN or infinite.
         """
         names = [grid.name for grid in self.grids]
         if set(values) != set(names):
@@ -124,8 +127,8 @@ class MetricGrids:
         """Return the weighted mean of each metric, and the number of clients that clipped one.
 
         Args:
-            sums: sums of the coordinates of `encode`, `length` whole numbers.
-            weight: total weight W ≥ 1.
+            sums: the sums of the clients' coordinates, `length` whole numbers.
+            weight: the total weight W ≥ 1.
         """
         means = {
             grid.name: grid.mean(units, weight)

@@ -1,6 +1,6 @@
-"""The payload, a client's upload as one vector: update, declared metrics, weight, and a one.
+"""The payload is a client's upload as one vector: update, declared metrics, weight, and 1.
 
-The layout of the model is the place of each tensor in it.
+The layout of the model says where each tensor is in the vector.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ NamedArrays = Mapping[str, NDArray]
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One tensor: its name, its shape and the name of its type ("float32")."""
+    """The name of a tensor, its shape and the name of its dtype ("float32")."""
 
     name: str
     shape: tuple[int, ...]
@@ -36,7 +36,7 @@ class TensorSpec:
 
     @property
     def size(self) -> int:
-        """Number of values; 1 for a scalar."""
+        """The number of values; 1 for a scalar."""
         return int(np.prod(self.shape, dtype=np.int64))
 
     def __str__(self) -> str:
@@ -45,10 +45,10 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class TensorLayout:
-    """Names, shapes, types and order of the tensors of a model.
+    """The names, shapes, dtypes and order of the tensors of a model.
 
-    Guarantee: arrays pass only with exactly this layout; nothing is broadcast, reordered or cast.
-    Byte order and strides do not count: they change the bytes of a number, not the number.
+    Guarantee: `check` accepts only arrays with exactly this layout; nothing is broadcast, reordered
+    or cast. Byte order and strides do not matter, as they do not change a number's value.
     """
 
     tensors: tuple[TensorSpec, ...]
@@ -58,7 +58,7 @@ class TensorLayout:
         """Return the layout of named arrays.
 
         Raises:
-            LayoutMismatchError: a type other than float, integer or boolean.
+            LayoutMismatchError: a dtype is neither float nor integer nor boolean.
         """
         for name, value in arrays.items():
             if value.dtype.kind not in "fiub":
@@ -75,12 +75,12 @@ class TensorLayout:
 
     @cached_property
     def size(self) -> int:
-        """Number of coordinates d."""
+        """The number of coordinates d of all tensors."""
         return sum(spec.size for spec in self.tensors)
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of names, shapes, types and order, in hex."""
+        """The SHA-256 of names, shapes, dtypes and order, in hex."""
         fields = [[spec.name, list(spec.shape), spec.dtype] for spec in self.tensors]
         return hashlib.sha256(json.dumps(fields).encode()).hexdigest()
 
@@ -88,25 +88,25 @@ class TensorLayout:
         """Check that arrays have this layout.
 
         Args:
-            arrays: tensors by name.
-            client: client in error messages.
+            arrays: the arrays by name.
+            client: the client that error messages name.
 
         Raises:
-            LayoutMismatchError: another layout; the message names the first different tensor.
+            LayoutMismatchError: the layout differs; the message names the first different tensor.
         """
         got = TensorLayout.from_arrays(arrays)
         if got == self:
             return
-        for expected, found in zip(self.tensors, got.tensors, strict=False):
-            if expected != found:
-                raise self._mismatch(str(expected), str(found), got, client)
+        for expected, actual in zip(self.tensors, got.tensors, strict=False):
+            if expected != actual:
+                raise self._mismatch(str(expected), str(actual), got, client)
         longer = max(self, got, key=lambda layout: len(layout.tensors))
         extra = str(longer.tensors[min(len(self.tensors), len(got.tensors))])
         sides = (extra, "nothing") if longer is self else ("nothing", extra)
         raise self._mismatch(*sides, got, client)
 
     def slices(self) -> Iterator[tuple[TensorSpec, slice]]:
-        """Yield each tensor with its slice of the vector."""
+        """Yield each tensor's specification with its slice of the vector."""
         start = 0
         for spec in self.tensors:
             yield spec, slice(start, start + spec.size)
@@ -115,14 +115,14 @@ class TensorLayout:
     def unflatten(
         self, vector: NDArray[np.float64], *, plus: NamedArrays | None = None
     ) -> dict[str, NDArray]:
-        """Return the tensors of a flat vector, each cast to its type; integers are rounded.
+        """Return the tensors of a flat vector, each cast to its dtype; integers are rounded.
 
         Args:
-            vector: float64 (d,).
-            plus: tensors of this layout, added in float64 before the cast; None adds nothing.
+            vector: the flat vector, float64 (d,).
+            plus: tensors of this layout to add in float64 before the cast; None to add nothing.
 
         Raises:
-            LayoutMismatchError: not d values, or `plus` has another layout.
+            LayoutMismatchError: the vector has not d values, or `plus` has another layout.
         """
         if vector.shape != (self.size,):
             raise LayoutMismatchError(
@@ -140,10 +140,10 @@ class TensorLayout:
         return result
 
     def _mismatch(
-        self, expected: str, found: str, got: "TensorLayout", client: int | None
+        self, expected: str, actual: str, got: "TensorLayout", client: int | None
     ) -> LayoutMismatchError:
         return LayoutMismatchError(
-            f"the arrays differ from the announced layout: expected {expected}, got {found}; "
+            f"the arrays differ from the announced layout: expected {expected}, got {actual}; "
             "all parties must build the same model",
             client=client,
             expected=self.digest,
@@ -152,8 +152,8 @@ class TensorLayout:
 
 
 MAX_LENGTH = MAX_PARAMETERS + 1000
-"""Ring elements of a payload: the largest built-in model, with its metrics, weight and marks. A
-helper does not know the model, so this is its limit for the vectors that a leader asks for."""
+"""The most ring elements of a payload: the largest built-in model, with metrics, weight and marks.
+A helper does not know the model, so this is its limit for the vectors that a leader asks for."""
 
 
 @dataclass(frozen=True)
@@ -161,12 +161,12 @@ class DecodedSum:
     """The decoded sum of a round.
 
     Attributes:
-        arrays: the next model; of integers, their sums.
-        weight: total weight W.
-        num_clients: number of clients in the sum.
-        metrics: weighted means of the declared metrics.
-        clipped: number of coordinates that clients clipped; 0 under the policy "error".
-        clipped_metrics: number of clients that clipped a metric to its bound.
+        arrays: the next model by name; where clients send integers, the sums by name.
+        weight: the total weight W.
+        num_clients: the number of clients in the sum.
+        metrics: the weighted mean of each declared metric, by name.
+        clipped: the number of coordinates that clients clipped; 0 under the policy "error".
+        clipped_metrics: the number of clients that clipped a metric to its bound.
     """
 
     arrays: dict[str, NDArray]
@@ -179,21 +179,23 @@ class DecodedSum:
 
 @dataclass(frozen=True)
 class PayloadCodec:
-    """Builds [w q_1 … w q_d, w m_1 … w m_j, (clips), w, 1] and decodes sums of such vectors.
+    """Encodes clients' updates as payload vectors, and decodes sums of such vectors.
 
-    Weight and constant are coordinates of the sum: it hides the size of a single client and shows
-    the number of summed clients. Metrics are means over a client's examples, clipped and weighted
-    like its update.
+    A payload is [w q_1 … w q_d, w m_1 … w m_j, (clips), w, 1] with values q, metrics m and weight
+    w. As weight and 1 are summed too, the sum hides the size of a single client and shows the
+    number of summed clients. Metrics are means over a client's examples, clipped and weighted like
+    the client's update.
 
     Attributes:
-        encoder: fixed-point encoder of the update.
-        layout: layout of the model.
-        metrics: grids of the declared metrics.
-        is_integers: whether tensors are integers, int64, which are decoded to their sum: parts of a
-            noisy sum. They have no reference, and all have the weight 1.
+        encoder: the fixed-point encoder of the update.
+        layout: the layout of the model.
+        metrics: the encoding of the declared metrics.
+        is_integers: whether tensors are int64 contributions to a noisy sum, which are decoded to
+            their sum. They have no reference, and every client has the weight 1.
 
     Raises:
-        CapacityError: more than `MAX_LENGTH` ring elements, which every helper would refuse.
+        CapacityError: a payload has more than `MAX_LENGTH` ring elements, which every helper would
+            refuse.
     """
 
     encoder: FixedPointEncoder
@@ -212,12 +214,13 @@ class PayloadCodec:
     def of_integers(
         cls, shapes: Mapping[str, tuple[int, ...]], *, bound: int, num_clients: int
     ) -> Self:
-        """Return the codec of parts of a noisy sum, in Z_2^64.
+        """Return the codec of integer contributions to a noisy sum, in Z_2^64.
 
         Args:
-            shapes: shape of each tensor by name.
-            bound: no integer of a client is larger; a sum beyond that aborts the round.
-            num_clients: largest number of clients in one round.
+            shapes: the shape of each tensor, by name.
+            bound: the largest |integer| of a client; a sum beyond `num_clients` times the bound
+                aborts the round.
+            num_clients: the largest number of clients in one round.
 
         Raises:
             CapacityError: the largest sum does not fit.
@@ -234,7 +237,7 @@ class PayloadCodec:
 
     @property
     def length(self) -> int:
-        """Number of ring elements: d + 2, the metrics, and one if clips are counted."""
+        """The number of ring elements: d + 2, plus the metrics, plus one if clips are counted."""
         return self._body.stop + 2
 
     def encode(
@@ -250,15 +253,15 @@ class PayloadCodec:
         """Return the payload of one client, ring elements (`length`,).
 
         Args:
-            arrays: the trained model, tensors by name.
-            reference: the model of the request, subtracted in float64; None sends `arrays`.
-            weight: w, a whole number from 1 to w_max.
-            metrics: mean over the client's examples for each declared metric.
-            rng: generator of stochastic rounding.
-            client: client in error messages.
+            arrays: the trained model, arrays by name.
+            reference: the model of the request, subtracted in float64; None to send `arrays`.
+            weight: the weight w, a whole number from 1 to w_max.
+            metrics: the mean of each declared metric over the client's examples, by name.
+            rng: the generator of stochastic rounding.
+            client: the client that error messages name.
 
         Raises:
-            LayoutMismatchError: wrong names, shapes, types or order.
+            LayoutMismatchError: names, shapes, dtypes or order differ from the layout.
             NonFiniteUpdateError, ValueOutOfRangeError, InvalidWeightError: see the encoder.
         """
         weight = self.encoder.check_weight(weight, client=client)
@@ -291,9 +294,9 @@ class PayloadCodec:
         2^-g for each further coordinate. The tags of `digests` find damage inside the range.
 
         Args:
-            total: sum of payloads, ring elements (`length`,).
-            num_clients: number of payloads in the sum.
-            reference: the model of the requests, added to the mean; None adds nothing.
+            total: the sum of payloads, ring elements (`length`,).
+            num_clients: the number of payloads in the sum.
+            reference: the model of the requests, added to the mean; None to add nothing.
 
         Raises:
             ShareMismatchError: the sum cannot be that of `num_clients` honest payloads.

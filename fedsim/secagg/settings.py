@@ -1,6 +1,7 @@
 """Settings of secure aggregation; all other parameters are computed from them.
 
-Each protocol has a class of the keys that it alone reads: `protocol: {name: secagg, threshold: 5}`.
+Each protocol has a class for the keys that no other protocol has, such as `threshold` in
+`protocol: {name: secagg, threshold: 5}`.
 """
 
 import hashlib
@@ -23,7 +24,7 @@ _Names = Annotated[tuple[str, ...], Field(strict=False)]  # a file has lists onl
 _Fingerprints = Annotated[
     tuple[Annotated[str, Field(pattern="^[0-9a-f]{64}$")], ...], Field(strict=False)
 ]
-_NAME = Field(description="which protocol; see `secure_aggregation.protocol`")
+_NAME = Field(description="name of the protocol; see `secure_aggregation.protocol`")
 
 
 class AdditiveSettings(Settings):
@@ -56,10 +57,10 @@ class SecAggPlusSettings(Settings):
 
     name: Literal["secagg_plus"] = _NAME
     corrupt_fraction: float = Field(
-        default=0.1, ge=0, lt=1, description="clients that may collude with the server"
+        default=0.1, ge=0, lt=1, description="fraction of clients that may collude with the server"
     )
     dropout_fraction: float = Field(
-        default=0.1, ge=0, lt=1, description="clients that may drop out of a round"
+        default=0.1, ge=0, lt=1, description="fraction of clients that may drop out of a round"
     )
     security_bits: int = Field(
         default=40, ge=20, le=128, description="-log2 of the probability that privacy fails"
@@ -76,7 +77,7 @@ class SecAggPlusSettings(Settings):
 
 
 class QuantizedSettings(Settings):
-    """The same numbers without cryptography: a control."""
+    """The same fixed-point numbers without cryptography, as a baseline."""
 
     name: Literal["quantized"] = _NAME
 
@@ -85,24 +86,26 @@ ProtocolSettings = AdditiveSettings | SecAggSettings | SecAggPlusSettings | Quan
 
 
 class EncodingSettings(Settings):
-    """How an update becomes integers of a ring: fixed point."""
+    """Settings of the fixed-point encoding of updates as ring integers."""
 
     ring_bits: Literal[32, 64] = Field(
         default=64, description="bits of a ring element; 32 halves the upload and the precision"
     )
     frac_bits: Annotated[int, Field(ge=0, le=64)] | Literal["auto"] = Field(
         default="auto",
-        description="binary places kept of every value; auto: as many as fit, at most 32",
+        description="fraction bits that are kept of every value; auto: as many as fit, at most 32",
     )
     value_bound: float = Field(
         default=8.0, gt=0, description="largest |value| of an uploaded coordinate"
     )
     range_policy: Literal["error", "clip"] = Field(
         default="error",
-        description="values above the bound: error leaves the client out; clip clips and counts",
+        description="for values above value_bound: error leaves the client out, clip clips and "
+        "counts them",
     )
     payload: Literal["delta", "parameters"] = Field(
-        default="delta", description="upload the change of the model, or the model"
+        default="delta",
+        description="delta: clients upload the change of the model; parameters: the model",
     )
     max_weight: Annotated[int, Field(ge=1, le=MAX_EXAMPLES)] | Literal["auto"] = Field(
         default="auto",
@@ -114,33 +117,38 @@ class EncodingSettings(Settings):
     )
     rounding: Literal["nearest", "stochastic"] = Field(
         default="nearest",
-        description="nearest-even, or unbiased at twice the error bound",
+        description="nearest: ties to even; stochastic: unbiased, with twice the error bound",
     )
     guard_bits: int = Field(
-        default=8, ge=0, le=32, description="unused top bits; they reveal mismatched shares"
+        default=8,
+        ge=0,
+        le=32,
+        description="number of unused top bits, which reveal mismatched shares",
     )
 
 
 class LastingKeySettings(Settings):
-    """Keys of helpers and clients that are made once, so that others can know them by name."""
+    """Lasting keys of helpers and clients, by which the other parties recognise them."""
 
     helper_fingerprints: _Fingerprints = Field(
         default=(),
         description="fingerprints of the helpers' lasting keys (`fedsim helper-key`), in the order "
-        "of the helpers; clients refuse any other key",
+        "of the helpers; clients refuse other keys",
     )
     helper_files: _Names = Field(
         default=(),
-        description="files of those keys, for helpers of a simulation; a SuperNode names its own",
+        description="files of the helpers' lasting keys in a simulation; in a deployment each "
+        "SuperNode names the file of its key",
     )
     client_fingerprints: _Fingerprints = Field(
         default=(),
         description="fingerprints of the clients' lasting keys (`fedsim client-key`), in the order "
-        "of the clients; helpers count no other uploads",
+        "of the clients; helpers refuse uploads with other keys",
     )
     client_files: _Names = Field(
         default=(),
-        description="files of those keys, for clients of a simulation; a SuperNode names its own",
+        description="files of the clients' lasting keys in a simulation; in a deployment each "
+        "SuperNode names the file of its key",
     )
 
     @field_validator("*")
@@ -160,7 +168,7 @@ class SecureAggregationSettings(Settings):
     protocol: Annotated[ProtocolSettings, Choice()] = Field(
         default=AdditiveSettings(name="additive"),
         description="additive: shares for two or more aggregators; secagg, secagg_plus: pairwise "
-        "masks for a single server; quantized: the same numbers without cryptography (control); a "
+        "masks for a single server; quantized: the same numbers without cryptography (baseline); a "
         "mapping sets the keys of the protocol",
     )
     aggregators: int = Field(
@@ -174,7 +182,7 @@ class SecureAggregationSettings(Settings):
         ge=2,
         le=MAX_CLIENTS,
         description="fewest clients whose sum is opened; helpers, and clients of secagg, enforce "
-        "their own",
+        "the value of their experiment file",
     )
     encoding: EncodingSettings = Field(
         default=EncodingSettings(), description="how updates become integers of a ring"
@@ -193,8 +201,7 @@ class SecureAggregationSettings(Settings):
     )
     keys: LastingKeySettings = Field(
         default=LastingKeySettings(),
-        description="additive: keys of helpers and clients that are made once, by which others "
-        "know them",
+        description="additive: lasting keys of helpers and clients, which the other parties pin",
     )
 
     @field_validator("aggregators", "keys")
@@ -229,15 +236,15 @@ class SecureAggregationSettings(Settings):
 
     @property
     def helpers(self) -> int:
-        """Number of helper nodes that the protocol needs."""
+        """The number of helper nodes that the protocol needs."""
         return self.aggregators - 1 if isinstance(self.protocol, AdditiveSettings) else 0
 
     def plan(self) -> dict[str, Any]:
-        """Return the keys that belong to a federation's plan, without those of each machine."""
+        """Return the settings that are part of the federation's plan, not those per machine."""
         return self.model_dump(mode="json", exclude=_OF_EACH_MACHINE)
 
     def digest(self) -> str:
         """Return the SHA-256 of the settings on which the parties must agree, in hex."""
         shared = self.plan()
-        del shared["keys"]["helper_fingerprints"]  # each party pins by itself
+        del shared["keys"]["helper_fingerprints"]  # each party chooses which keys it pins
         return hashlib.sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()

@@ -20,19 +20,23 @@ class ShamirSharing:
     fewer shares than `threshold` are independent of the secret.
 
     Source: Shamir 1979, "How to share a secret".
+
+    Attributes:
+        threshold: the number of shares that recover a secret, ≥ 1.
     """
 
     threshold: int
 
     def split(self, secret: bytes, points: Sequence[int]) -> list[bytes]:
-        """Return a share of 33 bytes for each point.
+        """Split a secret into shares; return a share of 33 bytes for each point.
 
         Args:
-            secret: 32 bytes.
+            secret: the secret, 32 bytes.
             points: distinct whole numbers from 1 to `PRIME` - 1, at least `threshold` of them.
 
         Raises:
-            ThresholdError: fewer points than the threshold; the secret could not be recovered.
+            ThresholdError: there are fewer points than the threshold, so the secret could not be
+                recovered.
             ValueError: the secret does not have 32 bytes, or points repeat or are out of range.
         """
         if len(secret) != SECRET_BYTES:
@@ -49,13 +53,13 @@ class ShamirSharing:
         ]
 
     def combine(self, shares: Mapping[int, bytes]) -> bytes:
-        """Return the secret, given shares by their points.
+        """Recover a secret from its shares, given by their points.
 
-        Of surplus shares those with the smallest points are used: the secrets of many owners then
-        share one set of Lagrange coefficients.
+        If there are more shares than needed, those with the smallest points are used: the secrets
+        of many owners then share one set of Lagrange coefficients.
 
         Raises:
-            ThresholdError: fewer than `threshold` shares.
+            ThresholdError: there are fewer than `threshold` shares.
             ShareMismatchError: the shares belong to no 32-byte secret.
         """
         if len(shares) < self.threshold:
@@ -81,7 +85,7 @@ def _evaluate(coefficients: Sequence[int], constant: int, point: int) -> int:
 
 @lru_cache(maxsize=256)
 def _lagrange_at_zero(points: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the Lagrange coefficients at 0."""
+    """Return the Lagrange coefficients of the points at 0."""
     coefficients = []
     for point in points:
         numerator, denominator = 1, 1

@@ -1,6 +1,6 @@
-"""The wire format: messages as records of plain fields and of arrays, strictly checked.
+"""The wire format of messages: records of plain fields and of arrays, strictly checked.
 
-A message becomes `{"kind", "version", field: bool | int | str | bytes | list of one of them}` and
+A message becomes `{"kind", "version", field: bool | int | str | bytes | list of one type}` and
 `{field: array}`. Any transport of typed records can carry both.
 """
 
@@ -36,7 +36,7 @@ class WireRecord:
 
 
 def to_record(message: object) -> WireRecord:
-    """Return the record of a dataclass of `messages`, or of a state with fields of such types."""
+    """Return the wire record of a dataclass of `messages`, or of a state with such fields."""
     config: Config = {"kind": type(message).__name__, "version": WIRE_VERSION}
     arrays: dict[str, NDArray] = {}
     for name, kind in _fields(type(message)).items():
@@ -51,16 +51,17 @@ def to_record(message: object) -> WireRecord:
 def from_record(
     kind: type[_T], config: Mapping[str, object], arrays: Mapping[str, NDArray] | None = None
 ) -> _T:
-    """Return the message of a record.
+    """Return the message that a wire record holds.
 
     Args:
-        kind: class of the expected message.
-        config: plain fields.
-        arrays: arrays by field; None: no arrays.
+        kind: the class of the expected message.
+        config: the plain fields by name.
+        arrays: the arrays by field name; None for no arrays.
 
     Raises:
         SecureAggregationError: the record is a refusal; the other party's error is raised.
-        WireError: another kind or version, or a field that is missing, unknown or of a wrong type.
+        WireError: the message is of another kind or version, or a field is missing, unknown or of a
+            wrong type.
     """
     if config.get("kind") == Refusal.__name__ and kind is not Refusal:
         received = from_record(Refusal, config)
@@ -72,18 +73,18 @@ def from_record(
         )
     arrays = arrays or {}
     expected = _fields(kind)
-    in_arrays = {name for name, what in expected.items() if what is np.ndarray}
+    in_arrays = {name for name, field_kind in expected.items() if field_kind is np.ndarray}
     in_config = {*expected, "kind", "version"} - in_arrays
     extra = [name for name in config if name not in in_config]
     extra += [name for name in arrays if name not in in_arrays]
     if extra:
         raise WireError(f"{kind.__name__} has unknown fields {extra}")
     values: dict[str, Any] = {}
-    for name, what in expected.items():
-        source = arrays if what is np.ndarray else config
+    for name, field_kind in expected.items():
+        source = arrays if field_kind is np.ndarray else config
         if name not in source:
             raise WireError(f"{kind.__name__} lacks the field {name!r}")
-        values[name] = _check_value(f"{kind.__name__}.{name}", source[name], what)
+        values[name] = _check_value(f"{kind.__name__}.{name}", source[name], field_kind)
     return kind(**values)
 
 
@@ -94,7 +95,7 @@ def to_refusal(error: SecureAggregationError) -> Refusal:
 
 def _fields(kind: type) -> dict[str, Any]:
     hints = get_type_hints(kind)
-    return {each.name: _plain(hints[each.name]) for each in fields(kind)}
+    return {field.name: _plain(hints[field.name]) for field in fields(kind)}
 
 
 def _plain(hint: Any) -> Any:

@@ -1,1 +1,1 @@
-"""Engines that execute a federation."""
+"""Engines, which execute a federation in one process or in many."""

@@ -1,4 +1,4 @@
-"""The interface of engines: one ServerApp and one ClientApp in, a finished federation out."""
+"""The interface of engines, which run a ServerApp and a ClientApp to the end of a federation."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -17,14 +17,15 @@ class EngineError(FedsimError, RuntimeError):
 
 
 class Engine(ABC):
-    """Executes a federation. Every engine gives the same result.
+    """Base class of engines, which execute a federation and all give the same result.
 
     Attributes:
-        patience: seconds to wait for all nodes and their replies to the roll call.
+        patience: the longest time to wait for all nodes to register, in seconds.
         one_operator: whether one party operates all nodes.
-        writes_ledger: whether clients are charged in the run's own ledger. Otherwise the ledger is
-            on the nodes, and the run has a copy at its end.
-        plans_blocks: whether clients train in the planned blocks; otherwise each one is alone.
+        writes_ledger: whether clients are charged in the ledger of the run directory. Otherwise the
+            ledgers are on the nodes, and the run directory gets a copy at the end.
+        plans_blocks: whether clients train vectorized in the planned blocks; otherwise each client
+            trains alone.
     """
 
     patience: float = 60.0
@@ -34,9 +35,10 @@ class Engine(ABC):
 
     @contextmanager
     def session(self) -> Iterator[None]:
-        """Have what `execute` needs during the block; alone, `execute` opens a session of its own.
+        """Hold the resources of `execute`, such as a connection to Ray, during a `with` block.
 
-        A run opens it before it has a directory: an engine that cannot run leaves no files.
+        Without an open session, `execute` opens one. A run opens the session before it creates its
+        directory, so that an engine that cannot run leaves no files.
 
         Raises:
             EngineError: the engine cannot run here.
@@ -45,10 +47,10 @@ class Engine(ABC):
 
     @abstractmethod
     def execute(self, server_app: ServerApp, client_app: ClientApp, num_nodes: int) -> None:
-        """Run a federation until the server app returns.
+        """Run a federation until its server app returns.
 
         Args:
-            server_app: the server.
+            server_app: the app of the server.
             client_app: the app of every node.
-            num_nodes: number of nodes: clients, and helpers of secure aggregation.
+            num_nodes: the number of nodes, which are clients and helpers of secure aggregation.
         """

@@ -1,4 +1,4 @@
-"""The engines by name: local, Ray, and Flower's own simulation."""
+"""Returns the engine that settings name: local, Ray, or Flower's simulation."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -18,10 +18,10 @@ from fedsim.simulation.settings import RuntimeSettings
 
 
 class FlowerEngine(Engine):
-    """Flower's own simulation runtime: clients in Ray worker processes (extra `ray`).
+    """Runs a federation in Flower's simulation runtime, with Ray workers (extra `ray`).
 
     Args:
-        workers: Ray workers, each with one thread.
+        workers: the number of Ray workers, each with one thread.
     """
 
     plans_blocks = False
@@ -34,7 +34,7 @@ class FlowerEngine(Engine):
         """Check that Ray is installed (see `Engine`).
 
         Raises:
-            EngineError: it is not.
+            EngineError: Ray is not installed.
         """
         if find_spec("ray") is None:
             raise EngineError(
@@ -65,12 +65,12 @@ class FlowerEngine(Engine):
 
 
 class _StoppableServer:
-    """A server app in a thread of Flower's runtime, which an interrupt of the main thread ends.
+    """A server app in a thread of Flower's runtime that can be stopped from the main thread.
 
-    Without it the server would go on, and write, beside the end of the run.
+    Without it the server would go on, and write files, after an interrupt of the main thread.
 
     Attributes:
-        app: runs `server_app`.
+        app: the ServerApp that runs `server_app` and can be stopped.
     """
 
     def __init__(self, server_app: ServerApp) -> None:

@@ -1,15 +1,15 @@
-"""The local engine: Flower's `Grid` in one process, where a message is a function call.
+"""The local engine implements Flower's `Grid` in one process, where a message is a function call.
 
 Unchanged ServerApps, Strategies and ClientApps run on it without Ray and without serialization.
-Where server and clients are fedsim's own and the app has no mods, train requests need no messages
-either (`direct_channel`).
+Where server and clients are those of fedsim and the app has no mods, train requests need no
+messages either (`direct_channel`).
 
-Where Flower leaves the semantics open:
+Flower leaves some semantics open; here they are:
 
 - Node ids are `FIRST_NODE + partition`, in ascending order.
-- Replies come lazily, one at a time, in the order of the requests: a strategy that consumes them as
-  a stream holds one at a time. `push_messages` followed by `pull_messages` works as well.
-- Each client gets its own records; their arrays are shared and read-only.
+- Replies are computed lazily, one at a time, in the order of the requests, so a strategy that
+  consumes them as a stream holds one at a time. `push_messages` and then `pull_messages` also work.
+- Each client gets separate records; their arrays are shared and read-only.
 - An app that answers many requests at once (`BatchAnswers`) gets all requests of one kind when the
   first reply is read. An app with Flower mods is called with each message.
 - A client's `Context` keeps what the client wrote before an exception, so a recorded charge is
@@ -45,27 +45,27 @@ _RUN_ID = 1
 
 @runtime_checkable
 class DirectAnswers(Protocol):
-    """An app that answers train requests without messages."""
+    """An app that can answer train requests without messages."""
 
     @property
     def takes_batches(self) -> bool:
-        """Whether the app need not see messages."""
+        """Whether the app may be asked without messages, as it has no mods."""
         ...
 
     def answer_requests(
         self, requests: Iterable[tuple[TrainRequest, Context]]
     ) -> Iterator[Iterator[Answer]]:
-        """Yield groups of answers, in the order of the requests."""
+        """Yield groups of answers to requests with their clients' contexts, in order."""
         ...
 
 
 @dataclass(frozen=True)
 class DirectChannel:
-    """A channel to the clients of this process.
+    """Sends train requests to the clients of this process without messages.
 
     Attributes:
-        app: of every client.
-        contexts: of every node, by node id.
+        app: the app of every client.
+        contexts: the context of every node, by node id.
     """
 
     app: DirectAnswers
@@ -74,11 +74,11 @@ class DirectChannel:
     def train(
         self, requests: Mapping[int, TrainRequest], *, timeout: float | None = None
     ) -> Iterator[tuple[int, TrainAnswer]]:
-        """Yield node and answer of each client, in the order of the requests.
+        """Yield the node id and the answer of each client, in the order of the requests.
 
         Args:
-            requests: one for each node, by node id, in ascending order of clients.
-            timeout: ignored: it cannot interrupt a client of the same process.
+            requests: the request to each node, by node id, in ascending order of clients.
+            timeout: ignored, as it cannot interrupt a client of the same process.
         """
         live = LiveArrayCache()
         asked = (
@@ -91,13 +91,13 @@ class DirectChannel:
 
 
 class LiveArrayCache:
-    """Caches the live arrays of the last record, which many requests share."""
+    """Caches the live arrays of the last record, as many requests share one record."""
 
     def __init__(self) -> None:
         self._last: tuple[ArrayRecord, ArrayRecord] | None = None
 
     def of(self, record: ArrayRecord) -> ArrayRecord:
-        """Return the record with read-only arrays in memory, shared by all callers."""
+        """Return a record with the same arrays, read-only in memory and shared by all callers."""
         if self._last is None or self._last[0] is not record:
             values = {name: array.numpy() for name, array in record.items()}
             self._last = record, live_record(values)
@@ -105,7 +105,7 @@ class LiveArrayCache:
 
 
 def failure_reason(node: int, error: Exception) -> str:
-    """Log what the app of a node raised, and return the reason of its failure."""
+    """Log an error that a node's app raised, and return it as the reason of the node's failure."""
     logger.debug("node %d raised", node, exc_info=error)
     return f"{type_name(error)}: {error_text(error)}"
 
@@ -123,7 +123,7 @@ class LocalGrid(VirtualGrid):
 
     Args:
         client_app: the app of every node.
-        num_clients: number of nodes.
+        num_clients: the number of nodes.
         run_id: Flower's id of the run.
     """
 
@@ -132,10 +132,10 @@ class LocalGrid(VirtualGrid):
         self._client_app = client_app
 
     def direct_channel(self) -> DirectChannel | None:
-        """Return the channel that asks clients without messages.
+        """Return the channel that asks clients without messages, or None if they are needed.
 
-        None for an app that is not fedsim's, that has mods, or where a subclass of the grid sees
-        messages.
+        Messages are needed by an app that is not fedsim's or has mods, and by a subclass of the
+        grid that overrides `send_and_receive`.
         """
         app = self._client_app
         if isinstance(app, DirectAnswers) and self._needs_no_messages:
@@ -143,7 +143,7 @@ class LocalGrid(VirtualGrid):
         return None
 
     def numbered_nodes(self) -> Sequence[int] | None:
-        """Return all nodes by number; None for an app that sees, or may answer, the roll call."""
+        """Return all node ids by number, or None where the app must be asked for its numbers."""
         return self.node_range if self._needs_no_messages else None
 
     @property
@@ -158,7 +158,7 @@ class LocalGrid(VirtualGrid):
 
         Args:
             messages: the requests.
-            timeout: ignored: it cannot interrupt a client of the same process.
+            timeout: ignored, as it cannot interrupt a client of the same process.
         """
         live = LiveArrayCache()
         for _, same_kind in groupby(messages, key=lambda message: message.metadata.message_type):
@@ -184,7 +184,7 @@ _SEND_AND_RECEIVE = LocalGrid.send_and_receive
 
 
 def _private_copy(message: Message, live: LiveArrayCache) -> Message:
-    """Return the message with its own records; strategies share one RecordDict among messages."""
+    """Return a message with copied records, as strategies share one RecordDict among messages."""
     records = {
         name: live.of(record).copy() if isinstance(record, ArrayRecord) else record.copy()
         for name, record in message.content.items()
@@ -196,7 +196,7 @@ class LocalEngine(Engine):
     """Runs all clients in this process, without serialization.
 
     Args:
-        grid: makes the grid from the app of every node, their number and `run_id`.
+        grid: creates the grid from the nodes' app, the number of nodes and `run_id`.
     """
 
     def __init__(self, grid: Callable[..., LocalGrid] = LocalGrid) -> None:

@@ -1,4 +1,4 @@
-"""Memory settings of a worker process: reuse of freed memory, rare garbage collection."""
+"""Memory settings of a training process: reuse of freed memory, rare garbage collection."""
 
 import ctypes
 import gc
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # names of mallopt(3)
 _LARGEST_MMAP_THRESHOLD = 32 << 20
-# 20,000 new objects are those of 10 to 40 training steps, whose tensors may be parts of cycles.
+# 10 to 40 training steps create 20,000 objects; their tensors may be in reference cycles.
 _GC_THRESHOLDS = (20_000, 10, 50)
 
 
@@ -20,7 +20,7 @@ def keep_freed_memory() -> bool:
     more than the arithmetic. No result changes; the process keeps its peak memory.
 
     Returns:
-        Whether the C library took the settings (glibc only; elsewhere nothing happens).
+        Whether the C library accepted the settings (glibc only; elsewhere nothing happens).
     """
     if not sys.platform.startswith("linux"):
         return False
@@ -44,7 +44,7 @@ def freeze_objects() -> None:
 
 @contextmanager
 def frozen_objects() -> Iterator[None]:
-    """Exclude all existing objects from garbage collection, and collect less often, in a block.
+    """Exclude all existing objects from garbage collection, and collect less often, in a `with`.
 
     Messages trigger collections, and each full collection visits hundreds of thousands of objects
     of torch and Flower, none of which is garbage. With Python's own thresholds that takes 5 % of a

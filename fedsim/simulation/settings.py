@@ -1,4 +1,4 @@
-"""Settings of the execution (`runtime:`), engines and trackers; none changes a result or an ε."""
+"""Settings of the execution (`runtime:`); no engine or tracker changes a result or an ε."""
 
 from typing import Literal, Self
 
@@ -13,7 +13,7 @@ ENGINES = {
     "flower": "Flower's simulation runtime (extra ray)",
 }
 
-# A key is the name of the package that must be installed, and of the extra that brings it.
+# A key is the name of the package that must be installed, and of the extra that installs it.
 TRACKERS = {
     "tensorboard": "event files in tensorboard/ of the run directory (extra tensorboard)",
     "mlflow": "files in mlflow/ of the run directory, or an MLflow server (extra mlflow)",
@@ -42,11 +42,12 @@ class RuntimeSettings(Settings):
         "Ray on this machine for the run",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
-        default="auto", description="where clients train; auto: CUDA where there is one"
+        default="auto",
+        description="device on which clients train; auto: CUDA if the machine has it",
     )
     trackers: list[str] = Field(
         default=[],
-        description="trackers that get every round beside rounds.jsonl: "
+        description="trackers that log every round, beside rounds.jsonl: "
         f"{', '.join(TRACKERS)} (each is an extra of its name), package.module:Class or "
         "./file.py:Class",
     )

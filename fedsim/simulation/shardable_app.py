@@ -1,4 +1,4 @@
-"""Client apps that can be split over processes, so that each holds the data of its own clients."""
+"""Client apps that can be split over processes, so that each holds only its clients' data."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from flwr.clientapp import ClientApp
 
 from fedsim.accountant.ledger.journal import Journal
 
-# Makes the ClientApp of some clients in the calling process; they charge to the given journal.
+# Creates the ClientApp of some clients in the calling process; charges go to the given journal.
 # A factory must survive pickling.
 ShardFactory = Callable[[Journal | None], ClientApp]
 
@@ -21,7 +21,7 @@ class ShardableApp(Protocol):
 
     @property
     def ledger(self) -> Path | None:
-        """File of the durable ledger; None without a ledger."""
+        """The file of the durable ledger; None without a ledger."""
         ...
 
     def expected_work(self) -> Sequence[float]:
@@ -29,41 +29,41 @@ class ShardableApp(Protocol):
         ...
 
     def ranges(self) -> Sequence[Sequence[int]]:
-        """Return the clients that stay together in one process, ascending; each client once."""
+        """Return the ranges of clients that stay in one process, ascending; each client once."""
         ...
 
     def first_of_block(self, client: int, message: Message) -> int:
-        """Return the first client of the block that answers a message together.
+        """Return the first client of the block in which a client answers a message.
 
         Args:
-            client: the client that gets the message.
+            client: the client that receives the message.
             message: the request.
         """
         ...
 
     def shard(self, clients: Sequence[int]) -> ShardFactory:
-        """Return the factory of the app of the given clients, for another process."""
+        """Return a picklable factory of the app of the given clients, for another process."""
         ...
 
 
 @dataclass(frozen=True)
 class UnshardedApp:
-    """Any ClientApp that can be pickled; every process gets the whole app."""
+    """Wraps any ClientApp that can be pickled; every process gets the whole app."""
 
     client_app: ClientApp
     num_clients: int
     ledger: Path | None = None
 
     def expected_work(self) -> Sequence[float]:
-        """Return equal work for each client."""
+        """Return the same work for each client, as nothing is known."""
         return [1.0] * self.num_clients
 
     def ranges(self) -> Sequence[Sequence[int]]:
-        """Return each client by itself."""
+        """Return a range for each client, as clients may be on any worker."""
         return [(client,) for client in range(self.num_clients)]
 
     def first_of_block(self, client: int, message: Message) -> int:
-        """Return the client: each answers by itself."""
+        """Return the client, as every client answers alone."""
         return client
 
     def shard(self, clients: Sequence[int]) -> ShardFactory:

@@ -1,7 +1,7 @@
-"""Base of the simulated grids: nodes with their contexts, pushed messages, and clients' answers.
+"""Base class of the simulated grids: nodes with contexts, pushed messages, clients' answers.
 
-A node's context is made when it gets its first message. A context is half a kilobyte of Python
-objects. Of 100,000 clients, of which a round asks 1,000, most get theirs late or never.
+A node's context is created with its first message, as a context is half a kilobyte of Python
+objects: of 100,000 clients, of which a round asks 1,000, most get a context late or never.
 """
 
 import time
@@ -33,31 +33,33 @@ FIRST_NODE = 1000
 class NodeContexts(Mapping[int, Context]):
     """The contexts of some nodes by node id, which is `FIRST_NODE + partition`.
 
-    Pickled, it takes along the contexts that exist; the others are made on the other side.
+    A pickle holds the contexts that exist; the others are created where it is unpickled.
 
     Args:
-        partitions: numbers of the nodes, in the order of iteration.
-        num_nodes: number of nodes of the federation.
+        partitions: the numbers of the nodes, in the order of iteration.
+        num_nodes: the number of nodes of the federation.
         run_id: Flower's id of the run.
     """
 
     def __init__(self, partitions: Iterable[int], *, num_nodes: int, run_id: int) -> None:
         self._made: dict[int, Context] = {}
-        own = partitions if isinstance(partitions, range) else tuple(partitions)
-        self._partitions: range | frozenset[int] = own if isinstance(own, range) else frozenset(own)
-        self._order = own
+        numbers = partitions if isinstance(partitions, range) else tuple(partitions)
+        self._partitions: range | frozenset[int] = (
+            numbers if isinstance(numbers, range) else frozenset(numbers)
+        )
+        self._order = numbers
         self._num_nodes, self._run_id = num_nodes, run_id
 
     @property
     def partitions(self) -> range | tuple[int, ...]:
-        """Numbers of the nodes."""
+        """The numbers of the nodes, in the order of iteration."""
         return self._order
 
     def __getitem__(self, node: int) -> Context:
         """Return the context of a node, always the same object.
 
         Raises:
-            KeyError: no such node is here.
+            KeyError: the node is not one of these nodes.
         """
         if node not in self._made:
             if node not in self:
@@ -88,12 +90,12 @@ FlowerRecord = ArrayRecord | MetricRecord | ConfigRecord
 
 
 class VirtualGrid(Grid):
-    """A grid of `num_clients` nodes, `FIRST_NODE + partition`, each with its own `Context`.
+    """A grid of `num_clients` nodes with ids `FIRST_NODE + partition`, each with a `Context`.
 
-    A subclass implements `send_and_receive`.
+    Subclasses implement `send_and_receive`.
 
     Args:
-        num_clients: number of nodes.
+        num_clients: the number of nodes.
         run_id: Flower's id of the run.
     """
 
@@ -133,7 +135,7 @@ class VirtualGrid(Grid):
         return list(self.node_range)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Store messages and return their ids; they are answered when they are pulled."""
+        """Store messages and return their ids; the messages are answered when they are pulled."""
         ids = []
         for message in messages:
             self._set_id(message)
@@ -142,7 +144,7 @@ class VirtualGrid(Grid):
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return the replies to the given messages; a second pull of an id gives no reply."""
+        """Return the replies to messages, by message ids; a second pull of an id has no reply."""
         known = [self._pushed.pop(name) for name in message_ids if name in self._pushed]
         return list(self.send_and_receive(known))
 
@@ -150,11 +152,11 @@ class VirtualGrid(Grid):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterator[Message]:
-        """Yield the reply to each message as soon as it exists.
+        """Send messages and yield the reply to each message as replies arrive.
 
         Args:
             messages: the requests.
-            timeout: seconds for all replies; None: no limit.
+            timeout: the longest time to wait for all replies, in seconds; None for no limit.
         """
 
     def _set_id(self, message: Message) -> None:
@@ -164,11 +166,11 @@ class VirtualGrid(Grid):
 
 
 def failure(request: Message, reason: str) -> Message:
-    """Return the reply of a failed client.
+    """Return the error message that replies for a failed client.
 
     Args:
         request: the message to the client.
-        reason: text of the failure.
+        reason: the text of the failure.
     """
     return Message(Error(CLIENT_RAISED, reason), reply_to=request)
 
@@ -179,9 +181,9 @@ _Answer = TypeVar("_Answer")
 def answer_requests(
     app: ClientApp, requests: Sequence[tuple[Message, Context]]
 ) -> Iterator[AnswerGroup]:
-    """Yield groups of answers, in the order of the requests.
+    """Ask a client app, and yield groups of answers in the order of the requests.
 
-    An app with Flower mods, and any app that is not one of fedsim, is called with each message.
+    An app with Flower mods, or one that is not fedsim's, is called with each message.
 
     Args:
         app: the clients' app.
@@ -207,15 +209,15 @@ def chunk_by_time(
     chunk_seconds: float,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Iterator[tuple[list[_Answer], float]]:
-    """Yield chunks of answers and the seconds of each chunk.
+    """Collect answers in chunks of a least duration; yield each chunk and its seconds.
 
-    A chunk ends with the group in which its time runs out, so that the receiver can process it
-    while the next group is computed.
+    A chunk ends with the group of answers in which its time runs out, so that the receiver can
+    process it while the next group is computed.
 
     Args:
-        groups: groups of answers.
-        count: number of all answers; the last answer ends the last chunk.
-        chunk_seconds: least time of a chunk, except the last.
+        groups: the groups of answers.
+        count: the number of all answers; the last answer ends the last chunk.
+        chunk_seconds: the least time of a chunk except the last, in seconds.
         clock: returns the time in seconds.
     """
     chunk: list[_Answer] = []

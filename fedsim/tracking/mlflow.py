@@ -1,4 +1,4 @@
-"""MLflow: `MLFLOW_TRACKING_URI`, or files in `mlflow/` of the run directory (extra `mlflow`)."""
+"""Logs to MLflow at `MLFLOW_TRACKING_URI`, or to files in `mlflow/` of the run directory."""
 
 import os
 import time
@@ -12,9 +12,10 @@ _MAX_VALUE_CHARS = 500  # MLflow refuses longer parameters
 
 
 class MlflowTracker:
-    """Logs settings as parameters, and metrics over the rounds.
+    """Logs a run's settings as MLflow parameters, and its metrics over the rounds (extra `mlflow`).
 
-    It has its own client, so MLflow's global state, which the caller may use, does not change.
+    A separate MLflow client is used, so MLflow's global state, which the caller may use, does not
+    change.
     """
 
     def __init__(self) -> None:
@@ -22,9 +23,11 @@ class MlflowTracker:
         self._run_id = ""
 
     def start(self, run: TrackedRun) -> None:
-        """Create the MLflow run; a resumed run continues its own."""
+        """Create the MLflow run, or continue the MLflow run of a resumed run."""
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # newer ones need a database
+        os.environ.setdefault(
+            "MLFLOW_ALLOW_FILE_STORE", "true"
+        )  # else newer versions need a database
         client_class = import_module("mlflow.tracking").MlflowClient
         folder = run.path / "mlflow"
         folder.mkdir(exist_ok=True)
@@ -35,8 +38,8 @@ class MlflowTracker:
             self._run_id = id_file.read_text(encoding="utf-8").strip()
             self._client.update_run(self._run_id, status="RUNNING")
             return
-        found = self._client.get_experiment_by_name("fedsim")
-        experiment = found.experiment_id if found else self._client.create_experiment("fedsim")
+        known = self._client.get_experiment_by_name("fedsim")
+        experiment = known.experiment_id if known else self._client.create_experiment("fedsim")
         self._run_id = self._client.create_run(experiment, run_name=run.name).info.run_id
         id_file.write_text(self._run_id + "\n", encoding="utf-8")
         for key, value in run.settings.items():
@@ -49,5 +52,5 @@ class MlflowTracker:
             self._client.log_metric(self._run_id, name, value, timestamp=now, step=round_number)
 
     def finish(self) -> None:
-        """Mark the run as ended."""
+        """Mark the MLflow run as ended."""
         self._client.set_terminated(self._run_id)

@@ -1,4 +1,4 @@
-"""Observers of a run, the interface of a tracker, and the numbers of a round that it gets."""
+"""Interfaces of a run's callbacks and of trackers, and the numbers of a round for trackers."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,18 +13,18 @@ if TYPE_CHECKING:
 
 
 class RunObserver(Protocol):
-    """Callbacks of a run, such as the terminal's.
+    """The callbacks of a run, such as those of the terminal.
 
-    An observer may also have a method `phase(name)`. It is called at the start of each phase
+    The object may also have a method `phase(name)`, which is called at the start of each phase
     outside of the rounds ("checking the model", "writing the report"), and with "" after the last
-    of several.
+    of several phases.
     """
 
     def started(self, federation: "Federation", path: Path) -> None:
         """Called before the first round.
 
         Args:
-            federation: the parts of the run.
+            federation: the federation that runs.
             path: the run directory.
         """
         ...
@@ -39,16 +39,16 @@ class RunObserver(Protocol):
 
 
 def phases_of(observer: RunObserver | None) -> Phases:
-    """Return phases that are announced to an observer, if it has a method for them."""
+    """Return phases that are announced to a callback object, if it has a method for phases."""
     return Phases(partial(tell_phase, observer))
 
 
 def tell_phase(observer: RunObserver | None, name: str) -> None:
-    """Announce a phase to an observer, if it has a method for phases.
+    """Announce a phase to a callback object, if it has a method for phases.
 
     Args:
-        observer: the observer, if any.
-        name: what is being done; "" after the last of several phases.
+        observer: the callback object; None to announce nothing.
+        name: the name of the phase; "" after the last of several phases.
     """
     method = getattr(observer, "phase", None)
     if method is not None:
@@ -56,11 +56,11 @@ def tell_phase(observer: RunObserver | None, name: str) -> None:
 
 
 class CheckingObserver:
-    """Calls a check after each round, then another observer.
+    """Forwards all calls to another callback object, and calls a check after each round.
 
     Args:
-        check: may raise, which ends the run.
-        observer: the other observer, if any.
+        check: the check, which may raise to end the run.
+        observer: the other callback object; None to call the check alone.
     """
 
     def __init__(self, check: Callable[[], None], observer: RunObserver | None) -> None:
@@ -68,34 +68,34 @@ class CheckingObserver:
         self._observer = observer
 
     def phase(self, name: str) -> None:
-        """Tell the other observer."""
+        """Forward the name of a phase."""
         tell_phase(self._observer, name)
 
     def started(self, federation: "Federation", path: Path) -> None:
-        """Tell the other observer."""
+        """Forward the start of the run."""
         if self._observer is not None:
             self._observer.started(federation, path)
 
     def round_finished(self, row: Mapping[str, Any]) -> None:
-        """Tell the other observer, then check."""
+        """Forward the line of a round, then call the check."""
         if self._observer is not None:
             self._observer.round_finished(row)
         self._check()
 
     def ended(self) -> None:
-        """Tell the other observer."""
+        """Forward the end of the run."""
         if self._observer is not None:
             self._observer.ended()
 
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """Description of a run for its trackers.
+    """The description of a run that its trackers get.
 
     Attributes:
         name: the experiment's name.
-        path: the run directory; each tracker has its own folder in it.
-        settings: the experiment with all defaults, `{"key.path": value}`.
+        path: the run directory, in which each tracker has a folder.
+        settings: the experiment with all defaults, as `{"key.path": value}`.
     """
 
     name: str
@@ -114,8 +114,9 @@ class Tracker(Protocol):
         """Called after each round.
 
         Args:
-            round_number: counted from 1.
-            metrics: the finite numbers of the round's line of `rounds.jsonl`; lists by length.
+            round_number: the round, from 1.
+            metrics: the finite numbers of the round's line of `rounds.jsonl`, by name (see
+                `row_numbers`).
         """
         ...
 
@@ -128,10 +129,10 @@ _SCORES = ("test_", "clients_", "train_")
 
 
 def row_numbers(row: Mapping[str, Any]) -> dict[str, float]:
-    """Return every number of a line by its name; values that are no number are left out.
+    """Return the numbers of a line of `rounds.jsonl` by name, without values that are no numbers.
 
-    A mapping gives `key.inner`, scores by class `test_recall_per_class.0`, and any other list, such
-    as `participants`, its length.
+    Numbers in a mapping are named `key.inner`, and scores by class `test_recall_per_class.0`. Any
+    other list, such as `participants`, is replaced by its length.
     """
     return dict(_numbers(row))
 
@@ -142,7 +143,9 @@ def _numbers(row: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, fl
         if isinstance(value, Mapping):
             yield from _numbers(value, f"{name}.")
         elif isinstance(value, list) and name.startswith(_SCORES):
-            yield from _numbers({str(place): one for place, one in enumerate(value)}, f"{name}.")
+            yield from _numbers(
+                {str(place): entry for place, entry in enumerate(value)}, f"{name}."
+            )
         elif isinstance(value, list):
             yield name, len(value)
         elif isinstance(value, int | float):

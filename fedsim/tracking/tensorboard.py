@@ -1,4 +1,4 @@
-"""TensorBoard: event files in `tensorboard/` of the run directory (extra `tensorboard`)."""
+"""Logs to TensorBoard event files in `tensorboard/` of the run directory."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,13 +7,13 @@ from fedsim.tracking.observer import TrackedRun
 
 
 class TensorBoardTracker:
-    """Writes every metric as a scalar over the rounds; `tensorboard --logdir runs` shows them."""
+    """Writes metrics as scalars, which `tensorboard --logdir runs` shows (extra `tensorboard`)."""
 
     def __init__(self) -> None:
         self._writer: Any = None
 
     def start(self, run: TrackedRun) -> None:
-        """Open an event file; a resumed run has a second one, and TensorBoard joins the two."""
+        """Open an event file; a resumed run opens a second file, and TensorBoard joins the two."""
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer = SummaryWriter(log_dir=str(run.path / "tensorboard"))
@@ -27,5 +27,5 @@ class TensorBoardTracker:
         self._writer.flush()
 
     def finish(self) -> None:
-        """Close the file."""
+        """Close the event file."""
         self._writer.close()

@@ -1,7 +1,8 @@
 """The trackers that `runtime.trackers` names: built in, or a plug-in `./file.py:Tracker`.
 
 A plug-in is a class or function without arguments. It returns a tracker (`start`, `log`, `finish`)
-or an observer (`started`, `round_finished`, `ended`). One that fails is removed with a warning.
+or a callback object (`started`, `round_finished`, `ended`). A tracker that fails is removed with a
+warning.
 """
 
 import logging
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# A key is the name of the package that must be installed, and of the extra that brings it.
+# A key is the name of the package that must be installed, and of the extra that installs it.
 TRACKERS: Mapping[str, Callable[[], Tracker]] = ByName(
     {
         "tensorboard": "fedsim.tracking.tensorboard:TensorBoardTracker",
@@ -36,7 +37,7 @@ _OBSERVER = ("started", "round_finished", "ended")
 
 
 class TrackerError(FedsimError, RuntimeError):
-    """A tracker that is not installed, or is no tracker; the message names the fix."""
+    """A tracker is not installed, or has not a tracker's methods; the message names the fix."""
 
     exit_code = ExitCode.WRONG_INPUT
 
@@ -44,15 +45,15 @@ class TrackerError(FedsimError, RuntimeError):
 def add_trackers(
     names: Sequence[str], observer: RunObserver | None, *, base: Path
 ) -> RunObserver | None:
-    """Return an observer that calls the named trackers and then `observer`.
+    """Return a callback object that calls the named trackers and then `observer`.
 
     Args:
-        names: keys of `TRACKERS` and plug-ins; empty: `observer` is returned unchanged.
-        observer: the user's own observer, if any.
+        names: keys of `TRACKERS` and plug-ins; if empty, `observer` is returned unchanged.
+        observer: the user's callback object; None without one.
         base: the directory in which relative paths of plug-ins start.
 
     Raises:
-        TrackerError: a tracker is not installed, or is no tracker; none was started.
+        TrackerError: a tracker is not installed, or has not a tracker's methods; none was started.
         PluginError: the plug-in of a tracker cannot be loaded.
     """
     if not names:
@@ -67,7 +68,7 @@ def add_trackers(
 
 
 def _watcher(name: str, base: Path) -> RunObserver:
-    """Return the observer that a name stands for."""
+    """Return the callback object of a named tracker or plug-in."""
     if name in TRACKERS:
         return _TrackerObserver(TRACKERS[name]())
     make = resolve(name, base=base, what="runtime.trackers")
@@ -88,7 +89,7 @@ def _has(made: object, methods: Sequence[str]) -> bool:
 
 
 class _TrackerObserver:
-    """An observer that tells a tracker the settings and numbers of a run."""
+    """A callback object that passes a run's settings and numbers to a tracker."""
 
     def __init__(self, tracker: Tracker) -> None:
         self._tracker = tracker
@@ -111,14 +112,14 @@ class _TrackerObserver:
 
 
 class _TrackingObserver:
-    """Calls the observers of trackers, then another observer; one that fails is removed."""
+    """Calls trackers and then another callback object; a tracker that fails is removed."""
 
     def __init__(self, trackers: dict[str, RunObserver], observer: RunObserver | None) -> None:
         self._trackers = trackers
         self._observer = observer
 
     def phase(self, name: str) -> None:
-        """Announce a phase."""
+        """Announce a phase to all."""
         self._call_trackers(lambda tracker: tell_phase(tracker, name))
         tell_phase(self._observer, name)
 
@@ -129,13 +130,13 @@ class _TrackingObserver:
             self._observer.started(federation, path)
 
     def round_finished(self, row: Mapping[str, Any]) -> None:
-        """Tell the line of a round."""
+        """Pass the line of a round to all."""
         self._call_trackers(lambda tracker: tracker.round_finished(row))
         if self._observer is not None:
             self._observer.round_finished(row)
 
     def ended(self) -> None:
-        """End the trackers."""
+        """End the trackers, then tell the other callback object."""
         self._call_trackers(lambda tracker: tracker.ended())
         if self._observer is not None:
             self._observer.ended()

@@ -1,4 +1,4 @@
-"""Weights & Biases, offline: files in `wandb/` of the run directory (extra `wandb`)."""
+"""Logs to an offline run of Weights & Biases in `wandb/` of the run directory."""
 
 import os
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from fedsim.tracking.observer import TrackedRun
 
 
 class WandbTracker:
-    """Logs settings and metrics to an offline run; `wandb sync` uploads it."""
+    """Logs settings and metrics offline, for `wandb sync` to upload (extra `wandb`)."""
 
     def __init__(self) -> None:
         self._run: Any = None
@@ -41,5 +41,5 @@ class WandbTracker:
         self._run.log(dict(metrics), step=round_number)
 
     def finish(self) -> None:
-        """Write the rest to disk and close the run."""
+        """Write the remaining data to disk and close the offline run."""
         self._run.finish()

@@ -1,10 +1,10 @@
-"""Aggregators: client updates in, their weighted mean out.
+"""Aggregators turn the client updates of a round into their weighted mean.
 
 `PlainAggregator` sees every update; `fedsim.server.secure.aggregator` sees only their sum.
 
 Floating-point addition is not associative, so an average in order of arrival differs from run to
-run. `OrderedMean`, a running float64 sum, adds the updates in the order fixed before the round, and
-holds back only those that arrive before their turn.
+run. `OrderedMean`, a running float64 sum, adds the updates in an order fixed before the round. An
+update that arrives before its turn waits in memory.
 """
 
 import math
@@ -29,18 +29,18 @@ Arrays = Mapping[str, np.ndarray]
 
 
 class InvalidUpdateError(FedsimError, ValueError):
-    """An update that must not be averaged; the message names the array and the fault."""
+    """An update is refused as part of the mean; the message names the array and the fault."""
 
 
 def check_update(update: Arrays, reference: Arrays) -> None:
     """Check that an update has the layout of the global model and only finite numbers.
 
     Args:
-        update: arrays by name, in the order of the model.
-        reference: the global model.
+        update: the client's arrays by name, in the order of the model.
+        reference: the global model, arrays by name.
 
     Raises:
-        InvalidUpdateError: names, dtype or shape differ, or a value is NaN or infinite.
+        InvalidUpdateError: a name, dtype or shape differs, or a value is NaN or infinite.
     """
     if list(update) != list(reference):
         missing = [name for name in reference if name not in update]
@@ -60,12 +60,12 @@ def check_update(update: Arrays, reference: Arrays) -> None:
 class OrderedMean:
     """Weighted mean of client updates, independent of their order of arrival.
 
-    Each client of `order` is added or skipped, once. The result has the dtypes of `reference`;
+    Call `add` or `skip` once for each client of `order`. The result has the dtypes of `reference`;
     integer arrays (counters such as `num_batches_tracked`) are rounded.
 
     Args:
-        order: the clients of the round, in the order of the sum.
-        reference: the global model.
+        order: the clients of the round, in the order in which they are summed.
+        reference: the global model, arrays by name.
     """
 
     def __init__(self, order: Sequence[int], reference: Arrays) -> None:
@@ -79,15 +79,16 @@ class OrderedMean:
         self._weight = 0.0
 
     def add(self, client: int, update: Arrays, weight: float) -> None:
-        """Add the update of a client.
+        """Add a client's model to the mean.
 
         Args:
-            client: a client of the order.
-            update: its model, arrays by name.
-            weight: ≥ 0.
+            client: a client of `order`.
+            update: the client's model, arrays by name.
+            weight: the client's weight in the mean, ≥ 0.
 
         Raises:
-            InvalidUpdateError: wrong layout or non-finite values (the client is then skipped).
+            InvalidUpdateError: the model has a wrong layout or a value that is not finite; the
+                client is then skipped.
             ValueError: the client is not in the order, or was added or skipped before.
         """
         try:
@@ -145,7 +146,7 @@ class OrderedMean:
 
 
 def _all_finite(values: np.ndarray) -> bool:
-    """Whether no value is NaN or infinite; one product finds that out for most arrays."""
+    """Whether all values are finite; a finite dot product with itself proves it for most arrays."""
     if values.dtype.kind == "f" and math.isfinite(np.vdot(values, values)):
         return True
     return bool(np.isfinite(values).all())  # large numbers have no finite square
@@ -157,25 +158,25 @@ def _cast(value: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 class RoundAbortedError(FedsimError):
-    """An aborted round: none of its updates may become part of the model."""
+    """The round is aborted: none of its updates may become part of the model."""
 
 
 class ClientAnswer(Protocol):
-    """The fields of every client's reply beside its update."""
+    """The fields that every client's reply has beside its update."""
 
     @property
     def spend(self) -> ClientSpend | None:
-        """What the client has spent; None without privacy."""
+        """The client's privacy spend; None without privacy."""
         ...
 
     @property
     def delay(self) -> float:
-        """Simulated delay, in seconds."""
+        """The simulated delay of the reply, in seconds."""
         ...
 
     @property
     def clip_norm(self) -> LearntBound | None:
-        """The client's adapted clipping bound; None where the bound is fixed."""
+        """The client's adaptive clip norm; None where the clip norm is fixed."""
         ...
 
 
@@ -187,17 +188,17 @@ class AggregationResult:
     """The aggregate of one round.
 
     Attributes:
-        arrays: weighted mean of the client models; None: no client is in the aggregate.
-        lost: clients that were added and are missing from the aggregate, and why.
-        metrics: means of the declared metrics.
-        clipped: values of updates that were clipped before the sum.
-        clipped_metrics: clients that clipped a metric.
-        sums: exact sums, int64 by name, where clients send integers; None elsewhere, and where no
-            client is in the aggregate.
-        clip_count: the noisy count that an adaptive bound learns from, in steps of its grid; None
-            where the bound is fixed.
-        models: the clients' models (n, ...) by name, ascending by client, where they are kept; else
-            empty.
+        arrays: the weighted mean of the client models; None where no client is in the aggregate.
+        lost: the reason for each client that was added but is missing from the aggregate.
+        metrics: the mean of each declared metric, by name.
+        clipped: number of update values that were clipped before the sum.
+        clipped_metrics: number of clients that clipped a metric.
+        sums: the exact sums, int64 by name, where clients send integers; None where they do not,
+            and where no client is in the aggregate.
+        clip_count: the noisy count from which the adaptive clip norm is updated, in steps of its
+            grid; None where the clip norm is fixed.
+        models: the stacked client models (n, ...) by name, ascending by client, where they are
+            kept; else empty.
     """
 
     arrays: ArrayRecord | None
@@ -211,21 +212,22 @@ class AggregationResult:
 
     @cached_property
     def values(self) -> Mapping[str, np.ndarray]:
-        """The aggregate's arrays by name; empty where no client is in it."""
+        """The aggregate's arrays by name; empty where no client is in the aggregate."""
         return {} if self.arrays is None else to_numpy(self.arrays)
 
 
 class Aggregator(ABC, Generic[A]):
-    """Aggregates the updates of one round after another.
+    """Aggregates the client updates of one round after another.
 
-    Each client of a round is added or skipped, once, between `begin` and `finish`.
+    Between `begin` and `finish`, call `add` or `skip` once for each client of the round.
 
     Attributes:
-        reply_type: of the clients' answers.
-        name: for logs.
-        retried: questions of the last round that were asked again.
-        declared_metrics: names of the metrics that clients send in a secure sum; None without one.
-        ends_run_on_abort: whether the run ends with a round that is given up.
+        reply_type: the class of the clients' answers.
+        name: the aggregator's name in logs.
+        retried: number of queries of the last round that were sent again.
+        declared_metrics: names of the metrics that clients send in a secure sum; None without
+            secure aggregation.
+        ends_run_on_abort: whether an aborted round ends the run.
     """
 
     reply_type: type[A]
@@ -244,38 +246,38 @@ class Aggregator(ABC, Generic[A]):
             round_number: the round, from 1.
             arrays: the global model that clients start from.
             clients: the clients to ask, ascending.
-            grid: for questions to helpers.
+            grid: the grid over which helpers are asked.
 
         Raises:
             RoundAbortedError: no aggregate is possible, so no client is asked.
         """
 
     def scale(self, clip_norm: float | None) -> None:
-        """Set the learnt bound of the next round's updates.
+        """Set the adaptive clip norm of the next round's updates.
 
         Args:
-            clip_norm: S; None: it is fixed.
+            clip_norm: the clip norm S; None where it is fixed.
         """
 
     def weigh(self, client: int, factor: float) -> None:
-        """Multiply the planned weight of a client in this round, before it is added.
+        """Multiply a client's planned weight in this round; call it before `add`.
 
         Args:
-            client: its number.
-            factor: > 0.
+            client: the client's number.
+            factor: the multiplier, > 0.
 
         Raises:
-            ValueError: clients weigh their own updates, as in a secure sum.
+            ValueError: the clients weigh their updates themselves, as in a secure sum.
         """
         if factor != 1.0:
             raise ValueError(f"client {client} weighs its own update, got a factor of {factor:g}")
 
     @abstractmethod
     def add(self, client: int, answer: A) -> None:
-        """Add the update of a client.
+        """Add a client's update to the aggregate.
 
         Raises:
-            InvalidUpdateError: the update must not be averaged; the client is then skipped.
+            InvalidUpdateError: the update is refused, and the client is skipped.
         """
 
     @abstractmethod
@@ -284,21 +286,21 @@ class Aggregator(ABC, Generic[A]):
 
     @abstractmethod
     def finish(self) -> AggregationResult:
-        """Return the aggregate of the round and the clients lost on the way.
+        """Return the aggregate of the round, with the clients that are missing from it.
 
         Raises:
-            RoundAbortedError: the updates cannot be averaged.
+            RoundAbortedError: the updates cannot be aggregated.
         """
 
 
 class PlainAggregator(Aggregator[TrainReply]):
-    """The weighted mean of updates that the server sees.
+    """Computes the weighted mean of updates, each of which the server sees.
 
     Guarantee: a client has its planned weight, whatever it reports.
 
     Args:
         weights: the weights of all clients.
-        keeps_models: whether the models of a round are part of its result.
+        keeps_models: whether the result of a round holds every client's model.
     """
 
     reply_type = TrainReply
@@ -314,7 +316,7 @@ class PlainAggregator(Aggregator[TrainReply]):
     def begin(
         self, round_number: int, arrays: ArrayRecord, clients: Sequence[int], grid: Grid
     ) -> ConfigRecord | None:
-        """Begin a round; its requests carry the model only."""
+        """Begin a round, whose train requests carry the model only."""
         self._mean, self._models = OrderedMean(clients, to_numpy(upload_base(arrays))), {}
         self._factors = {}
         return None
@@ -324,11 +326,11 @@ class PlainAggregator(Aggregator[TrainReply]):
         self._factors[client] = factor
 
     def add(self, client: int, answer: TrainReply) -> None:
-        """Add a client's model with its planned weight, times its factor.
+        """Add a client's model with its planned weight times its factor of `weigh`.
 
         Raises:
-            InvalidUpdateError: as `OrderedMean.add`, or the client reports another number of
-                examples than its weight was planned for.
+            InvalidUpdateError: the model is refused by `OrderedMean.add`, or the client reports
+                another number of examples than its weight was planned for.
         """
         try:
             self._weights.check_examples(client, answer.examples)
@@ -346,10 +348,10 @@ class PlainAggregator(Aggregator[TrainReply]):
         self._current.skip(client)
 
     def finish(self) -> AggregationResult:
-        """Return the mean; without arrays where no client with a positive weight was added."""
+        """Return the mean, without arrays where no client with a positive weight was added."""
         mean, self._mean = self._current.result(), None
         kept = [self._models[client] for client in sorted(self._models)]
-        models = {name: np.stack([one[name] for one in kept]) for name in (kept or [{}])[0]}
+        models = {name: np.stack([model[name] for model in kept]) for name in (kept or [{}])[0]}
         return AggregationResult(None if mean is None else to_arrays(mean), models=models)
 
     @property

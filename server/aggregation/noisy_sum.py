@@ -1,13 +1,13 @@
-"""The mean model of a round whose parts are integers of one grid, with the server's noise.
+"""The mean model of a round from integer updates, with the server's noise under central trust.
 
-Clients send integers; their sum is exact, in clear or by secure aggregation. With central trust the
-server then adds integer noise, one draw for the sum. All further steps are functions of the noisy
-integers: the length of a step, the divisor, the strategy.
+Clients send integers on one grid; their sum is exact, in clear or by secure aggregation. With
+central trust the server then adds integer noise, one draw for the sum. All further steps are
+functions of the noisy integers: the scale of the grid, the divisor, the strategy.
 
 Repeated rounds: noise of the seed is keyed by the round, so a second sum with the same noise would
-reveal the difference of two sums. `OpenedSums` has, before the noise is drawn, the clients of the
-sum and a digest of it on disk. After a crash the same sum gets the same noise, or the round is
-given up. Where the crash happened does not matter: what may have been released is on record.
+reveal the difference of two sums. Before the noise is drawn, `OpenedSums` writes the clients and a
+digest of the sum to disk. After a crash the same sum gets the same noise, or the round is aborted.
+The moment of the crash does not matter: whatever may have been released is on record.
 """
 
 import hashlib
@@ -42,26 +42,27 @@ _DIGEST_BYTES = 32
 
 @dataclass(frozen=True)
 class ServerNoise:
-    """The noise that a server adds to sums: one draw of each round.
+    """The noise that the server adds to a sum, one draw in each round.
 
     Attributes:
-        seed: the experiment's seed; None: noise from the operating system, never the same twice.
+        seed: the experiment's seed; None where the noise is from the operating system, and so
+            never the same twice.
     """
 
     seed: int | None
 
     def source(self, round_number: int) -> NoiseSource:
-        """Return the source of a round."""
+        """Return the noise source of a round."""
         if self.seed is None:
             return SecureNoise()
         return SeededNoise(stream_key(self.seed, Purpose.SERVER_NOISE, round_number=round_number))
 
     def digest(self, round_number: int, sums: Integers) -> str:
-        """Return a keyed digest of sums; no text where the noise cannot be repeated.
+        """Return a keyed digest of a round's sums, or "" where the noise cannot be repeated.
 
         Args:
-            round_number: the round.
-            sums: int64 tensors by name, without noise.
+            round_number: the round, from 1.
+            sums: int64 arrays by name, before noise is added.
         """
         if self.seed is None:
             return ""
@@ -74,30 +75,32 @@ class ServerNoise:
 
 
 class NoisySum(Aggregator[Any]):
-    """The weighted mean of updates that are integers of one grid.
+    """Computes the weighted mean of integer updates, with the server's noise where it is planned.
 
     Guarantee: with `plan.server_noise` the result is a function of Σ + Z, integers, where Z are
     independent rounded normals of standard deviation 2²⁴, one draw for the round. The client set
     and a digest of Σ are on disk before Z is drawn. A round whose sum differs from the recorded one
-    is given up.
+    is aborted.
 
     Edge cases:
 
     | case                                       | result                                       |
     |--------------------------------------------|----------------------------------------------|
     | no client, a public divisor                | noise over the divisor                       |
-    | no client, no divisor                      | no model: who came is public                 |
-    | weights of those who came add up to 0      | no model                                     |
+    | no client, no public divisor               | no model: participation is public            |
+    | weights of the participants add up to 0    | no model                                     |
 
     Args:
-        sums: adds up the integers of the clients.
-        plan: the grid, the divisor and who adds the noise.
+        sums: the aggregator that adds up the clients' integers.
+        plan: the grid, the divisor and the party that adds the noise.
         weights: the weights of all clients.
-        noise: the server's noise; unused where clients add it.
-        opened_sums: record of the sums that got noise, also of earlier processes.
-        secret: whether nobody but the server may know who takes part: the record names no client.
-        tied: names of the model that share the values of another name. One tensor has one sum and
-            one draw of noise: a second draw would reveal more of it.
+        noise: the server's noise; unused where clients add the noise.
+        opened_sums: the record of sums that got noise, also in earlier processes.
+        secret: whether nobody but the server may know the participants; the record of opened sums
+            then names no client.
+        tied: for each parameter name that shares its values with another (tied weights), that
+            other name. Tied tensors have one sum and one draw of noise: a second draw would
+            reveal more of them.
     """
 
     def __init__(
@@ -125,10 +128,10 @@ class NoisySum(Aggregator[Any]):
     def begin(
         self, round_number: int, arrays: ArrayRecord, clients: Sequence[int], grid: Grid
     ) -> ConfigRecord | None:
-        """Begin a round; return the record of its requests beside the model.
+        """Begin a round; return the record that its train requests carry beside the model.
 
         Raises:
-            RoundAbortedError: as the aggregator of the sums.
+            RoundAbortedError: the aggregator of the sums aborts the round.
         """
         self._round_number, self._added = round_number, set()
         self._reference = to_numpy(upload_base(arrays))
@@ -137,11 +140,11 @@ class NoisySum(Aggregator[Any]):
         return offer
 
     def add(self, client: int, answer: Any) -> None:
-        """Add the integers of a client.
+        """Add a client's integers to the sum.
 
         Raises:
-            InvalidUpdateError: they do not fit, or an earlier process opened the sum of this round
-                without the client.
+            InvalidUpdateError: the integers do not fit the plan, or an earlier process opened the
+                sum of this round without the client.
         """
         admissible = None
         if self._plan.server_noise and not self._secret:
@@ -162,7 +165,8 @@ class NoisySum(Aggregator[Any]):
         """Return the mean model from the noisy sum.
 
         Raises:
-            RoundAbortedError: the sum cannot be opened, or another sum of this round got the noise.
+            RoundAbortedError: the sum cannot be opened, or an earlier process added this round's
+                noise to another sum.
         """
         try:
             result = self._sums.finish()
@@ -179,8 +183,8 @@ class NoisySum(Aggregator[Any]):
             return replace(result, sums=None)
         if self._plan.server_noise:
             self._record(clients, sums)
-            own = {name: value for name, value in sums.items() if name not in self._tied}
-            sums = add_noise(own, self._noise.source(self._round_number))
+            untied = {name: value for name, value in sums.items() if name not in self._tied}
+            sums = add_noise(untied, self._noise.source(self._round_number))
         return replace(
             result,
             arrays=to_arrays(self._mean_model(sums, divisor)),
@@ -189,12 +193,12 @@ class NoisySum(Aggregator[Any]):
         )
 
     def scale(self, clip_norm: float | None) -> None:
-        """Set the bound S of the next rounds' updates, where a step of the grid is S · unit."""
+        """Set the clip norm S of the next round's updates; a grid step is S · `plan.unit`."""
         self._scale = 1.0 if clip_norm is None else clip_norm
 
     def _record(self, clients: set[int], sums: Integers) -> None:
         if self._secret and self._noise.seed is None:
-            return  # each attempt has clients, noise and a charge of its own
+            return  # each attempt draws new clients and new noise, and is charged anew
         try:
             self._opened_sums.record_opening(
                 self._round_number,
@@ -222,31 +226,31 @@ class NoisySum(Aggregator[Any]):
 
 
 def add_noise(sums: Integers, source: NoiseSource) -> dict[str, np.ndarray]:
-    """Return sums with one draw of noise for all tensors.
+    """Return integer sums plus integer noise, from one draw for all tensors.
 
     Args:
-        sums: int64 tensors by name.
-        source: of this release and no other.
+        sums: int64 arrays by name.
+        source: the noise source of this release, used for no other release.
     """
     size = sum(value.size for value in sums.values())
     drawn = source.fill_(torch.empty(size, dtype=torch.float64)).numpy().astype(np.int64)
     noisy, start = dict[str, np.ndarray](), 0
     for name, value in sums.items():
-        own = drawn[start : start + value.size].reshape(value.shape)
-        noisy[name] = np.asarray(value + own)  # numpy makes a scalar of two arrays without axes
+        share = drawn[start : start + value.size].reshape(value.shape)
+        noisy[name] = np.asarray(value + share)  # numpy makes a scalar of two arrays without axes
         start += value.size
     return noisy
 
 
-_CAPACITY = 1 << 62  # of |sums| in int64, with room for the noise of a server
+_CAPACITY = 1 << 62  # largest |sum| in int64 that leaves room for the server's noise
 
 
 class IntegerSum(Aggregator[TrainReply]):
-    """The sum of integers that the server sees; exact, so in any order.
+    """Adds up clients' integers that the server sees in clear; exact in any order.
 
     Args:
         plan: names, shapes and bound of a client's integers.
-        num_clients: largest number of clients in one sum.
+        num_clients: the largest number of clients in one sum.
 
     Raises:
         ValueError: a sum of so many clients could leave int64.
@@ -275,10 +279,10 @@ class IntegerSum(Aggregator[TrainReply]):
         return None
 
     def add(self, client: int, answer: TrainReply) -> None:
-        """Add the integers of a client.
+        """Add a client's integers to the sum.
 
         Raises:
-            InvalidUpdateError: wrong names, shapes or types, or an integer beyond the bound.
+            InvalidUpdateError: a name, shape or dtype is wrong, or an integer is beyond the bound.
         """
         values = to_numpy(answer.arrays)
         check_integers(values, self._plan)
@@ -290,7 +294,7 @@ class IntegerSum(Aggregator[TrainReply]):
         """Leave a client out of the sum."""
 
     def finish(self) -> AggregationResult:
-        """Return the sums; without them where no client was added."""
+        """Return the sums; `sums` of the result is None where no client was added."""
         return AggregationResult(None, sums=self._sums if self._added else None)
 
 
@@ -298,11 +302,11 @@ def check_integers(values: Mapping[str, np.ndarray], plan: SumPlan) -> None:
     """Check that a client's integers have the layout of the plan and keep its bound.
 
     Args:
-        values: int64 tensors by name.
-        plan: names, shapes and bound.
+        values: the client's int64 arrays by name.
+        plan: the names, shapes and bound to check against.
 
     Raises:
-        InvalidUpdateError: they do not.
+        InvalidUpdateError: a name, shape or dtype is wrong, or an integer is beyond the bound.
     """
     if list(values) != list(plan.shapes):
         missing = [name for name in plan.shapes if name not in values]

@@ -1,4 +1,4 @@
-"""Weights of the clients' updates: whole numbers, fixed before round 1 from public plan values.
+"""Clients' weights in the mean of a round: whole numbers, fixed by the public plan before round 1.
 
 A client's weight is n^a / z^b with its number of examples n and its noise z (`WeightingSettings`).
 Weights depend on nothing that a client reports and on nothing private, so they are post-processing
@@ -15,12 +15,12 @@ from functools import cached_property
 from fedsim.core.errors import InputError
 from fedsim.server.settings import WeightingSettings
 
-WEIGHT_UNITS = 1 << 16  # weight of the heaviest client, where weights are no numbers of examples
-_FINE_UNITS = 1 << 40  # the same, before shares are capped
+WEIGHT_UNITS = 1 << 16  # weight of the heaviest client, unless weights are numbers of examples
+_FINE_UNITS = 1 << 40  # the heaviest client's weight before shares are capped
 
 
 class WeightingError(InputError, ValueError):
-    """Plan values that give no weights; the message names the setting and the fix."""
+    """No weights follow from the plan's values; the message names the setting and the fix."""
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,9 @@ class PlanValues:
     """The public values of one client's plan that its weight depends on.
 
     Attributes:
-        examples: number of examples.
-        noise: noise multiplier over the sampling rate, z / q; 1 without privacy. The noise in an
-            average of n examples is in proportion to noise / n.
+        examples: the client's number of examples.
+        noise: the client's noise multiplier over its sampling rate, z / q; 1 without privacy. The
+            noise in an average of n examples is proportional to `noise` / n.
     """
 
     examples: int
@@ -41,12 +41,14 @@ class PlanValues:
 class ClientWeights:
     """The weights of all clients, the same in every round.
 
-    In a round the mean is over the clients that took part: their weights over the sum of them.
+    In a round each participant's share of the mean is its weight over the sum of the participants'
+    weights.
 
     Attributes:
-        name: the weighting, for messages.
-        values: weight of each client, whole numbers >= 0; 0 only for a client without examples.
-        examples: number of examples of each client, where weights depend on it; empty elsewhere.
+        name: the name of the weighting, for messages.
+        values: the weight of each client, a whole number >= 0; 0 only for a client without
+            examples.
+        examples: the number of examples of each client where weights depend on it, else empty.
     """
 
     name: str
@@ -59,18 +61,18 @@ class ClientWeights:
         return all(value == 1 for value in self.values)
 
     def announced(self, client: int) -> int | None:
-        """Return the weight that requests carry, so that a client can compare it; None for 1."""
+        """Return the weight that a client's requests state; None where all weights are 1."""
         return None if self.is_uniform else self.values[client]
 
     def check_examples(self, client: int, examples: int) -> None:
-        """Check the number of examples that a client reports against its plan.
+        """Check that a client reports the number of examples that its weight was planned for.
 
         Args:
-            client: number of the client.
-            examples: the reported number.
+            client: the client's number.
+            examples: the number of examples that it reports.
 
         Raises:
-            WeightingError: the plan has another number.
+            WeightingError: the plan has another number of examples.
         """
         if self.examples and examples != self.examples[client]:
             raise WeightingError(
@@ -91,64 +93,66 @@ def plan_weights(
     clients_per_round: int,
     units: int = WEIGHT_UNITS,
 ) -> ClientWeights:
-    """Return the weights of all clients.
+    """Return the weights of all clients under a weighting rule.
 
-    Powers other than those of `examples` and `uniform` are rounded to `units` steps of the heaviest
-    weight, at least 1, a public rounding.
+    The weights of `noise` are rounded to whole numbers between 1 and `units`, the weight of the
+    heaviest client. The rounding is public.
 
     Args:
         weighting: the powers of size and noise, and the largest share.
-        clients: the plan of each client.
-        clients_per_round: number of clients that a round asks.
-        units: weight of the heaviest client, >= 1.
+        clients: the public plan values of each client.
+        clients_per_round: the number of clients that a round asks.
+        units: the weight of the heaviest client, >= 1.
 
     Raises:
-        WeightingError: some clients add noise and others none, or no weights keep `max_share`.
+        WeightingError: only some of the clients add noise, or no weights keep `max_share`.
     """
     if weighting.is_uniform:
         return uniform_weights(len(clients))
     share = None if weighting.max_share is None else Fraction(weighting.max_share)
     if weighting.name == "examples":
-        values = _cap([one.examples for one in clients], clients_per_round, share)
+        values = _cap([client.examples for client in clients], clients_per_round, share)
     else:
         fine = _rounded(_powers(weighting, clients), _FINE_UNITS)
         rounded = _rounded(_cap(fine, clients_per_round, share), units)
         values = _cap(rounded, clients_per_round, share)  # rounding may have raised a share
-    sizes = tuple(one.examples for one in clients) if weighting.uses_sizes else ()
+    sizes = tuple(client.examples for client in clients) if weighting.uses_sizes else ()
     return ClientWeights(weighting.name, tuple(values), sizes)
 
 
 def _powers(weighting: WeightingSettings, clients: Sequence[PlanValues]) -> list[float]:
-    """Return n^a / z^b of each client; where no client adds noise, z counts as 1."""
+    """Return n^a / z^b of each client, with z = 1 where no client adds noise."""
     by_size, by_noise = weighting.powers
-    silent = [number for number, one in enumerate(clients) if one.noise == 0.0]
+    silent = [number for number, client in enumerate(clients) if client.noise == 0.0]
     if by_noise and silent and len(silent) < len(clients):
         raise WeightingError(
             f"federation.weighting: noise has no weight for client {silent[0]}, which adds no "
             "noise while others do; set noise_power: 0, or give every client a noise_multiplier"
         )
-    powers = [0.0 if one.examples == 0 else float(one.examples) ** by_size for one in clients]
+    powers = [
+        0.0 if client.examples == 0 else float(client.examples) ** by_size for client in clients
+    ]
     if not by_noise or silent:
         return powers
-    return [power / one.noise**by_noise for power, one in zip(powers, clients, strict=True)]
+    return [power / client.noise**by_noise for power, client in zip(powers, clients, strict=True)]
 
 
 def _rounded(values: Sequence[float], units: int) -> list[int]:
-    """Return values as whole numbers; the largest is `units`, and a positive one is at least 1."""
+    """Scale values to whole numbers: the largest becomes `units`, a positive one at least 1."""
     largest = max(values, default=0.0)
     return [max(1, round(value / largest * units)) if value > 0 else 0 for value in values]
 
 
 def _cap(values: Sequence[int], participants: int, share: Fraction | None) -> list[int]:
-    """Return whole weights cut at the largest bound that keeps every share.
+    """Return weights capped so that no client has more than its largest share of a round.
 
     Guarantee: in every round of `participants` clients with examples, whichever they are, no weight
-    is more than `share` of the sum. The worst round of a client is that with the lightest others.
+    is more than `share` of the sum. A client's worst round is the one with the lightest others.
 
     Args:
-        values: weights, whole numbers >= 0.
-        participants: number of clients in a round.
-        share: the largest share; None: no bound.
+        values: the weights, whole numbers >= 0.
+        participants: the number of clients in a round.
+        share: the largest share; None for no cap.
 
     Raises:
         WeightingError: not even equal weights keep the share.
@@ -167,10 +171,10 @@ def _cap(values: Sequence[int], participants: int, share: Fraction | None) -> li
 
 
 def _largest_bound(lightest: Sequence[int], share: Fraction) -> int | None:
-    """Return the largest whole b with b <= share · (b + Σ min(u, b)) over `lightest`; None for any.
+    """Return the largest whole b with b <= share · (b + Σ min(u, b)) over u in `lightest`.
 
-    The right side is concave in b. Between two neighbours of `lightest` it is linear, which gives
-    the b of equality.
+    None where every b satisfies it. The right side is concave in b. Between two neighbours of
+    `lightest` it is linear, so equality can be solved for b there.
 
     Args:
         lightest: the lightest weights of a round beside the heaviest client's, ascending.

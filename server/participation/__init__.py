@@ -1,9 +1,9 @@
-"""The participants of each round: public schedules, and a secret draw.
+"""The participants of each round, by a public schedule or a secret draw.
 
 | module | content |
 |---|---|
 | `settings.py` | `federation.participation`, a class for each scheme; ranges as `1-20, 41-60` |
-| `participation.py` | what plans, charges, blocks and checks ask of a schedule |
+| `participation.py` | the participation of an experiment, which plans, charges and blocks read |
 | `schedules.py` | uniform draws, independent draws, groups that take turns, availability traces |
 | `buffered.py` | asynchronous rounds on a simulated clock (FedBuff) |
 """

@@ -1,10 +1,10 @@
 """Asynchronous rounds on a simulated clock: FedBuff (Nguyen et al. 2022, algorithm 1).
 
-`concurrency` clients train at the same time. A client that ends puts its update into the server's
-buffer, and the server starts another one, drawn uniformly, from the current model. When the buffer
-holds `buffer_size` updates, the server applies them: that is a round. A client may have started
-some rounds earlier: its update is stale, and is scaled by (1 + s)^(-1/2), where s is the number of
-rounds that were applied while it trained.
+`concurrency` clients train at the same time. A client that finishes puts its update into the
+server's buffer, and the server starts another client, drawn uniformly, from the current model. When
+the buffer holds `buffer_size` updates, the server applies them: that is a round. A client may have
+started some rounds earlier: its update is stale, and is scaled by (1 + s)^(-1/2), where s is the
+number of rounds that were applied while it trained.
 
 The schedule is a function of the seed and of public settings: no duration depends on a client's
 data or on a machine. So each client's trainings are known before round 1.
@@ -24,14 +24,14 @@ from fedsim.server.participation.settings import DurationLaw
 
 @dataclass(frozen=True)
 class BufferedRound:
-    """One full buffer.
+    """One asynchronous round: one full buffer of updates.
 
     Attributes:
-        clients: its clients, ascending.
-        starts: the round after which each of them started: it trained the model of that round, 0
-            for the initial model.
-        time: simulated time at which the buffer was full.
-        pending: rounds after which the clients started that train on, whenever they will end.
+        clients: the clients whose updates are in the buffer, ascending.
+        starts: for each of these clients, the round whose global model it trained from; 0 for the
+            initial model.
+        time: the simulated time at which the buffer was full.
+        pending: the rounds whose global models other clients are still training from.
     """
 
     clients: tuple[int, ...]
@@ -40,7 +40,7 @@ class BufferedRound:
     pending: frozenset[int] = frozenset()
 
     def start_of(self, client: int) -> int:
-        """Return the round after which a client of the buffer started."""
+        """Return the round whose global model a client of the buffer trained from."""
         return self.starts[self.clients.index(client)]
 
 
@@ -48,14 +48,14 @@ class BufferedRound:
 class BufferedSchedule:
     """The schedule of asynchronous rounds.
 
-    Guarantee: a round depends on the fields alone, and rounds that are added change no earlier one.
+    Guarantee: a round depends on the fields alone, and further rounds change no earlier one.
 
     Attributes:
         seed: the experiment's seed.
-        num_clients: N.
-        concurrency: clients that train at the same time <= N.
-        buffer_size: updates of a round <= N.
-        durations: the law of every training's duration, or a number > 0 for each client.
+        num_clients: the number of clients of the federation, N.
+        concurrency: the number of clients that train at the same time, <= N.
+        buffer_size: the number of updates of a round, <= N.
+        durations: the distribution of the training time, or a time > 0 for each client.
     """
 
     seed: int
@@ -72,22 +72,22 @@ class BufferedSchedule:
         return self.round(round_number).clients
 
     def sizes(self, rounds: int) -> tuple[int, int]:
-        """Return the fewest and the most clients of a round: those of a buffer."""
+        """Return the fewest and the most clients of a round, both `buffer_size`."""
         return self.buffer_size, self.buffer_size
 
     def round(self, round_number: int) -> BufferedRound:
-        """Return a round >= 1; the clock runs on to it where it has not."""
+        """Return round `round_number` >= 1; the simulation runs up to it on the first call."""
         if not self._clock:
             self._clock.append(_Clock(self))
         return self._clock[0].round(round_number)
 
 
 class _Clock:
-    """The simulation: who trains, who waits in the buffer, and when each training ends."""
+    """Simulates which clients train, which wait in the buffer, and when each training ends."""
 
     def __init__(self, schedule: BufferedSchedule) -> None:
         self._schedule = schedule
-        # Round 0 has no draw of another scheme. One stream: events have one order.
+        # The stream of round 0, unused by other schemes. One stream, as events are ordered.
         self._generator = stream(schedule.seed, Purpose.PARTICIPATION)
         self._idle = np.arange(schedule.num_clients)
         self._num_idle = schedule.num_clients
@@ -103,7 +103,7 @@ class _Clock:
         return self._rounds[round_number - 1]
 
     def _next_end(self) -> None:
-        """Let the next training end, and start other clients."""
+        """Advance the clock to the end of the next training, and start other clients."""
         time, _, client, start = heapq.heappop(self._training)
         self._buffer.append((client, start))
         if len(self._buffer) == self._schedule.buffer_size:

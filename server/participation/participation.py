@@ -2,15 +2,16 @@
 
 A public schedule is fixed by the seed and by public settings before the run. It depends on nothing
 private and is known in advance, so each client's number of rounds, and with it its noise, can be
-planned. The server knows it too: it gives no privacy amplification, and none is claimed.
+planned. The server knows the schedule too, so it gives no privacy amplification, and none is
+claimed.
 
-A Poisson draw takes each client on its own. With privacy it is secret: nobody but the server learns
-who takes part, so every client is charged for every round, whether it was drawn or not, with
-amplification by the draw. With noise from the operating system the draw is from there too, and no
-schedule exists.
+A Poisson draw includes each client independently. With privacy it is secret: nobody but the server
+learns who takes part, so every client is charged for every round, whether it was drawn or not, with
+amplification by the draw. With noise from the operating system the draw uses that randomness too,
+and no schedule exists.
 
-Stragglers do a part of their local work (Li et al. 2020, FedProx). Who straggles, and how many
-steps it takes, follows from the seed: public facts, like the schedule.
+Stragglers do a part of their local work (Li et al. 2020, FedProx). The seed determines who
+straggles and how many steps a straggler takes: public facts, like the schedule.
 """
 
 import secrets
@@ -50,7 +51,7 @@ class Stragglers:
 
     Attributes:
         seed: the experiment's seed.
-        share: share of the clients of a round that straggle, to the nearest whole number.
+        share: the share of a round's clients that straggle; their number is rounded.
     """
 
     seed: int
@@ -61,7 +62,7 @@ class Stragglers:
         return min(clients, int(self.share * clients + 0.5))
 
     def among(self, clients: tuple[int, ...], round_number: int) -> frozenset[int]:
-        """Return the stragglers of a round, each set as likely as another.
+        """Return the stragglers of a round, a uniform sample of its clients without replacement.
 
         Args:
             clients: the clients of the round, ascending.
@@ -75,18 +76,18 @@ class Stragglers:
         return frozenset(np.array(clients)[places].tolist())
 
     def steps(self, client: int, round_number: int, whole: int) -> int:
-        """Return the steps of a straggler: uniform from 1 to one less than a whole round's.
+        """Return a straggler's number of local steps, uniform on 1 to `whole` - 1.
 
-        A round of one step cannot be divided: it is whole.
+        A round of one step cannot be divided, so the straggler takes that step.
 
         Args:
-            client: its number.
+            client: the straggler's number.
             round_number: the round >= 1.
-            whole: steps of its whole round.
+            whole: the client's local steps in a whole round.
         """
         if whole < 2:
             return whole
-        # Client 0 has the stream of the stragglers' draw: clients begin at 1.
+        # Stream 0 draws the stragglers, so the streams of clients begin at 1.
         key = {"client": client + 1, "round_number": round_number}
         return int(stream(self.seed, Purpose.PARTIAL_WORK, **key).integers(1, whole))
 
@@ -97,13 +98,13 @@ class Participation:
 
     Attributes:
         seed: the experiment's seed.
-        num_clients: N, the clients of the federation.
+        num_clients: the number of clients of the federation, N.
         clients_per_round: k, the most clients of a round; with Poisson draws their expected number.
-        rounds: number of rounds.
+        rounds: the number of rounds.
         settings: how the clients of a round are drawn.
         is_secret: whether nobody but the server may learn who takes part in a round.
-        is_keyed: whether draws follow from the seed; else they are from the operating system.
-        partial_work: stragglers; None: there are none.
+        is_keyed: whether draws follow from the seed, else from the operating system's randomness.
+        partial_work: the settings of stragglers; None where there are none.
     """
 
     seed: int
@@ -131,11 +132,11 @@ class Participation:
         """Return the participation of an experiment.
 
         Args:
-            settings: `federation:` of the experiment.
-            num_clients: clients of the federation.
+            settings: the `federation:` section of the experiment.
+            num_clients: the number of clients of the federation.
             seed: the experiment's seed.
             private: whether the experiment has differential privacy.
-            secure_noise: whether its noise is from the operating system.
+            secure_noise: whether the noise is from the operating system.
         """
         scheme = settings.participation
         per_round = settings.clients_per_round or num_clients
@@ -155,12 +156,12 @@ class Participation:
 
     @property
     def scheme(self) -> str:
-        """The name of the scheme."""
+        """The name of the participation scheme, such as `uniform`."""
         return self.settings.scheme
 
     @cached_property
     def schedule(self) -> Schedule:
-        """The clients of every round, where draws follow from the seed."""
+        """The schedule of the clients of every round, where draws follow from the seed."""
         settings, basis = self.settings, (self.seed, self.num_clients, self.clients_per_round)
         match settings:
             case UniformParticipation():
@@ -188,12 +189,12 @@ class Participation:
 
     @property
     def buffered(self) -> BufferedSchedule | None:
-        """The schedule of asynchronous rounds; None where all clients of a round start with it."""
+        """The schedule of asynchronous rounds; None where rounds are synchronous."""
         return self.schedule if isinstance(self.schedule, BufferedSchedule) else None
 
     @cached_property
     def round_sizes(self) -> tuple[int, int]:
-        """The fewest clients of a round that has any, and the most, without failures."""
+        """The fewest clients of a non-empty round, and the most of any round, without failures."""
         fewest, most = self.schedule.sizes(self.rounds)
         if not self._drops:
             return fewest, most
@@ -202,11 +203,11 @@ class Participation:
 
     @cached_property
     def stragglers(self) -> Stragglers:
-        """Who straggles, and how many steps stragglers take."""
+        """The draw of stragglers and of their numbers of steps."""
         return Stragglers(self.seed, 0.0 if self.partial_work is None else self.partial_work.share)
 
     def stragglers_in(self, round_number: int) -> frozenset[int]:
-        """Return the stragglers of a round, also where they are left out of it."""
+        """Return the stragglers of a round, even if `on_partial: drop` leaves them out of it."""
         if self.partial_work is None:
             return frozenset()
         if round_number not in self._stragglers:
@@ -232,7 +233,7 @@ class Participation:
         """Return the clients that take part in a round, in ascending order.
 
         Guarantee: a Poisson draw takes each client independently with probability exactly k / N.
-        Without a key each call is another draw.
+        Where draws are not keyed by the seed, each call is a fresh draw.
         """
         if self.is_keyed:
             return self.in_round(round_number)
@@ -245,7 +246,7 @@ class Participation:
     def in_round(self, round_number: int) -> tuple[int, ...]:
         """Return the clients that may take part in a round, in ascending order.
 
-        They are those that do, or all of them where the draw has no key.
+        These are the participants, or all clients where draws are not keyed by the seed.
         """
         if not self.is_keyed:
             return tuple(range(self.num_clients))
@@ -256,7 +257,7 @@ class Participation:
         return tuple(client for client in clients if client not in left_out)
 
     def on_record(self, round_number: int) -> tuple[int, ...]:
-        """Return the clients that the records of a round account for: those that took part.
+        """Return the participants of a round as the run's records name them.
 
         Where participation is secret, the records name no client.
         """
@@ -267,9 +268,9 @@ class Participation:
         return tuple(range(self.num_clients)) if self.is_secret else self.in_round(round_number)
 
     def rounds_of(self, client: int) -> tuple[int, ...]:
-        """Return the rounds that a client is charged for, ascending: those it takes part in.
+        """Return the rounds that a client is charged for, ascending.
 
-        Where participation is secret these are all rounds.
+        These are the rounds it takes part in, or all rounds where participation is secret.
         """
         if self._is_in_all_rounds:
             return tuple(range(1, self.rounds + 1))
@@ -288,12 +289,12 @@ class Participation:
 
     @cached_property
     def _rounds_by_client(self) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-        """Every client's rounds, client after client, and where each client's begin (N + 1,).
+        """Offsets (N + 1,) of each client's rounds, and the rounds of all clients concatenated.
 
         One pass over the rounds, as each draw takes time for all clients; 4 bytes a participation.
         """
         clients = [np.array(self.in_round(t), np.int32) for t in range(1, self.rounds + 1)]
-        rounds = [np.full(len(own), t, np.int32) for t, own in enumerate(clients, start=1)]
+        rounds = [np.full(len(members), t, np.int32) for t, members in enumerate(clients, start=1)]
         everybody = np.concatenate([*clients, np.empty(0, np.int32)])
         order = np.argsort(everybody, kind="stable")
         counts = np.bincount(everybody, minlength=self.num_clients)
@@ -305,11 +306,12 @@ def groups_of(settings: CyclicParticipation, num_clients: int) -> tuple[tuple[in
     """Return the clients of each group that takes turns.
 
     Args:
-        settings: the groups.
-        num_clients: clients of the federation, at least as many as groups.
+        settings: the settings of the groups.
+        num_clients: the number of clients of the federation, at least the number of groups.
     """
     if settings.members is None:
         return equal_groups(num_clients, settings.groups or 1)
     return tuple(
-        tuple(client for each in parse_ranges(text) for client in each) for text in settings.members
+        tuple(client for numbers in parse_ranges(text) for client in numbers)
+        for text in settings.members
     )

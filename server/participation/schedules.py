@@ -1,7 +1,7 @@
-"""Schedules of a round's clients: uniform, independent, cyclic, by an availability trace.
+"""Public schedules of the clients of each round: uniform, Poisson, cyclic, availability trace.
 
-Each is a function of the seed and of public settings. Rounds that are added later change no
-earlier one.
+Each schedule is a function of the seed and of public settings. Further rounds change no earlier
+one.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from fedsim.server.participation.settings import join_ranges, parse_ranges
 
 
 class Schedule(Protocol):
-    """The clients of every round."""
+    """A schedule returns the clients of every round."""
 
     @property
     def has_all(self) -> bool:
@@ -28,18 +28,18 @@ class Schedule(Protocol):
         ...
 
     def sizes(self, rounds: int) -> tuple[int, int]:
-        """Return the fewest clients of a round that has any, and the most, in `rounds` rounds."""
+        """Return the fewest clients of a non-empty round, and the most, in `rounds` rounds."""
         ...
 
 
 @dataclass(frozen=True)
 class UniformSchedule:
-    """A fixed number of clients in each round, each set as likely as another.
+    """Draws a fixed number of clients in each round, uniformly without replacement.
 
     Attributes:
         seed: the experiment's seed.
-        num_clients: N.
-        clients_per_round: k <= N.
+        num_clients: the number of clients of the federation, N.
+        clients_per_round: the number of clients of a round, k <= N.
     """
 
     seed: int
@@ -57,19 +57,19 @@ class UniformSchedule:
         return draw_of(everybody, self.clients_per_round, self.seed, round_number)
 
     def sizes(self, rounds: int) -> tuple[int, int]:
-        """Return the fewest and the most clients of a round: k both."""
+        """Return the fewest and the most clients of a round, both k."""
         size = min(self.clients_per_round, self.num_clients)
         return size, size
 
 
 @dataclass(frozen=True)
 class PoissonSchedule:
-    """Independent draws: each client with probability exactly k / N.
+    """Draws each client independently with probability exactly k / N (Poisson sampling).
 
     Attributes:
         seed: the experiment's seed.
-        num_clients: N.
-        clients_per_round: k.
+        num_clients: the number of clients of the federation, N.
+        clients_per_round: the expected number of clients of a round, k.
     """
 
     seed: int
@@ -86,12 +86,12 @@ class PoissonSchedule:
         if self.has_all:
             return tuple(range(self.num_clients))
         generator = stream(self.seed, Purpose.PARTICIPATION, round_number=round_number)
-        # Integers: a float below k / N has another probability.
+        # Integers, as a uniform float is below k / N with a slightly different probability.
         drawn = generator.integers(self.num_clients, size=self.num_clients)
-        return tuple(int(one) for one in (drawn < self.clients_per_round).nonzero()[0])
+        return tuple(int(client) for client in (drawn < self.clients_per_round).nonzero()[0])
 
     def sizes(self, rounds: int) -> tuple[int, int]:
-        """Return the expected number of clients of a round, twice."""
+        """Return the expected number of clients of a round, as both bounds."""
         size = min(self.clients_per_round, self.num_clients)
         return size, size
 
@@ -103,8 +103,9 @@ class CyclicSchedule:
     Attributes:
         seed: the experiment's seed.
         groups: the clients of each group, ascending, in the order of the turns.
-        rounds_per_group: rounds of a turn.
-        clients_per_round: clients drawn from the group; all of a smaller one.
+        rounds_per_group: the number of rounds of a turn.
+        clients_per_round: the number of clients drawn from the group; a smaller group takes part
+            as a whole.
     """
 
     seed: int
@@ -129,15 +130,15 @@ class CyclicSchedule:
 
 @dataclass(frozen=True)
 class TraceSchedule:
-    """Uniform draws among the clients that a public trace has as available.
+    """Draws clients uniformly among those that a public trace lists as available.
 
     Attributes:
         seed: the experiment's seed.
-        num_clients: N; the trace may name no other client.
-        clients_per_round: clients drawn; all where fewer are available.
-        availability: lines `clients: rounds`.
-        period: rounds after which the trace begins again; None: never.
-        min_available: rounds with fewer available clients have none.
+        num_clients: the number of clients, N; the trace may name no other client.
+        clients_per_round: the number of clients drawn; all where fewer are available.
+        availability: the trace as lines `clients: rounds`.
+        period: the number of rounds after which the trace repeats; None for no repetition.
+        min_available: the fewest available clients of a round; a round with fewer has no clients.
     """
 
     seed: int
@@ -159,7 +160,7 @@ class TraceSchedule:
         return draw_of(available, self.clients_per_round, self.seed, round_number)
 
     def sizes(self, rounds: int) -> tuple[int, int]:
-        """Return the fewest clients of a round that has any, and the most; (0, 0) without any."""
+        """Return the fewest clients of a non-empty round, and the most; (0, 0) if all are empty."""
         last = rounds if self.period is None else min(rounds, self.period)
         _, first, end = self._windows
         change = np.zeros(last + 2, dtype=np.int64)
@@ -179,21 +180,24 @@ class TraceSchedule:
 
     @cached_property
     def _windows(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Client, first round and round after the last of each window; a client's are disjoint."""
+        """The availability windows as arrays (m,): client, first round, and round after the last.
+
+        The windows of one client are disjoint.
+        """
         rounds_of: dict[int, list[range]] = {}
         for line in self.availability.splitlines():
             if line.strip():
                 clients, _, rounds = line.partition(":")
                 windows = parse_ranges(rounds)
-                for each in parse_ranges(clients):
-                    for client in each:
+                for numbers in parse_ranges(clients):
+                    for client in numbers:
                         rounds_of.setdefault(client, []).extend(windows)
-        found = [
+        rows = [
             (client, window.start, window.stop)
             for client, windows in sorted(rounds_of.items())
             for window in join_ranges(windows)
         ]
-        table = np.array(found, dtype=np.int64).reshape(-1, 3)
+        table = np.array(rows, dtype=np.int64).reshape(-1, 3)
         return table[:, 0], table[:, 1], table[:, 2]
 
 
@@ -201,19 +205,19 @@ def equal_groups(num_clients: int, groups: int) -> tuple[tuple[int, ...], ...]:
     """Return consecutive groups of clients whose sizes differ by at most 1.
 
     Args:
-        num_clients: N >= groups.
-        groups: their number.
+        num_clients: the number of clients, >= `groups`.
+        groups: the number of groups.
     """
     ends = [num_clients * part // groups for part in range(groups + 1)]
     return tuple(tuple(range(a, b)) for a, b in pairwise(ends))
 
 
 def draw_of(clients: np.ndarray, number: int, seed: int, round_number: int) -> tuple[int, ...]:
-    """Return `number` of the clients, each set as likely as another; all where there are fewer.
+    """Draw clients uniformly without replacement; return them ascending, or all if too few.
 
     Args:
-        clients: client numbers (n,), ascending.
-        number: clients to draw.
+        clients: the client numbers to draw from (n,), ascending.
+        number: the number of clients to draw.
         seed: the experiment's seed.
         round_number: the round >= 1.
     """

@@ -1,4 +1,4 @@
-"""`federation.participation`: a class for each scheme, and ranges of numbers (`1-20, 41-60`)."""
+"""Settings of `federation.participation`, a class for each scheme, and ranges (`1-20, 41-60`)."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -15,12 +15,12 @@ _SHOWN_CHARACTERS = 40
 
 
 def parse_ranges(text: str) -> list[range]:
-    """Return the ranges of a text, ascending, disjoint and joined where they touch.
+    """Parse a text such as `1-20, 41` into ascending ranges that neither overlap nor touch.
 
     Raises:
         ValueError: a part is neither a number nor `first-last` with first <= last.
     """
-    found: list[range] = []
+    ranges: list[range] = []
     for part in text.split(","):
         match = _RANGE.fullmatch(part)
         if match is None:
@@ -29,23 +29,23 @@ def parse_ranges(text: str) -> list[range]:
         first, last = int(match[1]), int(match[2] or match[1])
         if last < first:
             raise ValueError(f"a range must not end before it begins, got {part.strip()!r}")
-        found.append(range(first, last + 1))
-    return join_ranges(found)
+        ranges.append(range(first, last + 1))
+    return join_ranges(ranges)
 
 
 def join_ranges(ranges: Iterable[range]) -> list[range]:
-    """Return the same numbers as ascending ranges that neither overlap nor touch."""
+    """Merge ranges into ascending ranges of the same numbers that neither overlap nor touch."""
     joined: list[range] = []
-    for each in sorted(ranges, key=lambda one: one.start):
-        if joined and each.start <= joined[-1].stop:
-            joined[-1] = range(joined[-1].start, max(joined[-1].stop, each.stop))
+    for numbers in sorted(ranges, key=lambda item: item.start):
+        if joined and numbers.start <= joined[-1].stop:
+            joined[-1] = range(joined[-1].start, max(joined[-1].stop, numbers.stop))
         else:
-            joined.append(each)
+            joined.append(numbers)
     return joined
 
 
 def ranges_of(numbers: Iterable[int]) -> list[range]:
-    """Return ascending, distinct numbers as ranges."""
+    """Return the ranges of consecutive numbers in an ascending sequence of distinct numbers."""
     ordered = list(numbers)
     if not ordered:
         return []
@@ -58,76 +58,76 @@ def ranges_of(numbers: Iterable[int]) -> list[range]:
 
 
 def ranges_text(ranges: Iterable[range]) -> str:
-    """Return ranges as text that `parse_ranges` reads."""
+    """Return ranges as a text such as `1-20, 41`, which `parse_ranges` reads back."""
     return ", ".join(_texts(ranges))
 
 
 def _texts(ranges: Iterable[range]) -> Iterator[str]:
-    for each in ranges:
-        last = each.stop - 1
-        yield str(last) if each.start == last else f"{each.start}-{last}"
+    for numbers in ranges:
+        last = numbers.stop - 1
+        yield str(last) if numbers.start == last else f"{numbers.start}-{last}"
 
 
 PARTICIPATIONS = {
-    "uniform": "clients_per_round clients, each set as likely as another",
-    "poisson": "each client on its own, with probability clients_per_round / number of clients",
+    "uniform": "clients_per_round clients, a uniform sample without replacement",
+    "poisson": "each client independently, with probability clients_per_round / number of clients",
     "cyclic": "groups of clients take turns",
-    "trace": "clients_per_round clients, drawn from those that a public trace has as available",
+    "trace": "clients_per_round clients, a uniform sample of those that a public trace lists",
     "buffered": "asynchronous: a full buffer of updates is a round (FedBuff, Nguyen et al. 2022)",
 }
 """The schemes, with one line of description each."""
 
 MAX_AVAILABILITY_CHARACTERS = 2 << 20
-"""Characters of an availability trace: the experiment of a run holds it whole."""
+"""The most characters of an availability trace, as the experiment of a run holds it whole."""
 
 DurationLaw = Literal["half_normal", "exponential", "constant"]
 _Duration = Annotated[float, Field(gt=0, le=MAX_SECONDS)]
 
 
 class UniformParticipation(Settings):
-    """`clients_per_round` clients, each set as likely as another."""
+    """Each round has a uniform sample of `clients_per_round` clients, without replacement."""
 
     scheme: Literal["uniform"] = Field(default="uniform", description=PARTICIPATIONS["uniform"])
 
 
 class PoissonParticipation(Settings):
-    """Each client on its own, with probability clients_per_round / number of clients."""
+    """Each round has each client independently with probability clients_per_round / N."""
 
     scheme: Literal["poisson"] = Field(default="poisson", description=PARTICIPATIONS["poisson"])
 
 
 class CyclicParticipation(Settings):
-    """Groups of clients that take turns; `clients_per_round` are drawn from the group."""
+    """Groups of clients take turns; `clients_per_round` clients are drawn from the group."""
 
     scheme: Literal["cyclic"] = Field(default="cyclic", description=PARTICIPATIONS["cyclic"])
     groups: int | None = Field(
         default=None,
         ge=2,
         le=MAX_CLIENTS,
-        description="number of groups that take turns: equal parts in the order of the clients",
+        description="number of groups that take turns, equal parts of the clients in their order",
     )
     members: list[str] | None = Field(
         default=None,
         min_length=2,
-        description="the groups in place of their number: a text of client numbers for each, such "
-        "as ['0-4', '5, 7-9']",
+        description="the groups themselves instead of their number: a text of client numbers for "
+        "each group, such as ['0-4', '5, 7-9']",
     )
     rounds_per_group: int = Field(
-        default=1, ge=1, le=MAX_ROUNDS, description="rounds in a row of a group's turn"
+        default=1, ge=1, le=MAX_ROUNDS, description="number of consecutive rounds of a group's turn"
     )
 
     @field_validator("members")
     @classmethod
     def _disjoint(cls, members: list[str] | None) -> list[str] | None:
-        found: set[int] = set()
+        grouped: set[int] = set()
         for text in members or ():
-            for each in parse_ranges(text):
-                if each.stop > MAX_CLIENTS:
+            for numbers in parse_ranges(text):
+                if numbers.stop > MAX_CLIENTS:
                     raise ValueError(f"client numbers are below {MAX_CLIENTS:,}, got {text!r}")
-                twice = found.intersection(each)
+                twice = grouped.intersection(numbers)
                 if twice:
                     raise ValueError(f"client {min(twice)} is in two groups; remove it from one")
-                found.update(each)
+                grouped.update(numbers)
         return members
 
     @model_validator(mode="after")
@@ -138,31 +138,31 @@ class CyclicParticipation(Settings):
 
 
 class TraceParticipation(Settings):
-    """`clients_per_round` clients, drawn from those that a public trace has as available."""
+    """Each round has a uniform sample of the clients that a public trace lists as available."""
 
     scheme: Literal["trace"] = Field(default="trace", description=PARTICIPATIONS["trace"])
     path: str | None = Field(
         default=None,
         description="file.csv with the columns client and round, or client, first and last (rounds "
-        "from 1), relative to the experiment file; a run keeps its content as availability",
+        "from 1), relative to the experiment file; the run records its content as availability",
     )
     availability: str | None = Field(
         default=None,
         max_length=MAX_AVAILABILITY_CHARACTERS,
-        description="the trace in place of a file: a line `clients: rounds` for each group of "
+        description="the trace instead of a file: a line `clients: rounds` for each group of "
         "clients, such as `0-9, 12: 1-20, 41-60`",
     )
     period: int | None = Field(
         default=None,
         ge=1,
         le=MAX_ROUNDS,
-        description="rounds after which the trace begins again; null: it is as long as the run",
+        description="number of rounds after which the trace repeats; null: it does not repeat",
     )
     min_available: int = Field(
         default=1,
         ge=1,
         le=MAX_CLIENTS,
-        description="a round with fewer available clients goes by without an update",
+        description="fewest available clients of a round; a round with fewer has no update",
     )
 
     @field_validator("availability")
@@ -193,12 +193,12 @@ class DurationTable(Settings):
 
     path: str | None = Field(
         default=None,
-        description="file.csv with the column client, relative to the experiment file; a run keeps "
-        "its content as values",
+        description="file.csv with the column client, relative to the experiment file; the run "
+        "records its content as values",
     )
     column: str = Field(default="duration", description="column of the durations")
     values: list[_Duration] | None = Field(
-        default=None, description="the durations in place of a file, in the order of the clients"
+        default=None, description="the durations instead of a file, in the order of the clients"
     )
 
     @model_validator(mode="after")
@@ -227,7 +227,7 @@ class BufferedParticipation(Settings):
 
 
 class PartialWorkSettings(Settings):
-    """`federation.partial_work`: stragglers, which do a part of their local work."""
+    """`federation.partial_work`: stragglers do only a part of their local work."""
 
     share: Share = Field(
         description="share of the clients of each round that straggle, drawn by the seed; each "

@@ -1,1 +1,1 @@
-"""The server side of secure aggregation: leader, helper, masked sum, opened sums."""
+"""The server side of secure aggregation: leader, helper, masked sum, record of opened sums."""

@@ -1,4 +1,4 @@
-"""The aggregator of secure rounds: the server learns the sum of the updates and no single one."""
+"""The aggregator of secure rounds: the server learns only the sum of updates, no single update."""
 
 import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -36,24 +36,24 @@ from fedsim.server.secure.rounds import (
     error_text,
 )
 
-_NO_HELPERS = AdditiveSettings(name="additive")  # of `quantized`: nobody is waited for
+_NO_HELPERS = AdditiveSettings(name="additive")  # `quantized` has no helpers to wait for
 
 
 class SecureAggregator(Aggregator[SealedReply]):
-    """The weighted mean of updates of which the server sees only the sum, or the sum itself.
+    """Computes the weighted mean, or the integer sum, of updates of which the server sees the sum.
 
     Guarantee: a round ends with the exact mean over the clients in the sum, or it is aborted. An
-    aborted round names its error and leaves the model unchanged. Every run, a resumed one too, has
+    aborted round names its error and leaves the model unchanged. Every run, also a resumed one, has
     its own id, and every attempt at a round its own nonce, so no share is used twice. All attempts
     at a round open the sum of the same client set (`opened_sums`).
 
     Args:
-        settings: settings of the protocol.
-        codec: payload codec.
+        settings: the settings of secure aggregation.
+        codec: the encoder of updates as ring elements.
         roll: the nodes of all clients and helpers.
-        opened_sums: record of the opened sums, also of earlier processes.
+        opened_sums: the record of opened sums, also of earlier processes.
         weights: the weights of all clients; a sum with other weights is refused.
-        plan: digest of the privacy plan; "" without privacy.
+        plan: the digest of the privacy plan; "" without privacy.
     """
 
     reply_type = SealedReply
@@ -72,8 +72,8 @@ class SecureAggregator(Aggregator[SealedReply]):
         self.declared_metrics = tuple(settings.metrics)
         self.ends_run_on_abort = settings.on_abort == "raise"
         self._settings, self._codec = settings, codec
-        own = settings.protocol
-        self._combine = own if isinstance(own, AdditiveSettings) else _NO_HELPERS
+        protocol = settings.protocol
+        self._combine = protocol if isinstance(protocol, AdditiveSettings) else _NO_HELPERS
         self._clients = {client: node for node, client in roll.clients.items()}
         self._helpers = {helper: node for node, helper in roll.helpers.items()}
         self._opened_sums, self._weights, self._plan = opened_sums, weights, plan
@@ -92,13 +92,13 @@ class SecureAggregator(Aggregator[SealedReply]):
         A round with too few clients is aborted here, before any client trains or is charged.
 
         Args:
-            round_number: number of the round, ≥ 1.
-            arrays: the model at the start of the round.
-            clients: numbers of the clients of the round.
-            grid: transport of the messages.
+            round_number: the round, ≥ 1.
+            arrays: the global model at the start of the round.
+            clients: the numbers of the round's clients.
+            grid: the grid that transports the messages.
 
         Raises:
-            RoundAbortedError: too few clients, or a helper does not answer.
+            RoundAbortedError: there are too few clients, or a helper does not answer.
         """
         self.retried, self._added, self._secure_round = 0, set(), None
         self._round_number = round_number
@@ -132,11 +132,11 @@ class SecureAggregator(Aggregator[SealedReply]):
         """Add a client's share or public keys.
 
         Args:
-            client: number of the client.
-            answer: its sealed reply.
+            client: the client's number.
+            answer: the client's sealed reply.
 
         Raises:
-            InvalidUpdateError: the reply is refused; the client is not in the sum.
+            InvalidUpdateError: the reply is refused, and the client is not in the sum.
         """
         admissible = self._opened_sums.admissible_clients(self._round_number)
         if admissible is not None and client not in admissible:
@@ -151,15 +151,15 @@ class SecureAggregator(Aggregator[SealedReply]):
         self._added.add(client)
 
     def skip(self, client: int) -> None:
-        """Continue the round without a client; it is not in the sum."""
+        """Continue the round without a client, which is then not in the sum."""
 
     def finish(self) -> AggregationResult:
         """Open the sum and return the aggregated model, or the sums where clients send integers.
 
-        There is neither if no upload was added.
+        The result has neither if no upload was added.
 
         Raises:
-            RoundAbortedError: the sum cannot be opened, or has other weights than the plan.
+            RoundAbortedError: the sum cannot be opened, or its weights are not those of the plan.
         """
         if not self._added:
             return AggregationResult(None)
@@ -185,15 +185,15 @@ class SecureAggregator(Aggregator[SealedReply]):
         )
 
     def _checked(self, arrays: ArrayRecord) -> NamedArrays | None:
-        """Return the model that is added to decoded changes; None where clients send parameters."""
+        """Return the model to add decoded changes to, or None where clients send parameters."""
         values = to_numpy(upload_base(arrays))
         self._codec.layout.check(values)
         return values if self._settings.encoding.payload == "delta" else None
 
     def _check_weight(self, weight: int, clients: Collection[int]) -> None:
-        """Check the total weight in a sum against the plan; single weights are masked."""
+        """Check the total weight in a sum against the plan; the single weights are masked."""
         planned = len(clients)
-        if not self._codec.is_integers:  # their weights are in the integers
+        if not self._codec.is_integers:  # integer updates are already weighted
             planned = sum(self._weights.values[client] for client in clients)
         if weight != planned:
             raise RoundAbortedError(
@@ -236,7 +236,7 @@ class SecureAggregator(Aggregator[SealedReply]):
         self._opened_sums.record_opening(self._round_number, clients)
 
     def _helper_keys(self, helpers: QueryChannel) -> dict[int, HelloReply]:
-        """Return the helpers' keys of this run; queried once, and again after an aborted round."""
+        """Return the helpers' keys of this run, asking for them once, or again after an abort."""
         if self._hello_replies is not None:
             return self._hello_replies
         hello = Hello(
@@ -270,7 +270,7 @@ class SecureAggregator(Aggregator[SealedReply]):
 
 @contextmanager
 def _abort_on_error() -> Iterator[None]:
-    """Turn an error of the protocol into RoundAbortedError."""
+    """Raise RoundAbortedError in place of an error of the protocol."""
     try:
         yield
     except SecureAggregationError as error:

@@ -1,7 +1,7 @@
-"""A helper of additive sharing: opens the clients' seeds and releases one sum for each round.
+"""A helper of additive sharing opens the clients' seeds and releases one sum for each round.
 
-A pure state machine without network. Its state is a dictionary of plain values, which the node
-stores.
+The helper is a state machine without network. Its state is a dictionary of plain values, which the
+node stores.
 """
 
 import hashlib
@@ -41,12 +41,12 @@ class HelperState:
     """The stored state of a helper; the names of its fields are part of the stored record.
 
     Attributes:
-        run_id: name of the run, "" before the first hello.
-        private_key: private sealing key of the run, 32 bytes.
+        run_id: the name of the run; "" before the first hello.
+        private_key: the private sealing key of the run, 32 bytes.
         min_clients: the larger of the helper's and the leader's `min_clients`.
-        answered: last round whose sum was released, 0 before the first.
-        question: digest of the request of that round.
-        past: names of earlier runs, which are refused: their answers are forgotten.
+        answered: the last round whose sum was released; 0 before the first release.
+        question: the digest of the request that was answered in that round.
+        past: the names of earlier runs, which are refused, as their answers are not stored.
     """
 
     run_id: str = ""
@@ -57,7 +57,7 @@ class HelperState:
     past: tuple[str, ...] = ()
 
     def to_record(self) -> dict[str, _Plain]:
-        """Return the state as plain values; it holds the private key, so keep it on the node."""
+        """Return the state as plain values; they hold the private key, so keep them on the node."""
         return {
             "run_id": self.run_id,
             "private_key": self.private_key,
@@ -69,10 +69,10 @@ class HelperState:
 
     @classmethod
     def from_record(cls, record: Mapping[str, object]) -> Self:
-        """Return the state of a stored record.
+        """Return the state that a stored record holds.
 
         Raises:
-            WireError: a field is missing or of the wrong type.
+            WireError: a field is missing or has the wrong type.
         """
         fresh = cls().to_record()
         fields: dict[str, object] = {name: record.get(name) for name in fresh}
@@ -88,9 +88,9 @@ class Release:
     """The sum that a helper is about to release.
 
     Attributes:
-        run_id: name of the run.
-        server_round: number of the round, ≥ 1.
-        question: digest of the request.
+        run_id: the name of the run.
+        server_round: the round, ≥ 1.
+        question: the digest of the request that the sum answers.
     """
 
     run_id: str
@@ -103,7 +103,7 @@ def _discard(release: Release) -> None:
 
 
 class Helper:
-    """One aggregator beside the leader.
+    """A helper adds up the clients' shares that are sealed to it, and releases one sum per round.
 
     Guarantee: for each round at most one sum leaves the helper, never for fewer than `min_clients`
     clients, only over envelopes that were sealed for exactly this run, round, model, layout, set of
@@ -117,14 +117,15 @@ class Helper:
     clients that it made up can open a sum with one real client.
 
     Args:
-        helper: number of this helper, ≥ 1 (the leader is 0).
-        settings: the helper's own settings; the leader can only raise `min_clients`.
-        state: stored state; None before the first hello.
-        identity: lasting key, which clients can pin and which signs the key of every run; None for
-            a helper without a lasting identity.
+        helper: the number of this helper, ≥ 1 (the leader is 0).
+        settings: the settings in the helper's experiment; the leader can only raise `min_clients`.
+        state: the stored state; None before the first hello.
+        identity: the lasting key, which clients can pin and which signs the key of every run; None
+            for a helper without a lasting key.
         record: called before a sum is released; returns when the release is on disk, and raises
-            SecureAggregationError if another sum of the round, or a later one, was released.
-        num_clients: clients of the helper's own experiment, numbered from 0.
+            SecureAggregationError if another sum of the round, or a sum of a later round, was
+            released.
+        num_clients: the number of clients in the helper's experiment, numbered from 0.
     """
 
     def __init__(
@@ -148,14 +149,14 @@ class Helper:
     def hello(self, hello: Hello) -> HelloReply:
         """Begin a run, or return the key of the run that has begun.
 
-        Every run has a new sealing key, also under a lasting identity. A helper that lost its state
+        Every run has a new sealing key, also under a lasting key. A helper that lost its state
         therefore cannot open earlier envelopes, and an ended run cannot resume.
 
         Raises:
             WireError: a field does not follow its rule.
             ReplayError: the run has ended.
             ContextMismatchError: the leader's parameters differ from the helper's.
-            PublicKeyError: the helper's key is not the one that its own settings pin.
+            PublicKeyError: the helper's key is not the one that the helper's settings pin.
         """
         check_fields(hello)
         self._check_pin()
@@ -186,12 +187,13 @@ class Helper:
         return replace(reply, identity=self._identity.public, signature=signature)
 
     def combine(self, request: CombineRequest) -> CombineReply:
-        """Return the rejected clients, or this helper's share of the sum.
+        """Answer a request with the rejected clients, or with this helper's share of the sum.
 
         Raises:
-            ReplayError: another run, or an earlier round.
+            ReplayError: the request is of another run, or of an earlier round.
             AlreadyAnsweredError: another request for this round was answered.
-            TooFewClientsError, CapacityError: below `min_clients`, or above `max_clients`.
+            TooFewClientsError, CapacityError: the clients are fewer than `min_clients`, or more
+                than `max_clients`.
             DuplicateClientError: a client occurs twice.
             ContextMismatchError: a client was not asked, or is not in the helper's experiment.
             WireError: a field does not follow its rule, or lists differ in length.
@@ -214,7 +216,7 @@ class Helper:
         return self._release(request, seeds)
 
     def _check_pin(self) -> None:
-        """Check the pin before the run; every client would refuse another key later."""
+        """Check the helper's pinned key before the run: every client would refuse another key."""
         pins = self._settings.keys.helper_fingerprints
         if not pins:
             return
@@ -317,7 +319,7 @@ class Helper:
         return seeds, rejected
 
     def _is_known(self, request: CombineRequest, place: int, info: bytes) -> bool:
-        """Whether an envelope has the signature of its client's pinned key, if keys are pinned."""
+        """Whether an envelope is signed by its client's pinned key; true without pinned keys."""
         pins, client = self._settings.keys.client_fingerprints, request.clients[place]
         if not pins:
             return True
@@ -362,7 +364,7 @@ class Helper:
 
 
 def _digest(request: CombineRequest) -> str:
-    """Return the SHA-256 of all inputs of the released sum; the order of clients does not count."""
+    """Return the SHA-256 of all inputs of the released sum, independent of the order of clients."""
     fields = [request.round_nonce, request.layout.encode(), request.model.encode()]
     fields += [str(request.length).encode(), set_digest(request.asked).encode()]
     fields.append(request.plan.encode())

@@ -32,13 +32,13 @@ def make_helper_app(
     record of an answered round.
 
     Args:
-        settings: the helper's own settings.
+        settings: the secure-aggregation settings of the helper's experiment.
         number_of: returns the helper number of a node, ≥ 1.
         identity_of: returns the lasting key of a node, which signs the key of every run; called at
-            the hello. Its SecureAggregationError becomes the reply.
-        record_of: records a release of a node on its disk, before the sum leaves; raises
-            SecureAggregationError to refuse it.
-        num_clients: clients of the node's own experiment.
+            the hello. A SecureAggregationError that it raises becomes the reply.
+        record_of: writes a release to the node's disk before the sum leaves; raises
+            SecureAggregationError to refuse the release.
+        num_clients: the number of clients in the node's experiment.
     """
     app = ClientApp()
 

@@ -1,6 +1,6 @@
-"""The leader of additive sharing: adds the clients' shares and opens the sum with the helpers.
+"""The leader of additive sharing adds the clients' shares and opens the sum with the helpers.
 
-A pure state machine; the caller transports the messages:
+The leader is a state machine; the caller transports the messages:
 
     leader.add(upload)                                     for every upload
     while not leader.is_complete:
@@ -38,19 +38,19 @@ class Leader:
     """One round of additive secret sharing on the server.
 
     Guarantee: `open` returns the exact sum over the surviving clients, or raises. The order of
-    arrival and faults never give another model. Without helpers (`quantized`) the uploads are in
+    arrival and faults never change the model. Without helpers (`quantized`) the uploads are in
     clear and the numbers are the same.
 
     If a helper rejects a client's envelope, the leader subtracts the client's share again: one bad
-    envelope does not end the round. For that it refers to the shares of all replies until every
-    helper has agreed.
+    envelope does not end the round. So the leader keeps the shares of all clients until every
+    helper has sent its sum.
 
     Args:
-        codec: payload codec.
-        context: context of the round, with a fresh nonce.
-        helpers: numbers of the helpers, each ≥ 1; empty for the control arm.
-        clients: numbers of the clients of the round.
-        min_clients: smallest number of clients in a sum.
+        codec: the encoder of updates as ring elements.
+        context: the context of the round, with a fresh nonce.
+        helpers: the numbers of the helpers, each ≥ 1; empty for the baseline `quantized`.
+        clients: the numbers of the round's clients.
+        min_clients: the smallest number of clients in a sum.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Leader:
         """Return the offer of the round.
 
         Args:
-            hellos: reply of each helper to the hello, by its number.
+            hellos: each helper's reply to the hello, by helper number.
         """
         context = self._context
         replies = [hellos[helper] for helper in self._helpers]
@@ -109,12 +109,13 @@ class Leader:
         )
 
     def add(self, upload: Upload) -> None:
-        """Add the share of a client; an upload that raises is not in the sum.
+        """Add a client's share to the sum; an upload that raises is not in the sum.
 
         Raises:
-            DuplicateClientError: a second upload of the client (the first one counts).
-            ReplayError, ContextMismatchError: another round, model or client.
-            LayoutMismatchError, WireError, ShareMismatchError: malformed or damaged.
+            DuplicateClientError: the client has uploaded before (the first upload counts).
+            ReplayError, ContextMismatchError: the upload is of another round or model, or of a
+                client that was not asked.
+            LayoutMismatchError, WireError, ShareMismatchError: the upload is malformed or damaged.
         """
         self._check(upload)
         verify_and_add(
@@ -132,10 +133,11 @@ class Leader:
             self._shares[upload.client] = upload.share
 
     def requests(self) -> dict[int, CombineRequest]:
-        """Return the next request to each helper, by its number; empty when complete.
+        """Return the next request to each helper, by helper number; empty when complete.
 
-        One helper is asked for its sum at once. With more helpers, all first list the envelopes
-        that do not open: a helper that has released the sum of one client set releases no other.
+        A single helper is asked for its sum at once. With more helpers, all first list the
+        envelopes that do not open: a helper that has released the sum of one client set releases no
+        other.
 
         Raises:
             TooFewClientsError: fewer than `min_clients` clients are left.
@@ -150,17 +152,18 @@ class Leader:
         """Take a helper's reply: drop the clients it rejects, or add its share of the sum.
 
         Raises:
-            ReplayError, ContextMismatchError: a reply of another attempt or helper.
-            WireError: a field does not follow its rule, or it is no answer to the request.
+            ReplayError, ContextMismatchError: the reply is of another attempt or helper.
+            WireError: a field does not follow its rule, or the reply does not fit the request.
             ShareMismatchError: the sum is of other clients, or damaged.
-            EnvelopeError: a rejection after another helper released its sum; the round is lost.
+            EnvelopeError: the helper rejects a client after another helper released its sum; the
+                round is lost.
         """
         check_fields(reply)
         where = {"round_number": self._context.server_round}
         if reply.round_nonce != self._context.round_nonce:
             raise ReplayError(f"helper {reply.helper} answered another attempt", **where)
         if reply.helper not in self._helpers or reply.helper in self._summed_helpers:
-            raise ContextMismatchError(f"no answer of helper {reply.helper} is expected", **where)
+            raise ContextMismatchError(f"helper {reply.helper} was not asked now", **where)
         if reply.rejected:
             self._drop_rejected(reply)
         elif reply.released != self._asks_release:
@@ -186,7 +189,7 @@ class Leader:
         """Return the decoded sum.
 
         Args:
-            reference: the model of the requests; None if clients sent parameters.
+            reference: the model that decoded changes are added to; None if clients sent parameters.
 
         Raises:
             AggregatorUnavailableError: a helper has not sent its share.
@@ -207,7 +210,7 @@ class Leader:
 
     @property
     def _asks_release(self) -> bool:
-        """Whether the next requests are for sums; before, several helpers only list envelopes."""
+        """Whether the next requests ask for sums, and not only for lists of bad envelopes."""
         return len(self._helpers) == 1 or self._agreed_helpers == set(self._helpers)
 
     def _check(self, upload: Upload) -> None:

@@ -2,9 +2,9 @@
 
     keys -> rosters -> shares -> envelopes -> masked payloads -> unmask requests -> shares -> sum
 
-A pure state machine. A client that misses a stage drops out of the following stages. Threat model:
-the server follows the protocol (semi-honest). Clients check the requests by which a deviating
-server could learn most, see `fedsim.clients.secure.masked_upload`.
+The server is a state machine without network. A client that misses a stage drops out of the
+following stages. Threat model: the server follows the protocol (semi-honest). Clients check the
+requests by which a deviating server could learn most, see `fedsim.clients.secure.masked_upload`.
 """
 
 from collections.abc import Iterable
@@ -54,10 +54,10 @@ class MaskedSum:
     reported with its owner and never reaches the model.
 
     Args:
-        codec: payload codec.
-        context: context of the round, with a fresh nonce.
-        settings: protocol, threshold or fractions, min_clients, prg.
-        clients: numbers of the clients of the round.
+        codec: the encoder of updates as ring elements.
+        context: the context of the round, with a fresh nonce.
+        settings: the settings of secure aggregation.
+        clients: the numbers of the round's clients.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class MaskedSum:
 
     @property
     def graph(self) -> NeighbourGraph:
-        """The graph of the clients that share masks, known after `rosters`."""
+        """The graph whose edges are the pairs of clients that share masks, set by `rosters`."""
         if self._graph is None:
             raise ProtocolOrderError("the graph is drawn by rosters(); call it first")
         return self._graph
@@ -113,7 +113,7 @@ class MaskedSum:
         """Take the public keys of a client.
 
         Raises:
-            PublicKeyError: malformed, of low order, or not distinct.
+            PublicKeyError: a key is malformed, of low order, or not distinct.
             WireError: a field does not follow its rule.
             DuplicateClientError: the client sent its keys before.
             ContextMismatchError: the client was not asked in this stage.
@@ -123,7 +123,9 @@ class MaskedSum:
         load_public_key(reply.sealing_key, owner=reply.client)
         load_public_key(reply.masking_key, owner=reply.client)
         known = [
-            key for each in self._keys.values() for key in (each.sealing_key, each.masking_key)
+            key
+            for reply_before in self._keys.values()
+            for key in (reply_before.sealing_key, reply_before.masking_key)
         ]
         check_distinct([*known, reply.sealing_key, reply.masking_key])
         self._keys[reply.client] = reply
@@ -143,8 +145,9 @@ class MaskedSum:
         """Take the sealed shares of a client's secrets.
 
         Raises:
-            WireError: not exactly one envelope for each neighbour, or a field breaks its rule.
-            DuplicateClientError, ContextMismatchError, ProtocolOrderError: as `take_keys`.
+            WireError: there is not exactly one envelope for each neighbour, or a field breaks its
+                rule.
+            DuplicateClientError, ContextMismatchError, ProtocolOrderError: as in `take_keys`.
         """
         self._check_turn(reply, _SHARES, self._keys, self._shares)
         neighbours = self.graph.neighbours[reply.client]
@@ -178,9 +181,9 @@ class MaskedSum:
         """Add the masked payload of a client to the sum.
 
         Raises:
-            LayoutMismatchError, ShareMismatchError: malformed or damaged.
+            LayoutMismatchError, ShareMismatchError: the payload is malformed or damaged.
             WireError: a field does not follow its rule.
-            DuplicateClientError, ContextMismatchError, ProtocolOrderError: as `take_keys`.
+            DuplicateClientError, ContextMismatchError, ProtocolOrderError: as in `take_keys`.
         """
         self._check_turn(reply, _MASKED, self._mask_peers, self._summed_clients)
         if reply.masked.shape != self._total.shape or reply.masked.dtype != self._total.dtype:
@@ -204,7 +207,7 @@ class MaskedSum:
         """End the stage of payloads and return each client's request for unmasking shares.
 
         Raises:
-            TooFewClientsError: fewer than `min_clients` payloads.
+            TooFewClientsError: fewer than `min_clients` payloads arrived.
             ThresholdError: a secret has fewer holders in the sum than the threshold.
         """
         self._close_stage(_MASKED)
@@ -217,7 +220,7 @@ class MaskedSum:
 
         Raises:
             WireError: the reply does not match the request, or a field breaks its rule.
-            DuplicateClientError, ContextMismatchError, ProtocolOrderError: as `take_keys`.
+            DuplicateClientError, ContextMismatchError, ProtocolOrderError: as in `take_keys`.
         """
         self._check_turn(reply, _UNMASK, self._summed_clients, self._unmask_replies)
         asked = self._unmask_request(reply.client)
@@ -234,7 +237,7 @@ class MaskedSum:
         """Remove the masks and return the decoded sum.
 
         Args:
-            reference: the model of the requests; None if clients sent parameters.
+            reference: the model that decoded changes are added to; None if clients sent parameters.
 
         Raises:
             ThresholdError: too few clients answered to recover a secret.
@@ -298,8 +301,8 @@ class MaskedSum:
         return MaskRequest(senders=senders, envelopes=tuple(envelopes))
 
     def _unmask_request(self, client: int) -> UnmaskRequest:
-        own = (client,) if self.graph.complete else ()
-        known = sorted((*self._mask_peers[client], *own))
+        itself = (client,) if self.graph.complete else ()
+        known = sorted((*self._mask_peers[client], *itself))
         return UnmaskRequest(
             active=tuple(peer for peer in known if peer in self._summed_clients),
             dead=tuple(peer for peer in known if peer not in self._summed_clients),

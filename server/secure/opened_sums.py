@@ -16,12 +16,12 @@ from fedsim.secagg.errors import AlreadyAnsweredError
 
 @dataclass(frozen=True)
 class OpenedSum:
-    """A round and the client set of its sum.
+    """The record of one opened sum: its round and its client set.
 
     Attributes:
-        round_number: the round.
-        clients: the clients in the sum; none where participation is secret.
-        digest: keyed digest of the sum before the server's noise; empty where the server adds no
+        round_number: the round, ≥ 1.
+        clients: the clients in the sum; empty where participation is secret.
+        digest: the keyed digest of the sum before the server's noise; "" where the server adds no
             noise, or noise that is never the same twice.
     """
 
@@ -36,22 +36,22 @@ def _discard(opened: OpenedSum) -> None:
 
 @dataclass(frozen=True)
 class OpenedSums:
-    """Allows one client set for the sum of each round.
+    """Allows each round to open the sum of one client set only, also across processes.
 
     Guarantee: `record_opening` returns only after `save` has returned. It raises if an earlier
     process opened another client set of the same round. Within a process a round is opened once.
     A client set that a helper rejected was not opened; the smaller set replaces it.
 
     Attributes:
-        previous: last opened sum of an earlier process; None if there was none.
-        save: writes an opened sum to durable storage.
+        previous: the last opened sum of an earlier process; None if there was none.
+        save: writes the record of an opened sum to durable storage.
     """
 
     previous: OpenedSum | None = None
     save: Callable[[OpenedSum], None] = field(default=_discard)
 
     def admissible_clients(self, round_number: int) -> frozenset[int] | None:
-        """Return the only client set whose sum this round may open; None: any set."""
+        """Return the only client set whose sum this round may open, or None for any set."""
         if self.previous is None or self.previous.round_number != round_number:
             return None
         return frozenset(self.previous.clients)
@@ -60,12 +60,13 @@ class OpenedSums:
         """Record the client set of the sum that is opened next.
 
         Args:
-            round_number: number of the round, ≥ 1.
-            clients: numbers of the clients in the sum.
-            digest: digest of the sum, where noise that can be repeated is added to it next.
+            round_number: the round, ≥ 1.
+            clients: the numbers of the clients in the sum.
+            digest: the digest of the sum, where repeatable noise is added to it next; else "".
 
         Raises:
-            AlreadyAnsweredError: the sum of another client set, or another sum, was opened before.
+            AlreadyAnsweredError: the sum of another client set, or another sum of the same clients,
+                was opened before.
         """
         before = self._digest_of(round_number)
         opened = OpenedSum(round_number, tuple(sorted(clients)), digest or before)
@@ -87,7 +88,7 @@ class OpenedSums:
         self.save(opened)
 
     def _digest_of(self, round_number: int) -> str:
-        """Return the digest of the round's sum that an earlier process opened, or no text."""
+        """Return the digest of the round's sum that an earlier process opened, or ""."""
         same = self.previous is not None and self.previous.round_number == round_number
         return self.previous.digest if same and self.previous is not None else ""
 

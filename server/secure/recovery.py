@@ -1,4 +1,4 @@
-"""Removal of the masks from a masked sum, with secrets recovered from the clients' shares."""
+"""Masks are removed from a masked sum with secrets recovered from the clients' shares."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -24,12 +24,12 @@ class Recovery:
     a client is recovered: the self-mask seed if it is in the sum, else the masking key.
 
     Attributes:
-        context: context of the round.
-        graph: the holders of each client's shares.
-        expander: keystream generator of the masks.
-        keys: public keys of every client.
-        shares: commitments of every client.
-        mask_peers: for each client of the masking stage, the clients it shares masks with.
+        context: the context of the round.
+        graph: the graph that gives the holders of each client's secret shares.
+        expander: the keystream generator of the masks.
+        keys: the public keys of every client.
+        shares: the message with the commitments of every client.
+        mask_peers: for each client of the masking stage, the clients that it shares masks with.
         summed_clients: the clients in the sum.
     """
 
@@ -57,12 +57,12 @@ class Recovery:
         """Remove all masks from a sum, in place.
 
         Args:
-            total: sum of the masked payloads, ring elements (d,).
-            replies: unmasking shares of each holder, by its number.
+            total: the sum of the masked payloads, ring elements (d,).
+            replies: the unmasking shares of each holder, by the holder's number.
 
         Raises:
             ThresholdError: too few holders answered.
-            ShareMismatchError: a recovered secret is not its owner's.
+            ShareMismatchError: a recovered secret is not the one that its owner committed to.
         """
         seeds, private_keys = self._recover_secrets(replies)
         masking = PairwiseMasks(self.context, self.expander)
@@ -75,14 +75,18 @@ class Recovery:
         masking.apply(total)
 
     def _dropped_in_sum(self) -> set[int]:
-        """Return the dropped clients whose masks are in the sum."""
+        """Return the clients that dropped out but whose pairwise masks are in the sum."""
         alive = set(self.summed_clients)
-        return {one for one in set(self.mask_peers) - alive if alive & set(self.mask_peers[one])}
+        return {
+            client
+            for client in set(self.mask_peers) - alive
+            if alive & set(self.mask_peers[client])
+        }
 
     def _recover_secrets(
         self, replies: Mapping[int, UnmaskReply]
     ) -> tuple[dict[int, bytes], dict[int, bytes]]:
-        """Return the seeds of the summed clients and the masking keys of the dropped ones."""
+        """Return the self-mask seeds of summed clients, and the masking keys of dropped clients."""
         seed_shares: dict[int, dict[int, bytes]] = {client: {} for client in self.summed_clients}
         key_shares: dict[int, dict[int, bytes]] = {client: {} for client in self._dropped_in_sum()}
         for holder, reply in sorted(replies.items()):
@@ -93,12 +97,12 @@ class Recovery:
                 key_shares[owner][point] = share
         return (
             {
-                one: self._recover_secret(one, own, self._is_own_seed)
-                for one, own in seed_shares.items()
+                owner: self._recover_secret(owner, shares, self._is_own_seed)
+                for owner, shares in seed_shares.items()
             },
             {
-                one: self._recover_secret(one, own, self._is_own_key)
-                for one, own in key_shares.items()
+                owner: self._recover_secret(owner, shares, self._is_own_key)
+                for owner, shares in key_shares.items()
             },
         )
 

@@ -1,4 +1,4 @@
-"""One secure round over a grid: the server's state machine and its queries to the parties."""
+"""One secure round over a grid: the server queries clients and helpers stage by stage."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -40,8 +40,8 @@ class QueryChannel:
     """Sends queries to numbered parties over a grid.
 
     Attributes:
-        grid: transport of the messages.
-        nodes: node id of each party, by its number.
+        grid: the grid that transports the messages.
+        nodes: the node id of each party, by the party's number.
     """
 
     grid: Grid
@@ -50,18 +50,21 @@ class QueryChannel:
     def query(
         self, stage: str, queries: Mapping[int, object], kind: type[_Reply], *, timeout: float
     ) -> Iterator[tuple[int, _Reply | SecureAggregationError | ClientError]]:
-        """Yield the number and reply of each party, once.
+        """Send a query to each party, and yield each party's number and reply once.
 
-        In place of a reply comes the error of a party that refused, or a `ClientError` of one that
-        is silent or failed without a protocol message.
+        The reply is replaced by a SecureAggregationError where the party refused, and by a
+        `ClientError` where it is silent or failed without a protocol message.
 
         Args:
-            stage: message type of the query.
-            queries: query to each party, by its number.
-            kind: class of the replies.
-            timeout: seconds to wait for all replies.
+            stage: the message type of the queries.
+            queries: the query to each party, by the party's number.
+            kind: the class of the replies.
+            timeout: the longest time to wait for all replies, in seconds.
         """
-        messages = {one: make_query(stage, sent, self.nodes[one]) for one, sent in queries.items()}
+        messages = {
+            number: make_query(stage, query, self.nodes[number])
+            for number, query in queries.items()
+        }
         for number, answer in exchange(self.grid, messages, timeout=timeout):
             if isinstance(answer, ClientError):
                 yield number, answer
@@ -83,17 +86,17 @@ class QueryChannel:
         retries: int,
         on_retry: Callable[[int], None],
     ) -> Iterator[tuple[int, _Reply]]:
-        """Yield the number and reply of each party; query silent parties again.
+        """Query each party, silent ones again, and yield each party's number and reply.
 
         A party that is offline gets `timeout` seconds to come back before each further attempt.
 
         Args:
-            stage: message type of the query.
-            queries: query to each party, by its number.
-            kind: class of the replies.
-            timeout: seconds to wait in each attempt.
-            retries: number of further attempts.
-            on_retry: called with the number of repeated queries.
+            stage: the message type of the queries.
+            queries: the query to each party, by the party's number.
+            kind: the class of the replies.
+            timeout: the longest time to wait in each attempt, in seconds.
+            retries: the number of further attempts.
+            on_retry: called with the number of queries that are sent again.
 
         Raises:
             SecureAggregationError: a party refused.
@@ -126,12 +129,12 @@ class QueryChannel:
 
 
 class SecureRound(ABC):
-    """One secure round on the server.
+    """One round of a secure aggregation protocol, as the server runs it.
 
     Attributes:
-        retried: number of repeated queries.
-        record_opening: called with the client set of the next secure sum, before it is requested;
-            may raise SecureAggregationError.
+        retried: the number of queries that were sent again.
+        record_opening: called with the client set of a secure sum before the sum is requested; may
+            raise SecureAggregationError.
     """
 
     retried: int = 0
@@ -148,11 +151,12 @@ class SecureRound(ABC):
         """Add the protocol message of a client's train reply.
 
         Args:
-            content: records of the reply.
-            client: number of the client that sent it.
+            content: the records of the reply.
+            client: the number of the client that sent the reply.
 
         Raises:
-            SecureAggregationError: it is malformed, of another round, or another client's.
+            SecureAggregationError: the message is malformed, of another round, or of another
+                client.
         """
 
     @abstractmethod
@@ -160,7 +164,7 @@ class SecureRound(ABC):
         """Run the remaining stages and return the decoded sum.
 
         Args:
-            reference: the model of the requests; None if clients send parameters.
+            reference: the model that decoded changes are added to; None if clients send parameters.
 
         Raises:
             SecureAggregationError: the sum cannot be opened.
@@ -168,18 +172,18 @@ class SecureRound(ABC):
 
     @abstractmethod
     def lost_clients(self) -> Mapping[int, str]:
-        """Return the added clients that are not in the sum, each with the reason."""
+        """Return the reason for each client that was added but is not in the sum."""
 
 
 class AdditiveRound(SecureRound):
-    """A round of additive sharing: the leader is here, helpers are nodes of their own.
+    """A round of additive sharing: the server is the leader, and helpers are separate nodes.
 
     Args:
         leader: the leader of this round.
-        hellos: reply of each helper to the hello, by its number.
-        helpers: channel to the helpers.
-        timeout: seconds to wait for a helper's reply.
-        retries: number of further attempts for silent helpers.
+        hellos: each helper's reply to the hello, by helper number.
+        helpers: the channel to the helpers.
+        timeout: the longest time to wait for a helper's reply, in seconds.
+        retries: the number of further attempts for silent helpers.
         record_opening: see `SecureRound`.
     """
 
@@ -202,13 +206,13 @@ class AdditiveRound(SecureRound):
         return self._leader.offer(self._hellos)
 
     def add(self, content: RecordDict, client: int) -> None:
-        """Add the leader's share of a client."""
+        """Add the share of a client's update that is for the leader."""
         upload = from_records(Upload, content)
         _check_sender(upload.client, client)
         self._leader.add(upload)
 
     def open(self, reference: NamedArrays | None) -> DecodedSum:
-        """Combine with the helpers and open the sum."""
+        """Ask the helpers for their shares of the sum, and open the sum."""
         while not self._leader.is_complete:
             requests = self._leader.requests()
             if any(request.release for request in requests.values()):
@@ -234,14 +238,14 @@ class AdditiveRound(SecureRound):
 
 
 class MaskedRound(SecureRound):
-    """A round of pairwise masking: three more stages with the clients that sent their keys.
+    """A round of pairwise masking: after training come three stages of messages with the clients.
 
     A client that is silent or fails in a stage drops out of the following stages. The other clients
     recover its masks while at least `threshold` of them are left.
 
     Args:
-        server: state machine of this round.
-        clients: channel to the clients.
+        server: the state machine of this round.
+        clients: the channel to the clients.
         record_opening: see `SecureRound`.
     """
 
@@ -279,7 +283,7 @@ class MaskedRound(SecureRound):
         return server.open(reference=reference)
 
     def lost_clients(self) -> Mapping[int, str]:
-        """Return the clients without a masked payload, each with the reason."""
+        """Return the reason for each client that sent its keys but no masked payload."""
         left_out = "the exchange of masks went on without it"
         missing = sorted(set(self._key_senders) - set(self._server.clients))
         return {client: self._drop_reasons.get(client, left_out) for client in missing}
@@ -307,7 +311,7 @@ class MaskedRound(SecureRound):
 
 
 def error_text(error: SecureAggregationError) -> str:
-    """Return an error's text after the name of its class, which the table of faults lists."""
+    """Return an error as `ClassName: message`; docs/secure_aggregation.md lists the classes."""
     return f"{type(error).__name__}: {error}"
 
 

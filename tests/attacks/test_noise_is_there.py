@@ -223,5 +223,5 @@ def test_a_bound_that_a_server_names_cannot_take_the_noise_away(tmp_path: Path) 
     )
     task = assemble(loaded, ledger=None).client_task(0)
     request = TrainRequest(1, RecordDict(), clip_norm=1e-30)  # type: ignore[arg-type]
-    with pytest.raises(Exception, match="a learnt bound must be from 1e-10"):
+    with pytest.raises(Exception, match="an adaptive clip norm must be from 1e-10"):
         task.release(request)

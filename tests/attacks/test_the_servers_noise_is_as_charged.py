@@ -66,7 +66,10 @@ MUTATIONS: dict[str, tuple[Mutation, str]] = {
     "noise 3 % too small": (scaled_noise(0.97), r"multiplier is 1\.1\d+, and 1\.2"),
     "no noise": (scaled_noise(0.0), "the noise multiplier is 0, and"),
     "one draw for all rounds": (one_draw_for_all_rounds, "noise repeats from round to round"),
-    "clients add noise, too": (clients_add_noise, "the client adds noise of its own"),
+    "clients add noise, too": (
+        clients_add_noise,
+        "the client adds noise, but with privacy.trust: central",
+    ),
 }
 
 

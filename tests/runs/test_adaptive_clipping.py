@@ -298,7 +298,7 @@ def test_an_impossible_bound_is_refused_before_the_charge(
 ) -> None:
     task, context, arrays = asked
     refused = ask(task, context, arrays, 1e300)
-    assert "a learnt bound must be from" in (refused.error.reason or "")
+    assert "an adaptive clip norm must be from" in (refused.error.reason or "")
     assert task.journal is not None
     assert task.journal.history(0) == ()
 

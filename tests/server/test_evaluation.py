@@ -73,7 +73,7 @@ def test_who_fails_is_named_and_who_holds_nothing_out_did_not_fail() -> None:
     assert found.failed == {
         1: "gone",
         3: "answered after 9 s, past the deadline of 5 s",
-        5: "reports ['loss'], others ['loss', 'accuracy']",
+        5: "reports the metrics ['loss'], other clients ['loss', 'accuracy']",
     }
     silent = evaluation().averaged([(0, reply(0, scores(1, 1.0))), (1, NO_REPLY)])
     assert silent.failed == {1: "no reply"}

@@ -1,1 +1,1 @@
-"""The built-in algorithms, a file each; `fedsim.algorithms.catalog` finds them here."""
+"""The built-in algorithms, one file each, which `fedsim.algorithms.catalog` finds here."""

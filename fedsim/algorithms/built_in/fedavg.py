@@ -30,7 +30,7 @@ class FedAvg(Algorithm):
     options: Any
 
     def server(self, state: "ServerState", update: Update) -> "ServerState":
-        """Return the state with the mean as its model, or with η of the way to it."""
+        """Return the state with the global model moved by η times the mean update."""
         model, rate = dict(update.mean), self.options.server_lr
         if rate != 1.0:
             model |= {n: x + rate * (model[n] - x) for n, x in self.trained(state)}

@@ -34,6 +34,6 @@ class FedAvgM(ServerOptimizer):
     options: FedAvgMOptions
 
     def step(self, delta: "np.ndarray", moments: "Arrays") -> "tuple[np.ndarray, Arrays]":
-        """Return η m."""
+        """Return the step η m, and the next m."""
         m = self.options.momentum * moments["m"] + delta
         return self.options.server_lr * m, {"m": m}

@@ -1,4 +1,4 @@
-"""FedNova: clients that take more steps do not count for more."""
+"""FedNova: updates are normalised, so that clients with more local steps do not weigh more."""
 
 from typing import TYPE_CHECKING, ClassVar
 
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 
 
 class FedNova(Algorithm):
-    """x ← x − η τ Σ p_k d_k, with d_k = (x − y_k) / a_k and τ = Σ p_k a_k.
+    """Averages normalised updates: x ← x − η τ Σ p_k d_k, d_k = (x − y_k) / a_k, τ = Σ p_k a_k.
 
     p_k are the clients' shares of the weights, and a_k is the norm ‖a_k‖₁ of the coefficients with
     which client k's gradients enter its update: K_k steps of SGD with momentum ρ have
-    a_k = (K_k − ρ (1 − ρ^K_k) / (1 − ρ)) / (1 − ρ), without momentum a_k = K_k. So the mean
-    with weights p_k / a_k, times τ Σ p_k / a_k, is the update. With equal steps it is FedAvg's.
+    a_k = (K_k − ρ (1 − ρ^K_k) / (1 − ρ)) / (1 − ρ), without momentum a_k = K_k. So the update is
+    the mean with weights p_k / a_k, times τ Σ p_k / a_k. With equal steps it is that of FedAvg.
 
     Source: Wang et al. 2020, "Tackling the Objective Inconsistency Problem in Heterogeneous
     Federated Optimization", equations 8 and 9 and section 4.1.
@@ -29,13 +29,16 @@ class FedNova(Algorithm):
     options: FedAvgOptions
 
     def weight(self, contribution: Contribution) -> float:
-        """Return 1 / a_k."""
+        """Return 1 / a_k for client k."""
         return 1.0 / self._norm(contribution)
 
     def server(self, state: "ServerState", update: Update) -> "ServerState":
-        """Return the state with the normalised update."""
-        total = sum(one.weight for one in update.contributions)
-        shares = [(one.weight / total, self._norm(one)) for one in update.contributions]
+        """Return the state with the global model moved by η times the normalised mean update."""
+        total = sum(contribution.weight for contribution in update.contributions)
+        shares = [
+            (contribution.weight / total, self._norm(contribution))
+            for contribution in update.contributions
+        ]
         steps = sum(p * a for p, a in shares)
         gain = self.options.server_lr * steps * sum(p / a for p, a in shares)
         model = dict(update.mean)

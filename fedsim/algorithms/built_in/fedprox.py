@@ -24,7 +24,11 @@ class FedProxOptions(FedAvgOptions):
 
 @dataclass(frozen=True)
 class ProximalRule(ClientRule):
-    """g ← g + μ (w − w_global)."""
+    """Adds the gradient of FedProx's penalty: g ← g + μ (w − w_global).
+
+    Attributes:
+        weight: μ, the weight of the penalty.
+    """
 
     weight: float
 
@@ -35,17 +39,17 @@ class ProximalRule(ClientRule):
         start: "Tensor",
         sent: Mapping[str, "Tensor"],
     ) -> None:
-        """Add the gradient of the penalty."""
+        """Add the gradient of the penalty to the gradient."""
         gradient.add_(values - start, alpha=self.weight)
 
 
 class FedProx(FedAvg):
     """FedAvg whose clients minimise loss + μ/2 ‖w − w_global‖².
 
-    With DP-SGD the penalty's gradient is added to the release: it holds no example.
+    With DP-SGD the penalty's gradient is added to the release, as it depends on no example.
 
-    Source: Li et al. 2020, "Federated Optimization in Heterogeneous Networks", Algorithm 2; μ = 1
-    is its choice for the synthetic data.
+    Source: Li et al. 2020, "Federated Optimization in Heterogeneous Networks", Algorithm 2. The
+    paper uses μ = 1 for synthetic data.
     """
 
     name: ClassVar[str] = "fedprox"
@@ -53,5 +57,5 @@ class FedProx(FedAvg):
     Options: ClassVar[type[Settings]] = FedProxOptions
 
     def client(self) -> ClientRule | None:
-        """Return the penalty's gradient."""
+        """Return the rule that adds the penalty's gradient."""
         return ProximalRule(self.options.proximal_weight)

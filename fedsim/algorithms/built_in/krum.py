@@ -1,4 +1,4 @@
-"""Krum and multi-Krum: the mean of the models that are nearest to others."""
+"""Krum and multi-Krum: the mean of those client models that are nearest to other models."""
 
 from typing import TYPE_CHECKING, ClassVar
 
@@ -14,16 +14,21 @@ if TYPE_CHECKING:
 class KrumOptions(Settings):
     """`federation.strategy` of `krum`."""
 
-    malicious_clients: int = Field(default=0, ge=0, description="f, malicious models of a round")
+    malicious_clients: int = Field(
+        default=0, ge=0, description="f, number of malicious clients in a round"
+    )
     kept_models: int = Field(
-        default=1, ge=1, description="m, models whose mean is taken; 1: Krum, more: multi-Krum"
+        default=1,
+        ge=1,
+        description="m, number of models that are averaged; 1: Krum, more: multi-Krum",
     )
 
 
 class Krum(Algorithm):
-    """The mean of the m models with the smallest sums of squares to their n − f − 2 neighbours.
+    """Averages the m client models with the smallest sums of squared distances to neighbours.
 
-    Where fewer models came, each keeps at least one neighbour, and ties go to the smaller number.
+    The neighbours of a model are the n − f − 2 nearest of the n models, and at least one model.
+    Ties go to the smaller client number.
 
     Source: Blanchard et al. 2017, "Machine Learning with Adversaries: Byzantine Tolerant Gradient
     Descent", section 4.
@@ -38,12 +43,12 @@ class Krum(Algorithm):
 
     @property
     def least_clients(self) -> int:
-        """2 f + 3: the paper's condition 2 f + 2 < n; without malicious clients 1."""
+        """The fewest clients of a round: 2 f + 3, as the paper needs 2 f + 2 < n; 1 if f is 0."""
         f = self.options.malicious_clients
         return 2 * f + 3 if f else 1
 
     def server(self, state: "ServerState", update: Update) -> "ServerState":
-        """Return the state with the mean of the chosen models, buffers included."""
+        """Return the state with the mean of the chosen models and of their buffers."""
         chosen = self.chosen(state, update)
         model = {
             name: value[chosen].astype("float64").mean(0) for name, value in update.models.items()
@@ -51,11 +56,11 @@ class Krum(Algorithm):
         return state.with_model({**update.mean, **model})
 
     def chosen(self, state: "ServerState", update: Update) -> list[int]:
-        """Return the places of the chosen models, nearest first.
+        """Return the indices of the chosen models in `update.models`, nearest first.
 
         Args:
-            state: the state before the round.
-            update: the uploads of the round.
+            state: the server state before the round.
+            update: the aggregated uploads of the round.
         """
         n = len(update.contributions)
         neighbours = max(1, n - self.options.malicious_clients - 2)
@@ -66,7 +71,7 @@ class Krum(Algorithm):
 
         def score(k: int) -> float:
             squares = [((move - move[k]) ** 2).sum(1) for move in moves]
-            others = sorted(sum(float(one[j]) for one in squares) for j in range(n) if j != k)
+            others = sorted(sum(float(square[j]) for square in squares) for j in range(n) if j != k)
             return sum(others[:neighbours])
 
         return sorted(range(n), key=lambda k: (score(k), k))[: self.options.kept_models]

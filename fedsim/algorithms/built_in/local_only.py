@@ -1,4 +1,4 @@
-"""Each client trains a model of its own and learns nothing from the others."""
+"""Local training alone: each client trains a personal model without the other clients."""
 
 from typing import TYPE_CHECKING, ClassVar
 
@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 class LocalOnly(MrMtl):
     """MR-MTL with λ = 0: the baseline of a federation, with the same rounds, steps and charges.
 
-    Its charges are those of a client that uploads. Alone on its own machine a client would need no
-    privacy from a server; the charges compare equal noise, and allow the model to be published.
+    A client's charges are those of a client that uploads. A client that trains alone would need no
+    privacy against a server; with the charges, models are compared at equal noise and may be
+    published.
     """
 
     name: ClassVar[str] = "local_only"
@@ -26,9 +27,9 @@ class LocalOnly(MrMtl):
     wire: ClassVar[tuple[Sent, ...]] = ()
 
     def client(self) -> ClientRule | None:
-        """Return None: steps are plain."""
+        """Return None, as local steps are plain."""
         return None
 
     def send(self, state: "ServerState", client: int) -> "Mapping[str, Arrays]":
-        """Return nothing beside the client's model."""
+        """Return no arrays beside the client's model."""
         return {}

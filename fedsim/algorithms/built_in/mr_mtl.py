@@ -1,4 +1,4 @@
-"""MR-MTL: each client keeps a model of its own, pulled towards the mean of all clients' models."""
+"""MR-MTL: each client has a personal model, pulled towards the mean of all clients' models."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -32,7 +32,11 @@ class MrMtlOptions(Settings):
 
 @dataclass(frozen=True)
 class CenterRule(ClientRule):
-    """g ← g + λ (w − w̄)."""
+    """Adds the gradient of MR-MTL's penalty: g ← g + λ (w − w̄).
+
+    Attributes:
+        weight: λ, the weight of the penalty.
+    """
 
     weight: float
 
@@ -43,21 +47,20 @@ class CenterRule(ClientRule):
         start: "Tensor",
         sent: Mapping[str, "Tensor"],
     ) -> None:
-        """Add the gradient of the penalty."""
+        """Add the gradient of the penalty to the gradient."""
         gradient.add_(values - sent[CENTER], alpha=self.weight)
 
 
 class MrMtl(Algorithm):
     """Mean-regularised multi-task learning: client k minimises its loss + λ/2 ‖w_k − w̄‖².
 
-    Client k starts each of its rounds from its own model w_k and uploads it after its steps. w̄ is
-    the mean of the models that clients uploaded last, and the global model of the run. λ = 0 is
-    training of each client alone, λ → ∞ is FedAvg.
+    Client k starts each of its rounds from its personal model w_k and uploads w_k after its local
+    steps. w̄ is the mean of the models that clients uploaded last, and the global model of the run.
+    With λ = 0 each client trains alone; λ → ∞ is FedAvg.
 
     Guarantee: the uploads are those of FedAvg. The server knows every w_k, as each is an upload
     that was charged with local trust. So w_k as a start, w̄ and the penalty's gradient are
-    post-processing, and cost no ε. The personal model itself is released: it is as private as the
-    upload that it is.
+    post-processing, and cost no ε. A personal model is a released upload, and has its privacy.
 
     Source: Liu, Hu, Wu, Smith 2022, "On Privacy and Personalization in Cross-Silo Federated
     Learning", Algorithm 1.
@@ -83,11 +86,11 @@ class MrMtl(Algorithm):
         return state.with_memory(center, {**rows, UPLOADED: uploaded})
 
     def client(self) -> ClientRule | None:
-        """Return the penalty's gradient."""
+        """Return the rule that adds the penalty's gradient."""
         return CenterRule(self.options.mean_weight)
 
     def send(self, state: "ServerState", client: int) -> "Mapping[str, Arrays]":
-        """Return w̄."""
+        """Return w̄, in the dtypes of the model."""
         return {
             CENTER: {
                 name: center.astype(state.values[name].dtype)
@@ -96,17 +99,17 @@ class MrMtl(Algorithm):
         }
 
     def start(self, state: "ServerState", client: int) -> "Arrays":
-        """Return w_k, with the frozen parameters and buffers of the global model."""
+        """Return the client's model w_k, with frozen parameters and buffers of the global model."""
         return self._model_of(state, client)
 
     def scored_models(self, state: "ServerState") -> "list[Arrays]":
-        """Return every client's model."""
+        """Return every client's personal model."""
         return [self._model_of(state, client) for client in range(self.training.num_clients)]
 
     def server(self, state: "ServerState", update: Update) -> "ServerState":
-        """Return the state with the uploads as w_k, and their mean as w̄ and as the model."""
+        """Return the state with the uploads as w_k, and their mean as w̄ and as the global model."""
         center, clients = dict(state.memory), dict(state.client_memory)
-        places = [one.client for one in update.contributions]
+        places = [contribution.client for contribution in update.contributions]
         clients[UPLOADED] = clients[UPLOADED].copy()
         clients[UPLOADED][places] = 1.0
         known = clients[UPLOADED] > 0.0
@@ -119,5 +122,5 @@ class MrMtl(Algorithm):
         return state.with_model(model).with_memory(center, clients)
 
     def _model_of(self, state: "ServerState", client: int) -> "Arrays":
-        own = {name: state.client_memory[name][client] for name in state.memory}
-        return {**state.values, **own}
+        client_values = {name: state.client_memory[name][client] for name in state.memory}
+        return {**state.values, **client_values}

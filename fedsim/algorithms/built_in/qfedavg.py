@@ -1,4 +1,4 @@
-"""q-FedAvg: clients with a larger loss count for more."""
+"""q-FedAvg: clients with a larger loss have a larger weight."""
 
 from typing import TYPE_CHECKING, ClassVar
 
@@ -20,10 +20,11 @@ class QFedAvgOptions(Settings):
 
 
 class QFedAvg(Algorithm):
-    """x ← x − Σ F_k^q Δ_k / Σ (q F_k^(q−1) ‖Δ_k‖² + L F_k^q), with Δ_k = L (x − y_k).
+    """Weighs clients by their losses: x ← x − Σ F_k^q Δ_k / Σ (q F_k^(q−1) ‖Δ_k‖² + L F_k^q).
 
-    F_k is the loss of x on all examples of client k, which it sends, and 1 / L is the learning rate
-    of local steps. The loss is a function of private examples without noise: `privacy` refuses it.
+    Here Δ_k = L (x − y_k), 1 / L is the learning rate of local steps, and F_k is the loss of x on
+    all examples of client k, which the client sends. The loss is a function of private examples
+    without noise, so this algorithm cannot be used with `privacy`.
 
     Source: Li et al. 2020, "Fair Resource Allocation in Federated Learning", Algorithm 2.
     """
@@ -37,13 +38,13 @@ class QFedAvg(Algorithm):
     options: QFedAvgOptions
 
     def server(self, state: "ServerState", update: Update) -> "ServerState":
-        """Return the state with the step of the paper; buffers take the mean."""
+        """Return the state after the step above, with the mean of buffers."""
         q = self.options.q
         smooth = 1.0 / self.training.learning_rate(state.round_number + 1)
         trained, total = self.trained(state), 0.0
         steps = {name: x * 0.0 for name, x in trained}
-        for k, one in enumerate(update.contributions):
-            loss = max(one.numbers[LOSS], 1e-10)
+        for k, contribution in enumerate(update.contributions):
+            loss = max(contribution.numbers[LOSS], 1e-10)
             moves = {name: smooth * (x - update.models[name][k]) for name, x in trained}
             square = sum(float((move**2).sum()) for move in moves.values())
             total += q * loss ** (q - 1) * square + smooth * loss**q

@@ -1,4 +1,4 @@
-"""SCAFFOLD, and with DP-SGD DP-SCAFFOLD: control variates against the drift of clients."""
+"""SCAFFOLD (with DP-SGD: DP-SCAFFOLD): control variates against the drift of clients."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
@@ -23,7 +23,7 @@ class ScaffoldOptions(Settings):
 
 
 class CorrectionRule(ClientRule):
-    """g ← g + c − c_k."""
+    """Adds SCAFFOLD's correction to the gradient: g ← g + c − c_k."""
 
     def change_(
         self,
@@ -32,22 +32,22 @@ class CorrectionRule(ClientRule):
         start: "Tensor",
         sent: Mapping[str, "Tensor"],
     ) -> None:
-        """Add the correction that the server sent."""
+        """Add the correction that the server sent to the gradient."""
         gradient.add_(sent[CORRECTION])
 
 
 class Scaffold(Algorithm):
-    """Each client's gradient is corrected by c − c_k, an estimate of how it differs from all.
+    """Corrects each client's gradients by c − c_k, an estimate of all clients' mean minus its own.
 
     In K steps of size η_l client k goes from x to y. By the paper's option II its next control
-    variate is the mean of its gradients, c_k' = c_k − c + (x − y) / (K η_l), and c moves by
-    the mean change times participants / N. Everything in it but y is known to the server, so the
-    server keeps all c_k, sends c − c_k, and a client uploads its model alone.
+    variate is the mean of its gradients, c_k' = c_k − c + (x − y) / (K η_l), and c changes by
+    the mean change times participants / N. The server knows all of these values but y. So the
+    server keeps all c_k and sends c − c_k, and a client uploads only its model.
 
     Guarantee: the uploads are those of FedAvg. Control variates are functions of earlier uploads,
-    which were charged with local trust, so they cost no ε. Where the unit is the client, the
-    clipped and noisy update is released once, and no change of a control variate beside it, which
-    would be a linear function of the same update.
+    which were charged with local trust, so they cost no ε. Where the privacy unit is the client,
+    only the clipped and noisy update is released. The change of a control variate is not released
+    beside it, as it would be a linear function of the same update.
 
     Source: Karimireddy et al. 2020, "SCAFFOLD: Stochastic Controlled Averaging for Federated
     Learning", Algorithm 1; Noble, Bellet, Dieuleveut 2022, "Differentially Private Federated
@@ -76,31 +76,31 @@ class Scaffold(Algorithm):
         return state.with_memory(control, rows)
 
     def client(self) -> ClientRule:
-        """Return the correction of gradients."""
+        """Return the rule that corrects gradients."""
         return CorrectionRule()
 
     def send(self, state: "ServerState", client: int) -> "Mapping[str, Arrays]":
-        """Return c − c_k, in the types of the model."""
-        own = state.client_memory
+        """Return c − c_k, in the dtypes of the model."""
+        client_controls = state.client_memory
         return {
             CORRECTION: {
-                name: (c - own[name][client]).astype(own[name].dtype)
+                name: (c - client_controls[name][client]).astype(client_controls[name].dtype)
                 for name, c in state.memory.items()
             }
         }
 
     def server(self, state: "ServerState", update: Update) -> "ServerState":
-        """Return the state with x + η Δ, and with the next control variates."""
+        """Return the state with the global model x + η Δ, and with the next control variates."""
         model, rate = dict(update.mean), self.options.server_lr
         step_size = self.training.learning_rate(state.round_number + 1)
         control, clients = dict(state.memory), dict(state.client_memory)
         for name, x in self.trained(state):
             rows, c = clients[name].copy(), control[name]
-            for k, one in enumerate(update.contributions):
-                if one.steps:
-                    moved = (x - update.models[name][k]) / (one.steps * step_size)
+            for k, contribution in enumerate(update.contributions):
+                if contribution.steps:
+                    moved = (x - update.models[name][k]) / (contribution.steps * step_size)
                     change = moved - c
-                    rows[one.client] += change.astype(rows.dtype)
+                    rows[contribution.client] += change.astype(rows.dtype)
                     control[name] = control[name] + change / len(rows)
             clients[name] = rows
             model[name] = x + rate * (model[name] - x)

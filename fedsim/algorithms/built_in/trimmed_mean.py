@@ -1,4 +1,4 @@
-"""Trimmed mean: the mean without the largest and the smallest values."""
+"""Trimmed mean: the mean of the clients' values without the largest and the smallest ones."""
 
 from typing import TYPE_CHECKING, ClassVar
 
@@ -23,7 +23,7 @@ class TrimmedMeanOptions(Settings):
 
 
 class TrimmedMean(Algorithm):
-    """Each value is the mean of the clients' values without β n at each end, rounded down.
+    """Averages each value over the clients without its ⌊β n⌋ largest and ⌊β n⌋ smallest ones.
 
     Source: Yin et al. 2018, "Byzantine-Robust Distributed Learning: Towards Optimal Statistical
     Rates", Algorithm 1, option II.
@@ -37,7 +37,7 @@ class TrimmedMean(Algorithm):
     options: TrimmedMeanOptions
 
     def server(self, state: "ServerState", update: Update) -> "ServerState":
-        """Return the state with the trimmed mean; buffers take the mean."""
+        """Return the state with the trimmed mean of trained parameters and the mean of buffers."""
         model, n = dict(update.mean), len(update.contributions)
         left_out = int(self.options.trimmed_share * n)
         for name, _ in self.trained(state):

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 _RUN_ID = 1
 _WORKER_START_SECONDS = 180.0
 _CONNECT_SECONDS = 10.0
-_OBJECT_STORE_BYTES = 512 << 20  # for the global model and replies in transit; more goes to disk
+_OBJECT_STORE_BYTES = 512 << 20  # holds the global model and replies in transit; Ray spills to disk
 # Replies travel with their call, not through the object store, and nothing is recorded for a
 # dashboard that does not run. That halves Ray's cost for a client's round.
 _RAY_SYSTEM_CONFIG = {
@@ -38,13 +38,13 @@ _MIN_OBJECT_STORE_BYTES = 80 << 20  # Ray refuses less
 
 
 class RayEngine(Engine):
-    """Clients pinned to worker processes, with Ray between them (extra `ray`).
+    """Runs clients pinned to Ray worker processes, on one machine or a cluster (extra `ray`).
 
     Args:
-        settings: `workers`, `address` and `device` of `runtime:`.
-        object_store_bytes: shared memory of a Ray instance started for the run.
-        replacement_seconds: time limit for the replacement of a dead worker. After that, its
-            clients fail until the cluster has room for it.
+        settings: the `runtime:` section, of which `workers`, `address` and `device` are used.
+        object_store_bytes: the shared memory of a Ray instance that is started for the run.
+        replacement_seconds: the time limit for the replacement of a dead worker. After that, the
+            worker's clients fail until the cluster has room for a new process.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class RayEngine(Engine):
     def execute(self, server_app: ServerApp, client_app: ClientApp, num_nodes: int) -> None:
         """Run a federation until the server app returns (see `Engine`).
 
-        A `ShardableApp` is split, so that a worker holds the data of its own clients only. All
+        A `ShardableApp` is split, so that a worker holds only the data of its clients. All
         processes of the run end with it, also after an error.
 
         Raises:
@@ -74,7 +74,7 @@ class RayEngine(Engine):
 
     @contextmanager
     def session(self) -> Iterator[None]:
-        """Be connected to Ray during the block (see `Engine`).
+        """Stay connected to Ray during a `with` block (see `Engine`).
 
         Raises:
             EngineError: Ray is not installed, or the cluster cannot be reached.
@@ -117,7 +117,7 @@ class RayEngine(Engine):
 
     @contextmanager
     def _connect(self) -> Iterator[None]:
-        """Join the cluster, or start one here; leave it, or stop it, at the end."""
+        """Join the Ray cluster and leave it at the end, or start one here and then stop it."""
         import ray
 
         from fedsim.simulation.ray.session import connect, local_ray
@@ -140,8 +140,8 @@ class RayEngine(Engine):
                     connect(address=address)
                 end = stack.pop_all()
         except (ConnectionError, RuntimeError, ValueError) as error:
-            what = "Ray does not start" if address is None else f"no Ray cluster at {address}"
-            raise EngineError(f"runtime.address: {what}: {_first_line(error)}") from error
+            problem = "Ray does not start" if address is None else f"no Ray cluster at {address}"
+            raise EngineError(f"runtime.address: {problem}: {_first_line(error)}") from error
         with end:
             yield
 
@@ -179,10 +179,10 @@ class RayEngine(Engine):
                 ray.kill(journal_actor)
 
     def _check_resources(self, workers: int) -> float:
-        """Return each worker's share of a GPU.
+        """Check that Ray has enough processors; return each worker's share of a GPU.
 
         Raises:
-            EngineError: fewer processors than workers.
+            EngineError: there are fewer processors than workers.
         """
         import ray
 
@@ -221,7 +221,7 @@ def _worker(
 
 
 def _start_journal_actor(ledger: Path) -> Any:
-    """Start the ledger's writer on this machine; Ray restarts it and repeats calls if it dies."""
+    """Start the ledger's writer on this machine; if it dies, Ray restarts it and repeats calls."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -288,7 +288,7 @@ def _check_reachable(address: str) -> None:
 
 
 def _fit_object_store(wanted: int) -> int:
-    """Return the shared memory for Ray in bytes: as wanted, or less if the machine has less."""
+    """Return the bytes of shared memory for Ray: `wanted`, or less if the machine has less."""
     shared = Path("/dev/shm")
     free = shutil.disk_usage(shared).free if shared.is_dir() else wanted
     return max(_MIN_OBJECT_STORE_BYTES, min(wanted, int(free * 0.8)))
@@ -307,29 +307,29 @@ def _last_line(error: Exception) -> str:
 def place_ranges(
     ranges: Sequence[Sequence[int]], work: Sequence[float], workers: int
 ) -> tuple[tuple[int, ...], ...]:
-    """Return the clients of each worker; clients of one range are on one worker.
+    """Divide ranges of clients among workers, balanced by work; return each worker's clients.
 
     Args:
-        ranges: clients that stay together, ascending.
-        work: expected work of each client, by its number, in any unit.
-        workers: number of workers ≥ 1; workers without a range are left out.
+        ranges: the ranges of clients, each of which stays on one worker, ascending.
+        work: the expected work of each client, by client number, in any unit.
+        workers: the number of workers, ≥ 1; workers without a range are left out.
     """
-    shares = longest_first([sum(work[client] for client in own) for own in ranges], workers)
+    shares = longest_first([sum(work[client] for client in members) for members in ranges], workers)
     return tuple(tuple(client for part in share for client in ranges[part]) for share in shares)
 
 
 def longest_first(work: Sequence[float], workers: int) -> tuple[tuple[int, ...], ...]:
-    """Return the jobs of each worker, balanced by their expected work.
+    """Divide jobs among workers, balanced by expected work; return the jobs of each worker.
 
     Jobs are placed in descending order of work, each on the worker with the least work so far.
-    The busiest of m workers then has at most 4/3 - 1/(3 m) times the optimum.
+    The busiest of m workers then has at most 4/3 - 1/(3 m) times the optimal work.
 
     Args:
-        work: expected work of each job, by its number, in any unit.
-        workers: number of workers ≥ 1; workers without a job are left out.
+        work: the expected work of each job, by job number, in any unit.
+        workers: the number of workers, ≥ 1; workers without a job are left out.
 
     Returns:
-        The jobs of each worker, in ascending order; a function of the arguments alone.
+        The job numbers of each worker, ascending; a function of the arguments alone.
 
     Source: Graham 1969, "Bounds on Multiprocessing Timing Anomalies", Theorem 2.
     """

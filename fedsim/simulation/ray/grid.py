@@ -1,8 +1,8 @@
-"""Flower's `Grid` over sticky Ray actors: a client stays in one process with its data and state.
+"""Flower's `Grid` over Ray actors: a client stays in one process with its data and state.
 
-Semantics are those of the local grid, except that replies come in the order in which they finish.
-Records that messages of a round share, such as the global model, are put into the object store
-once.
+The semantics are those of the local grid, except that replies come in the order in which they
+finish. Records that messages of a round share, such as the global model, are put into the object
+store once.
 """
 
 from collections import Counter
@@ -21,13 +21,13 @@ from fedsim.simulation.virtual_grid import FIRST_NODE, NodeContexts, VirtualGrid
 class RayGrid(VirtualGrid):
     """A grid whose nodes live in the workers of a pool.
 
-    Each worker's contexts are recorded here, as of each client's last reply.
+    The grid keeps a copy of each client's context as of the client's last reply.
 
     Args:
-        num_clients: number of nodes.
+        num_clients: the number of nodes.
         run_id: Flower's id of the run.
         first_of_block: returns the first client of the block in which a client answers a message.
-        is_federation: whether the nodes are a federation's clients, then its helpers, by number.
+        is_federation: whether the nodes are a federation's clients in order, then its helpers.
     """
 
     def __init__(
@@ -45,28 +45,28 @@ class RayGrid(VirtualGrid):
         self._pool = WorkerPool((), patience=0.0)
 
     def numbered_nodes(self) -> Sequence[int] | None:
-        """Return all nodes by number; None for another app than a federation's."""
+        """Return all node ids by number, or None for an app that is not a federation's."""
         return self.node_range if self._is_federation else None
 
     def contexts(self, clients: Iterable[int]) -> NodeContexts:
-        """Return contexts for some clients, of which each is in one worker."""
+        """Return new contexts for the clients of a worker; each client is in one worker."""
         return NodeContexts(clients, num_nodes=len(self._contexts), run_id=self._run_id)
 
     def set_pool(self, pool: WorkerPool) -> None:
-        """Send messages to the workers of this pool from now on."""
+        """Set the pool to whose workers messages are sent from now on."""
         self._pool = pool
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterator[Message]:
-        """Yield the reply to each message as soon as it exists.
+        """Send messages and yield the reply to each message as replies arrive.
 
-        A client whose worker died repeatedly during its message gets an error as its reply.
+        The reply is an error for a client whose worker died repeatedly during the message.
 
         Args:
             messages: the requests.
-            timeout: seconds for all replies, after which silent clients are left out; None: no
-                limit.
+            timeout: the longest time to wait for all replies, in seconds, after which silent
+                clients are left out; None for no limit.
         """
         sent = list(messages)
         for message in sent:
@@ -84,7 +84,7 @@ class RayGrid(VirtualGrid):
 
 
 def _pack_requests(messages: list[Message]) -> tuple[list[PackedRequest], dict[str, Any]]:
-    """Return packed requests, and references to the records that messages share, by key."""
+    """Pack requests; return them, and Ray references to the records that they share, by key."""
     uses = Counter(id(record) for message in messages for record in _arrays(message))
     common: dict[int, str] = {}
     shared: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""A worker process of the Ray engine: clients with their data and state, in one actor."""
+"""A worker process of the Ray engine: one actor with the data and state of some clients."""
 
 import logging
 import platform
@@ -29,7 +29,7 @@ from fedsim.simulation.virtual_grid import (
 
 logger = logging.getLogger(__name__)
 
-_CHUNK_SECONDS = 0.2  # between chunks of replies, so that the server aggregates during training
+_CHUNK_SECONDS = 0.2  # least time per chunk of replies, which the server aggregates meanwhile
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class PackedRequest:
 
     Attributes:
         envelope: the message without its records.
-        records: records of the message by name; None for a shared record.
-        shared: by name, the keys of records that several messages of a round share.
+        records: the records of the message by name; a record is None if messages share it.
+        shared: the keys of the records that several messages of a round share, by record name.
     """
 
     envelope: Message
@@ -48,19 +48,19 @@ class PackedRequest:
 
     @property
     def node(self) -> int:
-        """The id of the node that receives it."""
+        """The id of the node that receives the message."""
         return self.envelope.metadata.dst_node_id
 
 
 @dataclass(frozen=True)
 class PackedReply:
-    """A client's reply with its state after it, from which a replacement process resumes.
+    """A client's reply with the state after it, from which a replacement process resumes.
 
     Attributes:
         envelope: the reply without the arrays of `live`.
-        live: numbers of live arrays, by record and name. Ray moves them without a copy; as a Flower
-            record they would be copied and parsed.
-        state: the client's state.
+        live: the values of live arrays, by record and name. Ray moves them without a copy; in a
+            Flower record they would be copied and parsed.
+        state: the client's state after the reply.
     """
 
     envelope: Message
@@ -69,11 +69,11 @@ class PackedReply:
 
     @classmethod
     def pack(cls, reply: Message, state: RecordDict) -> Self:
-        """Pack a reply.
+        """Pack a client's reply for the way to the server.
 
         Args:
             reply: the client's reply.
-            state: the client's state after it.
+            state: the client's state after the reply.
         """
         if reply.has_error():
             return cls(reply, {}, state)
@@ -86,7 +86,7 @@ class PackedReply:
         return cls(replace_content(reply, rest), live, state)
 
     def unpack(self) -> Message:
-        """Return the client's reply."""
+        """Return the client's reply, with its live arrays put back."""
         for name, values in self.live.items():
             self.envelope.content[name] = live_record(values)
         return self.envelope
@@ -94,19 +94,19 @@ class PackedReply:
 
 @dataclass(frozen=True)
 class ReplyChunk:
-    """Replies to the next messages of a call, and the seconds they took."""
+    """Replies to the next messages of a call, and the seconds that they took together."""
 
     replies: tuple[PackedReply, ...]
     seconds: float
 
 
 class ClientHost:
-    """Answers the messages of its clients on one thread.
+    """The Ray actor of a worker, which answers the messages of its clients on one thread.
 
     Args:
-        make_app: makes the ClientApp of the clients.
-        contexts: last recorded contexts of its clients.
-        journal_actor: actor that writes the durable ledger; None without a ledger.
+        make_app: creates the ClientApp of the worker's clients.
+        contexts: the last recorded contexts of these clients.
+        journal_actor: the actor that writes the durable ledger; None without a ledger.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class ClientHost:
         return replace_content(request.envelope, RecordDict(records))
 
     def _fetch(self, shared: Mapping[str, Any]) -> None:
-        """Read shared records once for all clients of this worker; keep those of the last call."""
+        """Read shared records once per worker, and keep them until a call shares other records."""
         if shared.keys() <= self._shared.keys():
             return
         import ray

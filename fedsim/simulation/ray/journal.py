@@ -1,4 +1,4 @@
-"""The durable ledger of a federation on several machines, written by one process.
+"""The durable ledger of a federation on several machines, which one process writes.
 
 File locks do not work across machines. So one actor on the machine of the run directory writes the
 file for all workers. A worker trains only after the actor has confirmed that its charge is on disk.
@@ -12,10 +12,10 @@ from fedsim.accountant.ledger.journal import Charge, FileJournal, JournalError
 
 
 class JournalActor:
-    """The only writer of a ledger file; a Ray actor.
+    """A Ray actor that is the only writer of a ledger file.
 
-    Guarantee: when `append` returns, the charge is on disk. The same charge again changes nothing,
-    so a caller that got no reply may repeat the call.
+    Guarantee: when `append` returns, the charge is on disk. Appending the same charge again changes
+    nothing, so a caller that got no reply may repeat the call.
     """
 
     def __init__(self, path: Path) -> None:
@@ -26,14 +26,14 @@ class JournalActor:
         return self._journal.history(client)
 
     def histories(self, clients: Sequence[int]) -> dict[int, tuple[Charge, ...]]:
-        """Return every charge of each of the clients."""
+        """Return every charge of several clients, by client, oldest first."""
         return {client: self._journal.history(client) for client in clients}
 
     def append(self, charge: Charge) -> None:
         """Write a charge and force it to disk.
 
         Raises:
-            JournalError: it does not continue its client's chain.
+            JournalError: the charge does not continue its client's chain.
         """
         self.append_all([charge])
 
@@ -50,23 +50,25 @@ class JournalActor:
             return False  # it continues the chain, so the client's whole history need not be read
         written = self._journal.history(charge.client)
         # Only charges of the same round are hashed: a hash is computed when it is read.
-        same_round = (one for one in reversed(written) if one.round_number == charge.round_number)
-        return any(one.hash == charge.hash for one in same_round)
+        same_round = (
+            past for past in reversed(written) if past.round_number == charge.round_number
+        )
+        return any(past.hash == charge.hash for past in same_round)
 
 
 class RemoteJournal:
     """The journal of a worker, which calls the journal actor.
 
-    It caches the number of charges of each client, because a client is charged only by the worker
-    to which it is pinned. A caller that already has all charges (`after`) gets an empty history
-    without a call. If another process charged the client, the actor refuses the next charge, which
-    does not continue the chain, and the number is discarded. Charges are not cached: over many
-    rounds they would outgrow the clients' data.
+    The journal caches the number of charges of each client, because a client is charged only by the
+    worker to which it is pinned. A caller that already has all charges (`after`) gets an empty
+    history without a call. If another process charged the client, the actor refuses the next
+    charge, which does not continue the chain, and the number is discarded. Charges are not cached:
+    over many rounds they would outgrow the clients' data.
 
     Args:
-        journal_actor: handle of the actor.
-        call: calls a method of the handle with one argument and returns its result.
-        clients: clients of the worker; the first need of a history reads all of theirs at once.
+        journal_actor: the handle of the actor.
+        call: calls a method of the handle with one argument and returns the result.
+        clients: the clients of the worker, whose histories are all read at the first need of one.
     """
 
     def __init__(
@@ -79,11 +81,11 @@ class RemoteJournal:
         self._counts: dict[int, int] = {}
 
     def history(self, client: int, *, after: int = 0) -> tuple[Charge, ...]:
-        """Return charges of a client, oldest first.
+        """Return the charges of a client, oldest first.
 
         Args:
-            client: number of the client.
-            after: number of charges to skip from the start.
+            client: the client's number.
+            after: the number of oldest charges to leave out.
         """
         if self._counts.get(client, after + 1) <= after:
             return ()
@@ -100,8 +102,8 @@ class RemoteJournal:
         """Write a charge; when this returns, it is on disk.
 
         Raises:
-            JournalError: it does not continue its client's chain, or the actor is unreachable. Then
-                nothing may be released.
+            JournalError: the charge does not continue its client's chain, or the actor is
+                unreachable. Then nothing may be released.
         """
         self.append_all([charge])
 
@@ -109,7 +111,7 @@ class RemoteJournal:
         """Write charges in order; when this returns, they are on disk.
 
         Raises:
-            JournalError: as `append`.
+            JournalError: as in `append`.
         """
         counts: dict[int, int] = {}
         for client in {charge.client for charge in charges}:
@@ -124,11 +126,11 @@ class RemoteJournal:
 
 
 def call_actor(method: Any, argument: object) -> Any:
-    """Call a method of an actor and return its result; an error of the method is raised here.
+    """Call a method of an actor and return the result; an error of the method is raised here.
 
     Args:
-        method: method of an actor's handle.
-        argument: its only argument.
+        method: the method of an actor's handle.
+        argument: the only argument of the method.
 
     Raises:
         JournalError: the actor is unreachable.

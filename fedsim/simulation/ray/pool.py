@@ -1,11 +1,11 @@
-"""The workers of the Ray engine on the server's side: their requests and their replacement.
+"""The Ray engine's workers as the server sees them: sends requests and replaces dead workers.
 
 A worker that dies is replaced by a new process for the same clients, with their last recorded
 states. Its open requests are sent again. A client that is already charged for the round finds the
 request in the durable ledger and gives the same answer at no cost.
 
-A call carries whole blocks: clients that train together. Quick blocks share a call, since a call
-and its write to the ledger cost as much as the training of a small client. Replies stream back
+A call carries whole blocks of clients that train vectorized. Quick blocks share a call, since a
+call and its write to the ledger cost as much as the training of a small client. Replies stream back
 during the call, so the server aggregates while clients train.
 """
 
@@ -29,19 +29,19 @@ logger = logging.getLogger(__name__)
 
 ActorFactory = Callable[[NodeContexts], Any]
 
-_MAX_OPEN_CALLS = 2  # of one worker: one in execution, and the next so that it never waits
+_MAX_OPEN_CALLS = 2  # per worker: one in execution, and the next, so that the worker never waits
 _TARGET_CALL_SECONDS = 1.0
 _MAX_REQUESTS_PER_CALL = 256
-_MAX_BLOCK_ATTEMPTS = 2  # of a block whose worker dies; then its clients are asked one by one
-_MAX_ATTEMPTS = 3  # of one request whose worker dies
-_MAX_DEATHS_IN_A_ROW = 4  # of one worker without a reply in between
+_MAX_BLOCK_ATTEMPTS = 2  # for a block whose worker dies; then its clients are asked one by one
+_MAX_ATTEMPTS = 3  # for one request whose worker dies
+_MAX_DEATHS_IN_A_ROW = 4  # per worker, without a reply in between
 _POLL_SECONDS = 2.0  # between checks of workers that do not start
 
 
 @dataclass
 class _Job:
     request: PackedRequest
-    block: int  # number of its first client
+    block: int  # number of the first client of the request's block
     attempts: int = 0
 
     @property
@@ -51,12 +51,12 @@ class _Job:
 
 @dataclass
 class Worker:
-    """A worker with its clients; after a death another process takes its place.
+    """A worker with its clients, whose process is replaced when it dies.
 
     Args:
-        number: number of the worker in messages.
-        contexts: last recorded contexts of its clients.
-        make_actor: starts a process with the given contexts and returns its handle.
+        number: the worker's number in messages.
+        contexts: the last recorded contexts of the worker's clients.
+        make_actor: starts a process with the given contexts and returns the actor's handle.
     """
 
     number: int
@@ -73,7 +73,7 @@ class Worker:
     is_up: bool = False
 
     def start(self) -> None:
-        """Start a process; an earlier one is ended first."""
+        """Start a process for the worker, after ending an earlier one."""
         self.stop()
         self.actor = self.make_actor(self.contexts)
         self.startup_call = self.actor.versions.remote()
@@ -81,13 +81,13 @@ class Worker:
         self.is_up = False
 
     def stop(self) -> None:
-        """End the process if it lives; a client must not run in two processes."""
+        """End the worker's process if it lives, as a client must not run in two processes."""
         if self.actor is not None:
             ray.kill(self.actor, no_restart=True)
             self.actor = None
 
     def open_calls(self) -> list[Any]:
-        """Submit the next requests and return the calls, or the startup call, to wait for.
+        """Submit the next requests; return the open calls, or the startup call, to wait for.
 
         A process that has not started gets no requests: its replies could come after the round.
         """
@@ -102,23 +102,23 @@ class Worker:
         return list(self.jobs_by_call)
 
     def pop_answered(self, call: Any, number: int, seconds: float) -> list[_Job]:
-        """Return the next answered requests of a call, and adapt the group size to their time.
+        """Return the next answered requests of a call, and adapt the size of calls to their time.
 
         Args:
             call: a key of `jobs_by_call`; removed when all of its requests are answered.
-            number: number of requests answered now, ≥ 1.
-            seconds: time of these answers.
+            number: the number of requests that are answered now, ≥ 1.
+            seconds: the time that these answers took.
         """
         jobs = [self.jobs_by_call[call].popleft() for _ in range(number)]
         if not self.jobs_by_call[call]:
             del self.jobs_by_call[call]
         self.deaths = 0
-        each = max(seconds / number, _TARGET_CALL_SECONDS / _MAX_REQUESTS_PER_CALL)
-        self.group[jobs[0].kind] = max(1, int(_TARGET_CALL_SECONDS / each))
+        seconds_each = max(seconds / number, _TARGET_CALL_SECONDS / _MAX_REQUESTS_PER_CALL)
+        self.group[jobs[0].kind] = max(1, int(_TARGET_CALL_SECONDS / seconds_each))
         return jobs
 
     def _next_jobs(self) -> deque[_Job]:
-        """Take the next blocks of one kind; a block that was in a dead worker goes alone."""
+        """Take the next blocks of one kind for a call; a block whose worker died goes alone."""
         jobs = self._next_block()
         kind = jobs[0].kind
         most = 1 if jobs[0].attempts else self.group.get(kind, 1)
@@ -129,7 +129,7 @@ class Worker:
         return jobs
 
     def _next_block(self) -> deque[_Job]:
-        """Take the requests of the next block; after two deaths, its next request alone."""
+        """Take the requests of the next block; after two deaths, only the block's next request."""
         jobs = deque([self.queue.popleft()])
         first = jobs[0]
         same = (first.kind, first.block, first.attempts)
@@ -140,7 +140,7 @@ class Worker:
         return jobs
 
     def requeue(self, jobs: Sequence[_Job]) -> None:
-        """Put requests of a dead worker first; each block is sent alone, as it may be the cause."""
+        """Put a dead worker's requests first; each block is sent alone, as it may be the cause."""
         for job in jobs:
             job.attempts += 1
         self.queue.extendleft(reversed(jobs))
@@ -156,9 +156,9 @@ class WorkerPool:
     """Sends requests to the workers of their clients and yields the replies.
 
     Args:
-        workers: started workers.
-        patience: seconds to wait for the replacement of a dead worker. After that, requests to its
-            clients fail until the cluster has room for it.
+        workers: the started workers.
+        patience: the longest time to wait for the replacement of a dead worker, in seconds. After
+            that, requests to the worker's clients fail until the cluster has room for a process.
     """
 
     def __init__(self, workers: Sequence[Worker], *, patience: float) -> None:
@@ -179,9 +179,10 @@ class WorkerPool:
         missing clients are logged.
 
         Args:
-            requests: each request with the first client of its block; those of a block adjoin.
+            requests: each request with the first client of its block; the requests of a block are
+                consecutive.
             shared: references to the records that requests share, by key.
-            timeout: seconds for all replies; None: no limit.
+            timeout: the longest time to wait for all replies, in seconds; None for no limit.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         for worker in self._workers:
@@ -235,7 +236,7 @@ class WorkerPool:
                 yield reply.unpack()
 
     def _replace(self, worker: Worker, reason: str) -> Iterator[Message]:
-        """Start a new process; fail requests whose processes died too often."""
+        """Start a new process for a worker; yield errors for requests that had too many deaths."""
         worker.deaths += 1
         calls = list(worker.jobs_by_call.values())
         worker.jobs_by_call.clear()
@@ -250,19 +251,19 @@ class WorkerPool:
         )
         worker.start()
         if worker.deaths > _MAX_DEATHS_IN_A_ROW:
-            what = f"its worker died {worker.deaths} times without an answer: {reason}"
+            message = f"its worker died {worker.deaths} times without an answer: {reason}"
             worker.deaths = 0
             while worker.queue:
-                yield failure(worker.queue.popleft().request.envelope, what)
+                yield failure(worker.queue.popleft().request.envelope, message)
         elif first_jobs and first_jobs[0].attempts >= _MAX_ATTEMPTS:
-            what = f"its worker died {_MAX_ATTEMPTS} times while answering: {reason}"
-            yield failure(worker.queue.popleft().request.envelope, what)
+            message = f"its worker died {_MAX_ATTEMPTS} times while answering: {reason}"
+            yield failure(worker.queue.popleft().request.envelope, message)
 
     def _fail_requests(self, worker: Worker) -> Iterator[Message]:
         """Yield errors for the requests of a worker that could not be replaced."""
-        what = f"its worker {worker.number} died and there was no room for another one"
+        message = f"its worker {worker.number} died and there was no room for another one"
         while worker.queue:
-            yield failure(worker.queue.popleft().request.envelope, what)
+            yield failure(worker.queue.popleft().request.envelope, message)
 
     def _log_missing(self, timeout: float | None) -> None:
         jobs = [job for w in self._workers for job in (*chain(*w.jobs_by_call.values()), *w.queue)]

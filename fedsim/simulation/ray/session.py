@@ -1,11 +1,11 @@
-"""Ray on this machine for one run: signals are left to the program, and values to Python's pickle.
+"""Starts Ray for one run, with the program's signal handlers and with Python's fast pickle.
 
-Ray replaces the handling of SIGTERM by its own, which ends the process without its last words, and
-its native library prints a dump of the stack. Files of every session stay in /tmp/ray for ever.
+Ray replaces the handler of SIGTERM by one that ends the process without clean-up, and Ray's native
+library prints a stack dump. By default the files of every session stay in /tmp/ray for ever.
 
 Ray uses cloudpickle, which checks for every object whether it is a function or class of this
 process only. For the many small objects of messages and charges that takes three times as long as
-the pickler in C. Large arrays still travel beside the pickle, without a copy.
+the pickler in C. Large arrays are still sent beside the pickle, without a copy.
 """
 
 import logging
@@ -25,7 +25,7 @@ import ray
 from ray import cloudpickle
 from ray._private import utils as ray_utils
 
-# Ray's library in C++; its names are not in its types.
+# Ray's C++ library, which has no type stubs for its names.
 ray_library: Any = import_module("ray._raylet")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _SHORT = Path("/tmp")  # the path of a socket has at most 107 characters
@@ -33,12 +33,12 @@ _SHORT = Path("/tmp")  # the path of a socket has at most 107 characters
 
 @contextmanager
 def local_ray(**options: Any) -> Iterator[None]:
-    """Start Ray on this machine for the block; afterwards no process and no file of it is left.
+    """Run Ray on this machine during a `with` block, and remove its processes and files afterwards.
 
-    A Ray that the caller has started is used as it is, and stays.
+    A Ray instance that the caller has started is used unchanged, and is not stopped.
 
     Args:
-        options: of `ray.init`.
+        options: options of `ray.init`.
     """
     if ray.is_initialized():
         yield
@@ -59,12 +59,13 @@ def local_ray(**options: Any) -> Iterator[None]:
 
 
 def connect(**options: Any) -> None:
-    """Connect this process to Ray, quietly; signals are handled as before.
+    """Connect this process to Ray without output, and keep the program's signal handlers.
 
-    A signal that comes meanwhile is handled when Ray is connected: half of it cannot be ended.
+    A signal during the connection is handled when it is complete, as half a connection cannot be
+    ended.
 
     Args:
-        options: of `ray.init`.
+        options: options of `ray.init`.
     """
     with _later_signals(), _own_sigterm():
         ray.init(logging_level=logging.ERROR, log_to_driver=False, **options)
@@ -72,7 +73,7 @@ def connect(**options: Any) -> None:
 
 @contextmanager
 def _later_signals() -> Iterator[None]:
-    """Let Python handle SIGINT and SIGTERM after the block."""
+    """Delay the handling of SIGINT and SIGTERM to the end of a `with` block."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -91,10 +92,10 @@ def _later_signals() -> Iterator[None]:
 
 @contextmanager
 def _own_sigterm() -> Iterator[None]:
-    """Keep Ray from SIGTERM in the block: its handler in Python, and the one of its library.
+    """Keep Ray and its native library from replacing the SIGTERM handler in a `with` block.
 
-    The library replaces the handler of the operating system when the core worker is made. SIGTERM
-    waits until Python's handler is back there.
+    The library replaces the handler at the operating system when the core worker is created.
+    SIGTERM is blocked until Python's handler is restored.
     """
     set_handler, core_worker = ray_utils.set_sigterm_handler, ray_library.CoreWorker
 
@@ -117,10 +118,10 @@ def _own_sigterm() -> Iterator[None]:
 
 
 def _kill_processes(directory: str) -> None:
-    """End processes of a session that outlived it, such as agents; their command names its files.
+    """Kill the processes that outlived a session, such as agents, found by their command lines.
 
     Args:
-        directory: of the session, whose name no other session has.
+        directory: the session's directory, whose unique name is in the command lines.
     """
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -129,7 +130,7 @@ def _kill_processes(directory: str) -> None:
 
 
 class FastPickle:
-    """A wrapper that unpickles as its value.
+    """A wrapper that is pickled by Python's fast pickler, and unpickles as its value.
 
     Args:
         value: any value that can be pickled.
@@ -157,11 +158,11 @@ class FastPickle:
 
 
 def unpack(content: bytes, *beside: Any) -> Any:
-    """Return the pickled value.
+    """Return the value of a pickle.
 
     Args:
         content: the pickle.
-        beside: its large buffers.
+        beside: the large buffers of the pickle.
     """
     return pickle.loads(content, buffers=beside)
 

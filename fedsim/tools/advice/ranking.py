@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from fedsim.clients.mechanisms.plan import PrivacyPlanError
 from fedsim.clients.sampling.schemes import SAMPLING_SCHEMES, SamplingName
-from fedsim.experiment import Experiment, ExperimentError, load_experiment
+from fedsim.experiment import ExperimentError, ExperimentWithClients, load_experiment
+from fedsim.experiment.load import with_clients
 from fedsim.federation.federation import Federation
 from fedsim.server.aggregation.weights import PlanValues, WeightingError, plan_weights
 from fedsim.server.settings import WeightingSettings
@@ -269,13 +270,13 @@ class Ranking:
         lots = {path: value for path, value in changes.items() if path in _LOT_PATHS}
         return self._load(lots) is not None
 
-    def _load(self, changes: Mapping[str, Any]) -> Experiment | None:
-        content = self._experiment.model_dump(mode="json")
+    def _load(self, changes: Mapping[str, Any]) -> ExperimentWithClients | None:
+        content, federation = self._experiment.model_dump(mode="json"), self._federation
         try:
-            loaded = load_experiment(content, changes, base=self._federation.base)
+            loaded = load_experiment(content, changes, base=federation.base)
+            return with_clients(loaded, len(federation.data.clients))
         except ExperimentError:
             return None
-        return loaded.experiment
 
 
 def schedules_of(candidates: Sequence[Candidate], noise: Floats, facts: PublicFacts) -> Schedules:

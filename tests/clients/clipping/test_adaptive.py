@@ -190,7 +190,7 @@ def event_multipliers(one: DpSgdMechanism) -> tuple[float, ...]:
 
 @pytest.mark.parametrize("bound", [0.0, 1e-11, 1e11, math.inf, math.nan, -1.0])
 def test_a_bound_that_was_never_learnt_is_refused(bound: float) -> None:
-    with pytest.raises(ValueError, match="a learnt bound must be from 1e-10 to 1e\\+10"):
+    with pytest.raises(ValueError, match="an adaptive clip norm must be from 1e-10 to 1e\\+10"):
         step(AdaptiveClipping(0.7, count_noise=5.0)).resume(bound)
 
 

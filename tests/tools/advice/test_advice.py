@@ -11,7 +11,7 @@ import yaml
 
 from fedsim.clients.mechanisms.plan import PrivacyPlanError
 from fedsim.core.formatting import epsilon_text
-from fedsim.experiment import Experiment, load_experiment
+from fedsim.experiment import ExperimentWithClients, load_experiment
 from fedsim.federation.federation import Federation
 from fedsim.planning.projection import plan_experiment
 from fedsim.runs.runner import run_experiment
@@ -224,7 +224,7 @@ def test_lots_of_a_hundred_different_rates_are_calibrated_at_most_once(
     """One noise for each size takes seconds; candidates get theirs from a closed form."""
     planned, sampled = ranking.planned_clients, []
 
-    def counted(experiment: Experiment, federation: Federation) -> Any:
+    def counted(experiment: ExperimentWithClients, federation: Federation) -> Any:
         if experiment.local.batch_size != "full":
             sampled.append(experiment)
         return planned(experiment, federation)

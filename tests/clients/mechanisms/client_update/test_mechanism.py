@@ -176,7 +176,7 @@ def test_a_learnt_bound_changes_no_event() -> None:
     assert learnt.resume(None) is learnt
     assert learnt.resume(0.01).mechanism == learnt.mechanism
     for wrong in (0.0, -1.0, math.inf, 1e30):
-        with pytest.raises(ValueError, match="learnt bound"):
+        with pytest.raises(ValueError, match="adaptive clip norm"):
             learnt.resume(wrong)
     with pytest.raises(ValueError, match="fixed"):
         UpdateMechanism(1.0, 1.5).resume(0.5)
