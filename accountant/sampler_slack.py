@@ -1,7 +1,7 @@
 """What the integer sampler of a release adds to ε and δ.
 
 The accountants are of noise rint(N(0, 2⁴⁸)). The law of what `spline_integers` draws differs from
-it by a factor close to 1 for each value (docs/finite_precision.md has the theorem and its proof):
+it by a factor close to 1 for each value (docs/explain/proofs.md has the theorem and its proof):
 
 - within 4093 · 2¹⁶ (15.99 standard deviations) the ratio of the two probabilities is e^ℓ, where
   ℓ is at most 5e-8 in size and E ℓ² ≤ 1e-23;

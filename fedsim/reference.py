@@ -1,6 +1,6 @@
-"""Generates docs/reference.md from the code: keys, commands, files, exit codes.
+"""Generates docs/reference/keys.md from the code: keys, commands, files, exit codes.
 
-    python -m fedsim.reference > docs/reference.md
+    python -m fedsim.reference > docs/reference/keys.md
 
 Keys come from the settings classes, commands from the command line, and the keys of output files
 from a small run and a small comparison.
@@ -28,7 +28,7 @@ _HEAD = """\
 # Reference
 
 All keys, commands, output files and exit codes. This page is generated from the code by
-`python -m fedsim.reference > docs/reference.md`, and a test compares it. Explanations are in
+`python -m fedsim.reference > docs/reference/keys.md`, and a test compares it. Explanations are in
 [experiment_file.md](experiment_file.md), [comparison.md](comparison.md) and
 [outputs.md](outputs.md). `fedsim validate` reports violated rules between several keys, each with
 its fix. `NAME` stands for names of your own, `[]` for the elements of a list."""

@@ -47,7 +47,7 @@ def test_the_readmes_experiment_is_valid(tmp_path: Path) -> None:
 
 
 def test_the_documented_comparison_is_the_shipped_one_shortened() -> None:
-    example, *_ = (yaml.safe_load(text) for text in blocks("docs/comparison.md", "yaml"))
+    example, *_ = (yaml.safe_load(text) for text in blocks("docs/reference/comparison.md", "yaml"))
     shipped = yaml.safe_load((ROOT / "experiments" / "compare_digits.yaml").read_text())
     assert all(example[key] == shipped[key] for key in ("base", "seeds", "baseline"))
     assert set(example["variants"]) <= set(shipped["variants"])
@@ -56,7 +56,7 @@ def test_the_documented_comparison_is_the_shipped_one_shortened() -> None:
 def test_the_documented_grid_gives_the_documented_names(tmp_path: Path) -> None:
     from fedsim.comparison.load import load_comparison
 
-    _, text, *_ = blocks("docs/comparison.md", "yaml")
+    _, text, *_ = blocks("docs/reference/comparison.md", "yaml")
     grid = yaml.safe_load(text)["variants"]
     base = {"base": str(ROOT / "experiments" / "digits_dp.yaml"), "seeds": 1}
     first = "dp-target_epsilon=8-steps=1"
@@ -68,7 +68,7 @@ def test_the_documented_grid_gives_the_documented_names(tmp_path: Path) -> None:
 def test_the_documented_search_can_be_performed(tmp_path: Path) -> None:
     from fedsim.comparison.load import load_comparison
 
-    *_, text = blocks("docs/comparison.md", "yaml")
+    *_, text = blocks("docs/reference/comparison.md", "yaml")
     base = (ROOT / "experiments" / "digits_dp.yaml").read_text()
     (tmp_path / "digits_dp.yaml").write_text(base + "  noise: secure\n")
     (tmp_path / "search.yaml").write_text(text)
@@ -90,7 +90,7 @@ def test_the_engines_example_runs() -> None:
 
     from fedsim.clients import PrivacyEngine
 
-    example, with_views = blocks("docs/dp_sgd.md", "python")
+    example, with_views = blocks("docs/explain/dp_sgd.md", "python")
     torch.manual_seed(0)
     model = nn.Linear(4, 2)
     names: dict[str, Any] = {
@@ -175,14 +175,14 @@ def test_the_secure_digits_differ_in_secure_aggregation_only() -> None:
 def test_every_fault_of_secure_aggregation_is_one_that_exists() -> None:
     from fedsim.secagg import errors
 
-    text = (ROOT / "docs" / "secure_aggregation.md").read_text()
+    text = (ROOT / "docs" / "explain" / "secure_aggregation.md").read_text()
     named = set(re.findall(r"`(\w+Error)`", text))
     assert len(named) >= 9
     assert all(hasattr(errors, name) for name in named)
 
 
 def test_every_output_is_documented(tmp_path: Path) -> None:
-    text = (ROOT / "docs" / "outputs.md").read_text()
+    text = (ROOT / "docs" / "reference" / "outputs.md").read_text()
     experiment = ROOT / "experiments" / "digits_dp_secure.yaml"
     out = fedsim.run(experiment, overrides={"federation.rounds": 1}, out=tmp_path / "r").path
     for path in out.rglob("*"):
@@ -209,7 +209,7 @@ def test_every_key_and_output_of_a_comparison_is_documented() -> None:
     from fedsim.comparison.statistics import Estimate, PairedDifference
     from fedsim.comparison.tuning import Composition
 
-    text = (ROOT / "docs" / "comparison.md").read_text()
+    text = (ROOT / "docs" / "reference" / "comparison.md").read_text()
     schema: dict[str, Any] = ComparisonSettings.model_json_schema()
     names = keys(schema, schema["$defs"])
     estimate = Estimate(2, 0.0, 0.0, 0.0, 0.0)

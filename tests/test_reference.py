@@ -1,4 +1,4 @@
-"""docs/reference.md is what the code says: nothing in it is typed by hand."""
+"""docs/reference/keys.md is what the code says: nothing in it is typed by hand."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ from fedsim.experiment import json_schema
 from fedsim.reference import reference
 from fedsim.setting_tables import rows_of
 
-PAGE = Path(__file__).parent.parent / "docs" / "reference.md"
+PAGE = Path(__file__).parent.parent / "docs" / "reference" / "keys.md"
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def generated() -> str:
 @pytest.mark.skipif(not PAGE.exists(), reason="reads the documents of a checkout")
 def test_the_page_is_what_the_generator_writes(generated: str) -> None:
     assert PAGE.read_text(encoding="utf-8") == generated, (
-        "docs/reference.md is out of date: python -m fedsim.reference > docs/reference.md"
+        "docs/reference/keys.md is out of date: python -m fedsim.reference > docs/reference/keys.md"
     )
 
 

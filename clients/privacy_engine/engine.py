@@ -93,7 +93,7 @@ class PrivacyEngine(OpacusStyle):
     `PrivacyEngine()` without a model waits for `make_private` (Opacus 1.x), which reads the sizes
     from the loader. The positional arguments are those of the first Opacus. Other arguments of
     Opacus are accepted where they ask for what happens here anyway, and refused with their place
-    here otherwise (docs/howto/from_opacus.md).
+    here otherwise (docs/start/from_opacus.md).
 
     Args:
         model: the model; which of its parameters are trainable is fixed from now on.
@@ -267,7 +267,7 @@ class PrivacyEngine(OpacusStyle):
 
     @property
     def noise_multiplier(self) -> float:
-        """z, as given or calibrated; `event` has the effective one (docs/finite_precision.md)."""
+        """z, as given or calibrated; `event` has the effective one (docs/explain/proofs.md)."""
         return self._steps.mechanism.noise_multiplier
 
     @property

@@ -2,7 +2,7 @@
 
 `schemes.py` has the facts of each sampling that need no numbers. A new sampling needs a scheme
 there, a subclass of `Sampling`, an entry of `catalog.py`, and its rows in docs/experiment_file.md
-and docs/dp_sgd.md.
+and docs/explain/dp_sgd.md.
 """
 
 import math

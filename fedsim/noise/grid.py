@@ -1,7 +1,7 @@
 """The grid of a release, and the noise multiplier that it leaves of the nominal one.
 
 One standard deviation of the noise has 2²⁴ steps of the grid. Theorem and proof:
-docs/finite_precision.md.
+docs/explain/proofs.md.
 """
 
 import math
@@ -84,7 +84,7 @@ def effective_multiplier(
 
     Correlated noise moves the releases of an example's lot and of the b − 1 steps after it, by at
     most 2²⁴ / z' together, with z' = z / (‖c‖ (1 + 2 e + z √d 2⁻²⁴) + z √((b − 1) d) 2⁻²⁴): each of
-    the later steps rounds once more (docs/correlated_noise.md).
+    the later steps rounds once more (docs/howto/correlated_noise.md).
 
     Args:
         noise_multiplier: z ≥ 0 of one group of values.

@@ -1,4 +1,4 @@
-"""Every number of docs/correlated_noise.md is computed here."""
+"""Every number of docs/howto/correlated_noise.md is computed here."""
 
 import re
 from pathlib import Path
@@ -13,7 +13,7 @@ from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.tools.advice.noise import predict_noise_error
 
 ROOT = Path(__file__).parent.parent.parent
-PAGE = ROOT / "docs" / "correlated_noise.md"
+PAGE = ROOT / "docs" / "howto" / "correlated_noise.md"
 pytestmark = pytest.mark.skipif(not PAGE.exists(), reason="reads the documents of a checkout")
 CASE = {"examples": 2500, "batch_size": 50, "steps": 250, "target_epsilon": 8.0}
 QUICKSTART = {"examples": 144, "batch_size": 28, "steps": 300, "target_epsilon": 1.0}

@@ -11,7 +11,7 @@ from fedsim.comparison.settings import ComparisonSettings
 from fedsim.experiment import json_schema
 
 ROOT = Path(__file__).parent.parent.parent
-PAGE = ROOT / "docs" / "glossary.md"
+PAGE = ROOT / "docs" / "reference" / "glossary.md"
 pytestmark = pytest.mark.skipif(not PAGE.exists(), reason="reads the documents of a checkout")
 
 

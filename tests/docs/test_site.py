@@ -52,7 +52,7 @@ def test_the_exact_versions_of_the_tools_are_known() -> None:
 
 
 def test_every_public_name_is_on_the_page_of_the_api() -> None:
-    text = (DOCS / "api" / "fedsim.md").read_text()
+    text = (DOCS / "reference" / "api" / "fedsim.md").read_text()
     documented = set(re.findall(r"auto(?:function|class|module):: [\w.]*\.(\w+)$", text, re.M))
     documented |= {"FedsimError"}  # in fedsim.core.errors
     modules = set(re.findall(r"\[`fedsim\.(\w+)`\]", text))

@@ -7,4 +7,4 @@ import pytest
 
 @pytest.mark.slow
 def test_the_page_prints_what_it_shows(run_page: Callable[[str], None]) -> None:
-    run_page("docs/tracking.md")
+    run_page("docs/howto/tracking.md")

@@ -1,4 +1,4 @@
-"""Every number of docs/trust_models.md is computed here; tests/noise/test_sum_law.py proves."""
+"""Every number of docs/explain/trust_models.md is computed here; tests/noise/test_sum_law.py proves."""
 
 import math
 import re
@@ -20,7 +20,7 @@ from fedsim.accountant.sampler_slack import (
 from fedsim.accountant.trust import NoiseNeed, NoiseShares
 
 ROOT = Path(__file__).parent.parent.parent
-PAGE = ROOT / "docs" / "trust_models.md"
+PAGE = ROOT / "docs" / "explain" / "trust_models.md"
 pytestmark = pytest.mark.skipif(not PAGE.exists(), reason="reads the documents of a checkout")
 ROUNDS, DELTA = 20, 1e-3
 
