@@ -1,8 +1,8 @@
 """How the lots of a client are drawn, and the events that its steps are charged as.
 
 `schemes.py` has the facts of each sampling that need no numbers. A new sampling needs a scheme
-there, a subclass of `Sampling`, an entry of `catalog.py`, and its rows in docs/experiment_file.md
-and docs/explain/dp_sgd.md.
+there, a subclass of `Sampling`, an entry of `catalog.py`, and its row in
+docs/explain/dp_sgd.md.
 """
 
 import math

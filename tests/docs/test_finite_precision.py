@@ -1,4 +1,4 @@
-"""Every number of docs/explain/proofs.md is computed here; tests/noise/test_law.py proves."""
+"""Every number of one client in proofs.md is computed here; tests/noise/test_law.py proves."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""docs/howto/deployment.md, block by block: real processes, keys and signatures; processes that die."""
+"""docs/howto/deployment.md, block by block: processes, keys, signatures; processes that die."""
 
 import json
 import os
