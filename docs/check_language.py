@@ -67,9 +67,10 @@ def _blank(found: re.Match[str]) -> str:
 
 
 def _long(text: str) -> Iterator[str]:
-    """Yield sentences and cells with two semicolons or more."""
-    for paragraph in re.split(r"\n\s*\n|\n(?=\s*(?:[-|]|\d+\.) ?)", text):
-        for sentence in re.split(r"(?<=[.!?:])\s|\|", " ".join(paragraph.split())):
+    """Yield sentences with two semicolons or more; cells of tables may be lists."""
+    text = re.sub(r"^\|.*$", "", text, flags=re.MULTILINE)
+    for paragraph in re.split(r"\n\s*\n|\n(?=\s*(?:-|\d+\.) )", text):
+        for sentence in re.split(r"(?<=[.!?:])\s", " ".join(paragraph.split())):
             if _TWO_SEMICOLONS.search(sentence):
                 yield sentence[:80]
 

@@ -115,17 +115,6 @@ def test_every_command_and_option_is_in_the_readme() -> None:
         assert f"fedsim {name}" in readme, name
 
 
-def keys(schema: dict[str, Any], definitions: dict[str, Any]) -> set[str]:
-    if "$ref" in schema:
-        return keys(definitions[schema["$ref"].rsplit("/", 1)[1]], definitions)
-    found = set(schema.get("properties", {}))
-    nested = [*schema.get("properties", {}).values(), *schema.get("anyOf", [])]
-    nested += schema.get("oneOf", [])
-    for part in nested:
-        found |= keys(part, definitions)
-    return found
-
-
 @pytest.mark.parametrize(
     "name", ["digits_dp", "digits_dp_secure", "digits_mlp", "digits_plain", "custom_model"]
 )
@@ -188,19 +177,16 @@ def test_every_output_is_documented(tmp_path: Path) -> None:
             assert f"`{key}`" in text or f'"{key}"' in text, f"{name}: {key}"
 
 
-def test_every_key_and_output_of_a_comparison_is_documented() -> None:
+def test_every_output_of_a_comparison_is_documented() -> None:
     from fedsim.comparison.differences import PairCheck
     from fedsim.comparison.results import Difference, Results, VariantResult
-    from fedsim.comparison.settings import ComparisonSettings
     from fedsim.comparison.statistics import Estimate, PairedDifference
     from fedsim.comparison.tuning import Composition
 
     text = (ROOT / "docs" / "reference" / "comparison.md").read_text()
-    schema: dict[str, Any] = ComparisonSettings.model_json_schema()
-    names = keys(schema, schema["$defs"])
     estimate = Estimate(2, 0.0, 0.0, 0.0, 0.0)
     difference = Difference((0, 1), PairedDifference(estimate, None, None, 0.5), None)
-    names |= set(difference.to_json())
+    names = set(difference.to_json())
     variant = VariantResult("a", {}, True, (), {}, None, None, None, None)
     names |= set(variant.to_json()) | set(Composition.__dataclass_fields__)
     results = Results("r", "test_loss", "a", (0, 1), (variant,), PairCheck({}, 0))
