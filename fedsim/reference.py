@@ -325,23 +325,23 @@ def _name_table() -> Iterator[str]:
 
 
 def _commands() -> Iterator[str]:
-    yield from _section("Commands", [])
+    commands, options = [], {}
     for name, command in cli.commands.items():
         context = click.Context(command, info_name=f"fedsim {name}")
         usage = " ".join([context.command_path, *command.collect_usage_pieces(context)])
-        yield from _section(f"`{usage}`", [" ".join((command.help or "").split())], level=3)
-        options = [one for one in command.params if isinstance(one, click.Option)]
-        records = [one.get_help_record(context) for one in options]
-        rows = [(f"`{record[0]}`", record[1]) for record in records if record is not None]
-        yield from ["", *_table(("option", "meaning"), rows)] if rows else []
-    rows = [(f"`{option}`", text) for option, text in _common().items()]
-    yield from _section("Of every command", _table(("option", "meaning"), rows), level=3)
-
-
-def _common() -> dict[str, str]:
+        commands.append((f"`{usage}`", " ".join((command.help or "").split())))
+        for option in command.params:
+            record = option.get_help_record(context)
+            if isinstance(option, click.Option) and record is not None:
+                options.setdefault(record, []).append(f"`{name}`")
     context = click.Context(cli, info_name="fedsim", help_option_names=["-h", "--help"])
-    found = [one.get_help_record(context) for one in cli.get_params(context)]
-    return dict(record for record in found if record is not None)
+    for option in cli.get_params(context):
+        record = option.get_help_record(context)
+        if record is not None:
+            options[record] = ["every command"]
+    yield from _section("Commands", _table(("command", "what it does"), commands))
+    rows = [(f"`{one}`", text, ", ".join(names)) for (one, text), names in options.items()]
+    yield from _section("Options", _table(("option", "meaning", "commands"), rows))
 
 
 def _files() -> Iterator[str]:
