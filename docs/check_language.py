@@ -29,7 +29,7 @@ EVERYWHERE = {
 PAGES = {
     r"somebody|whoever|the one who": "name the party: the server, an adversary, a client",
     r"its part": "name the part",
-    r"(?<!a )lots?": "batch",
+    r"(?<!a )(?<!\*)lots?": "batch",
     r"cohorts?": "the clients of a round, or a block",
     r"roll call": "node registration",
     r"go(?:es)? on with": "continue with",
