@@ -57,9 +57,8 @@ _COMPARISON: dict[str, Any] = {
     "client_metrics": True,
     "variants": {"plain": {"privacy": None}, "private": {}},
 }
-EXAMPLES: dict[str, str] = dict(
-    line.split(": ", 1)
-    for line in """\
+# Values for the keys whose type and default give no example.
+_EXAMPLES = """\
 name: digits-dp
 seed: 1
 data: {dataset: digits, partition: {scheme: iid, num_clients: 10}}
@@ -261,9 +260,10 @@ plugin_digests: []
 files: {/srv/heart.csv: [age, ill]}
 helpers: [FINGERPRINT]
 plan_digests: [FINGERPRINT]
-data_name: hospital-7""".splitlines()
-)
-"""Values for the keys whose type and default give no example."""
+data_name: hospital-7"""
+EXAMPLES: dict[str, str] = {
+    key: value for key, _, value in (line.partition(": ") for line in _EXAMPLES.splitlines())
+}
 # Mappings whose keys are data, not part of the format.
 _NAMES = frozenset({"packages", "timeline", "differences", "changes"})
 
@@ -325,7 +325,8 @@ def _name_table() -> Iterator[str]:
 
 
 def _commands() -> Iterator[str]:
-    commands, options = [], {}
+    commands: list[tuple[str, str]] = []
+    options: dict[tuple[str, str], list[str]] = {}
     for name, command in cli.commands.items():
         context = click.Context(command, info_name=f"fedsim {name}")
         usage = " ".join([context.command_path, *command.collect_usage_pieces(context)])

@@ -89,7 +89,7 @@ def test_the_engines_example_runs() -> None:
 
     from fedsim.clients import PrivacyEngine
 
-    example, with_views = blocks("docs/explain/dp_sgd.md", "python")
+    example, with_views = blocks("docs/start/own_loop.md", "python")
     torch.manual_seed(0)
     model = nn.Linear(4, 2)
     names: dict[str, Any] = {

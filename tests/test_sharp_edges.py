@@ -1,4 +1,4 @@
-"""docs/explain/sharp_edges.md describes this code: files exist, and what it calls refused is refused."""
+"""The page of sharp edges describes this code: files exist, and what it refuses is refused."""
 
 import re
 from pathlib import Path

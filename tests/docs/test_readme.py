@@ -168,8 +168,8 @@ def draw(means: dict[str, float]) -> None:
     axes = figure.subplots()
     axes.plot(labels, [means[label] for label in labels], "o-", color="#1f6f8b")
     for label in labels:
-        place = (label, means[label])
-        axes.annotate(f"{means[label]:.1f} %", place, (0, 8), textcoords="offset points", ha="center")
+        text, place = f"{means[label]:.1f} %", (label, means[label])
+        axes.annotate(text, place, (0, 8), textcoords="offset points", ha="center")
     axes.set_ylim(90, 100.5)
     axes.set_ylabel("test accuracy, %")
     axes.spines[["top", "right"]].set_visible(False)
