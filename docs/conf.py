@@ -1,6 +1,7 @@
 """Sphinx: the documentation site, built and read without network."""
 
 import json
+import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -58,6 +59,19 @@ def _tables(
     lines[:] = text
 
 
+def _add_contents(app: object, name: str, source: list[str]) -> None:
+    """Add a hidden table of contents to each section of a page of links."""
+    if name not in ("index", "decisions/README"):
+        return
+    sections = []
+    for section in source[0].split("\n## "):
+        pages = re.findall(r"\]\(([\w/]+)\.(?:md|ipynb)\)", section)
+        caption = section.split("\n", 1)[0].lstrip("# ")
+        contents = "\n".join(["```{toctree}", ":hidden:", f":caption: {caption}", "", *pages, "```"])
+        sections.append(f"{section}\n{contents}\n" if pages else section)
+    source[0] = "\n## ".join(sections)
+
+
 class NotebookParser(MystParser):
     """Reads a notebook as a page of Markdown: its text, its code, and what its cells printed."""
 
@@ -86,7 +100,8 @@ def _parts(cell: dict[str, Any]) -> Iterator[str]:
 
 
 def setup(app: Sphinx) -> None:
-    """Register the hook and the parser of notebooks."""
+    """Register the hooks and the parser of notebooks."""
+    app.connect("source-read", _add_contents)
     app.connect("autodoc-process-docstring", _tables, priority=400)
     app.add_source_suffix(".ipynb", "ipynb")
     app.add_source_parser(NotebookParser)
