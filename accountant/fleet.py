@@ -9,7 +9,7 @@ import numpy as np
 
 from fedsim.accountant import checks
 from fedsim.accountant.accountants import Accountant, AccountantChoice, RdpOrders, make_accountant
-from fedsim.accountant.arrays import Floats
+from fedsim.accountant.checks import Floats
 from fedsim.accountant.composition import Breakdown, Mechanism, break_down
 from fedsim.accountant.events import SCHEMA_VERSION, Adjacency, Event, event_from_dict, to_dict
 from fedsim.accountant.pld.fleet import MechanismCurves, pld_epsilons

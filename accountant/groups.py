@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedsim.accountant import checks
-from fedsim.accountant.arrays import Floats
+from fedsim.accountant.checks import Floats
 
 _ROUNDING = 1e-12  # relative excess of sum C_m^2 over C^2 that rounding alone explains
 

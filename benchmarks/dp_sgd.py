@@ -36,7 +36,8 @@ from records import Number, machine_line, over_turns, pair_ratios, write_record
 from torch import Tensor, nn
 
 from fedsim.clients import PrivacyEngine
-from fedsim.clients.training.block import BlockMember, block_of
+from fedsim.clients.training.block import block_of
+from fedsim.clients.training.member import BlockMember
 from fedsim.clients.training.streams import StreamKey
 from fedsim.federation.federation import Federation
 from fedsim.noise import fused

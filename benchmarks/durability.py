@@ -26,7 +26,7 @@ from records import Number, quartiles, write_record
 from fedsim.algorithms.state import ServerState
 from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
-from fedsim.federation.shards import client_app
+from fedsim.federation.nodes import client_app
 from fedsim.protocol.flower_internals import server_identity
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.round_files import RoundsFile, RunCheckpoint

@@ -12,8 +12,8 @@ from typing import Any
 from fedsim.algorithms.state import ServerState
 from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
+from fedsim.federation.nodes import client_app
 from fedsim.federation.server import server_app
-from fedsim.federation.shards import client_app
 from fedsim.server.round_report import RoundReport
 from fedsim.simulation.local_engine import LocalEngine
 

@@ -25,7 +25,8 @@ from fedsim.clients.account import (
 from fedsim.clients.faults import ClientFailureError, Fault
 from fedsim.clients.mechanisms.votes.mechanism import votes_of
 from fedsim.clients.task import ClientTask
-from fedsim.clients.training.block import BlockMember, block_of
+from fedsim.clients.training.block import block_of
+from fedsim.clients.training.member import BlockMember
 from fedsim.clients.training.streams import StreamKey
 from fedsim.core.plugin_errors import contained_exits
 from fedsim.protocol.client_spend import ClientSpend

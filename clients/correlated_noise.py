@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from fedsim.accountant import SelfComposed
-from fedsim.accountant.arrays import Floats
+from fedsim.accountant.checks import Floats
 from fedsim.clients.sampling.sampling import Charges
 from fedsim.core.limits import MAX_NOISE_BANDS
 from fedsim.noise.sources import NoiseSource

@@ -4,7 +4,7 @@ from fedsim.algorithms.catalog import algorithms
 from fedsim.clients.sampling.schemes import SAMPLING_SCHEMES
 from fedsim.core.metrics import METRICS
 from fedsim.data.catalog import DATASETS, PARTITIONS
-from fedsim.data.partitions.settings import FLWR_SCHEMES
+from fedsim.data.settings import FLWR_SCHEMES
 from fedsim.models.catalog import LOSSES, MODELS
 from fedsim.models.features.settings import FEATURES
 from fedsim.server.participation.settings import PARTICIPATIONS

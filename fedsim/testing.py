@@ -26,8 +26,9 @@ from fedsim.clients.local_settings import LocalSettings, SgdSettings
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.model_checks.isolation import check_isolation
 from fedsim.clients.model_checks.safety import check_private_model
-from fedsim.clients.sampling.independent_lots import PoissonSampling
-from fedsim.clients.training.block import BlockMember, block_of
+from fedsim.clients.sampling.sampling import PoissonSampling
+from fedsim.clients.training.block import block_of
+from fedsim.clients.training.member import BlockMember
 from fedsim.clients.training.plain import train_by_torch
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.training.streams import StreamKey
@@ -36,7 +37,7 @@ from fedsim.data.conversion import to_dataset
 from fedsim.data.examples import Examples
 from fedsim.models.build import preflight
 from fedsim.models.losses import PerExampleLoss, resolve_loss
-from fedsim.models.metrics import eval_mode, task_for
+from fedsim.models.tasks import eval_mode, task_for
 
 CheckStatus = Literal["ok", "failed", "skipped"]
 

@@ -21,8 +21,8 @@ from fedsim.protocol.noisy_sums import BoundRule, LearntBound, whole_bound
 from fedsim.protocol.upload_tags import UploadTags
 from fedsim.server.aggregation.aggregator import Aggregator, ClientAnswer
 from fedsim.server.client_ledgers import ClientLedgers
-from fedsim.server.early_stopping import EarlyStoppingSettings
 from fedsim.server.round_report import RoundReport
+from fedsim.server.settings import EarlyStoppingSettings
 
 Metrics = Mapping[str, float | list[float]]
 

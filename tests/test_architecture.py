@@ -356,7 +356,7 @@ if __name__ == "__main__":  # python tests/test_architecture.py rooms.svg
 # Where a kind of private release is named beside its own folder and the registry; see CONTRIBUTING.
 NAMES_KINDS = {
     "clients/privacy_settings.py": "its settings",
-    "clients/training/block.py": "steps of DP-SGD, in the block's loop",
+    "clients/training/": "steps of DP-SGD, in the loop of a block and of its members",
     "fedsim/tools/attack": "canaries in gradients and in updates",
     "fedsim/comparison/variants.py": "arms that change the mechanism",
     "fedsim/experiment/rules/mechanisms.py": "conditions of the proofs",

@@ -29,7 +29,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.accountant.arrays import Floats, cached_by_bytes
+from fedsim.accountant.checks import Floats, cached_by_bytes
 from fedsim.accountant.composition import (
     AllocatedGaussian,
     Approximate,

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedsim.accountant.arrays import Floats
+from fedsim.accountant.checks import Floats
 from fedsim.accountant.composition import Mechanism, SampledGaussian, joint_noise_multiplier
 from fedsim.accountant.gaussian import gaussian_epsilon
 from fedsim.accountant.pld.distribution import pld_epsilon

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from fedsim.accountant.arrays import Complexes, Floats
+from fedsim.accountant.checks import Complexes, Floats
 from fedsim.accountant.pld.mechanisms import Dominated, mechanism_pmfs
 from fedsim.accountant.pld.privacy_profile import DeltaCurve, PrivacyProfile
 

@@ -37,7 +37,7 @@ from typing import Self
 import numpy as np
 from scipy.special import ndtr
 
-from fedsim.accountant.arrays import Floats, cached_by_bytes
+from fedsim.accountant.checks import Floats, cached_by_bytes
 from fedsim.accountant.composition import Approximate, FixedSizeGaussian, ReplacedGaussian
 
 MAX_CELLS = 1 << 20

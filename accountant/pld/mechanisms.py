@@ -28,7 +28,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from fedsim.accountant.arrays import Floats, cached_by_bytes
+from fedsim.accountant.checks import Floats, cached_by_bytes
 from fedsim.accountant.composition import (
     AllocatedGaussian,
     Approximate,

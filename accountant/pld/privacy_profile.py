@@ -17,7 +17,7 @@ from typing import Self
 import numpy as np
 from scipy.special import gammaln
 
-from fedsim.accountant.arrays import Floats
+from fedsim.accountant.checks import Floats
 from fedsim.accountant.composition import Approximate, Mechanism
 from fedsim.accountant.rdp.curves import leak
 

@@ -23,7 +23,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from fedsim.accountant import checks
-from fedsim.accountant.arrays import Complexes, Floats
+from fedsim.accountant.checks import Complexes, Floats
 from fedsim.accountant.composition import SampledGaussian
 from fedsim.accountant.rdp.conversion import epsilon_from_rdp
 from fedsim.accountant.rdp.curves import rdp_table

@@ -16,7 +16,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from fedsim.accountant import checks
-from fedsim.accountant.arrays import Floats
+from fedsim.accountant.checks import Floats
 
 ConversionName = Literal["tight", "mironov"]
 

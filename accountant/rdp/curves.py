@@ -6,7 +6,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from fedsim.accountant.arrays import Floats
+from fedsim.accountant.checks import Floats
 from fedsim.accountant.composition import (
     AllocatedGaussian,
     Approximate,

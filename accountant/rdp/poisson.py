@@ -19,7 +19,7 @@ import numpy as np
 from scipy.special import gammaln, logsumexp
 
 from fedsim.accountant import checks
-from fedsim.accountant.arrays import Floats, cached_by_bytes
+from fedsim.accountant.checks import Floats, cached_by_bytes
 from fedsim.accountant.rdp.poisson_batch import is_supported, rdp_curves
 from fedsim.core.limits import MAX_RENYI_ORDER
 

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammaln
 
-from fedsim.accountant.arrays import Floats
+from fedsim.accountant.checks import Floats
 
 _TAIL = 9.0  # standard deviations kept; the integrand is below 3e-18 of its peak beyond
 _LARGEST_EXPONENT = 680.0  # e^680 times anything that occurs here is finite

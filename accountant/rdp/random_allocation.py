@@ -26,7 +26,7 @@ import numpy as np
 from scipy.special import gammaln, logsumexp
 
 from fedsim.accountant import checks
-from fedsim.accountant.arrays import Floats
+from fedsim.accountant.checks import Floats
 from fedsim.accountant.rdp.conversion import interpolate_log_moments
 from fedsim.accountant.rdp.poisson import DEFAULT_ORDERS, check_orders
 

@@ -14,7 +14,7 @@ from decimal import Context, Decimal, localcontext
 import numpy as np
 
 from fedsim.accountant import checks
-from fedsim.accountant.arrays import Floats
+from fedsim.accountant.checks import Floats
 from fedsim.accountant.rdp.conversion import delta_from_rdp
 from fedsim.accountant.search import root_between
 

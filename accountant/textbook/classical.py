@@ -18,7 +18,7 @@ import numpy as np
 from scipy.special import gammaln, logsumexp
 
 from fedsim.accountant import checks
-from fedsim.accountant.arrays import Floats
+from fedsim.accountant.checks import Floats
 
 _BLOCK = 1 << 16  # outcomes of randomised response per block: bounds memory at any count
 

@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import log_ndtr, logsumexp, ndtri_exp
 
 from fedsim.accountant import checks
-from fedsim.accountant.arrays import Floats
+from fedsim.accountant.checks import Floats
 from fedsim.accountant.rdp.poisson import DEFAULT_ORDERS, check_orders
 
 _CELLS = 64  # grid cells per 1/sigma, when local sensitivities are bounded over a range of votes

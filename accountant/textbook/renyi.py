@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedsim.accountant import checks
-from fedsim.accountant.arrays import Floats
+from fedsim.accountant.checks import Floats
 from fedsim.accountant.rdp.poisson import check_orders, rdp_sampled_gaussian
 
 

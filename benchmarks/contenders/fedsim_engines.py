@@ -18,12 +18,11 @@ from fedsim.algorithms.state import ServerState
 from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.federation import Federation
-from fedsim.federation.shards import client_app
+from fedsim.federation.nodes import client_app
 from fedsim.protocol.flower_internals import server_identity
 from fedsim.server.aggregation.aggregator import PlainAggregator
-from fedsim.server.app import run_round
+from fedsim.server.app import call_roll, run_round
 from fedsim.server.client_ledgers import ClientLedgers
-from fedsim.server.roll_call import call_roll
 from fedsim.server.round_parts import Charges
 from fedsim.server.train_round import RoundSetup
 from fedsim.simulation.engines import engine_for

@@ -16,8 +16,7 @@ from torch import Tensor
 from fedsim.accountant import Event, Gaussian, JointGaussian
 from fedsim.clients.correlated_noise import NoiseCorrelation
 from fedsim.clients.gradients.parameters import FlatParameters
-from fedsim.clients.sampling.independent_lots import PoissonSampling
-from fedsim.clients.sampling.sampling import Charges, Sampling
+from fedsim.clients.sampling.sampling import Charges, PoissonSampling, Sampling
 from fedsim.noise.grid import nominal_multiplier
 from fedsim.noise.sources import NoiseSource
 from fedsim.protocol.noisy_sums import LearntBound, SumPlan

@@ -19,8 +19,7 @@ from fedsim.clients.mechanisms.bounded_examples import BoundedExamples, bounded_
 from fedsim.clients.mechanisms.contract import Mechanism
 from fedsim.clients.mechanisms.noise_range import NoiseRangeError, check_deviations
 from fedsim.clients.mechanisms.plan import Draft, PlanRequest, check_draws, draft_of_bounded
-from fedsim.clients.sampling.independent_lots import PoissonSampling
-from fedsim.clients.sampling.sampling import Charges, Sampling
+from fedsim.clients.sampling.sampling import Charges, PoissonSampling, Sampling
 from fedsim.noise.grid import DEVIATION, SATURATION, effective_multiplier
 from fedsim.noise.release import release_
 from fedsim.noise.sources import NoiseSource

@@ -1,11 +1,23 @@
-"""The plan of a client: one way from its settings to a release, its noise and its budget."""
+"""The plan of a client: one way from its settings to a release, its noise and its budget.
+
+The schedule of a client (its mechanism, lots and rounds) is fixed before the run and depends on
+nothing private. So the decisions of its privacy filter are known beforehand: it grants the first
+`affordable_steps` steps and refuses all later ones.
+"""
 
 from dataclasses import replace
+from functools import lru_cache
 from importlib import import_module
 from typing import Any, cast
 
-from fedsim.accountant.search import MOST_NOISE
-from fedsim.clients.mechanisms.budget import affordable_steps, noise_of_release
+from fedsim.accountant import calibrate_noise_multiplier, make_accountant
+from fedsim.accountant.accountants import AccountantChoice
+from fedsim.accountant.events import Adjacency
+from fedsim.accountant.sampler_slack import epsilon_with_slack, target_without_slack
+from fedsim.accountant.search import MOST_NOISE, largest_count, least_noise
+from fedsim.clients.clipping.clipping import FlatClipping
+from fedsim.clients.mechanisms.contract import Mechanism
+from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.mechanisms.kinds import ReleaseKind
 from fedsim.clients.mechanisms.plan import (
     Draft,
@@ -16,6 +28,157 @@ from fedsim.clients.mechanisms.plan import (
     delta_of,
 )
 from fedsim.clients.privacy_settings import PrivacySettings
+from fedsim.clients.sampling.divided_lots import CyclicPoisson
+from fedsim.clients.sampling.sampling import PoissonSampling, Sampling
+
+
+@lru_cache(maxsize=4096)  # clients of one size and budget share the answer
+def affordable_steps(
+    step: Mechanism,
+    most: int,
+    *,
+    target_epsilon: float,
+    delta: float,
+    accountant: AccountantChoice,
+    adjacency: Adjacency,
+) -> int:
+    """Return the number of steps that a target affords, at most `most`.
+
+    Guarantee: that many steps have ε(delta) ≤ `target_epsilon` by the accountant, under the
+    adjacency. Below `most`, one more step exceeds the target.
+
+    Args:
+        step: the mechanism of each step.
+        most: the largest answer, ≥ 0.
+        target_epsilon: > 0.
+        delta: in (0, 1).
+        accountant: the accountant of the target.
+        adjacency: what the guarantee protects against.
+    """
+
+    def epsilon(steps: int) -> float:
+        return epsilon_of_steps(
+            step, min(steps, most), delta=delta, accountant=accountant, adjacency=adjacency
+        )
+
+    if most == 0 or epsilon(most) <= target_epsilon:
+        return most
+    return largest_count(epsilon, target_epsilon, start=max(1, most // 2))
+
+
+def epsilon_of_steps(
+    step: Mechanism,
+    steps: int,
+    *,
+    delta: float,
+    accountant: AccountantChoice,
+    adjacency: Adjacency,
+) -> float:
+    """Return ε of a client's first `steps` steps with the sampler's slack; 0 for none.
+
+    Args:
+        step: the mechanism of each step.
+        steps: ≥ 0.
+        delta: in (0, 1).
+        accountant: the accountant that computes ε.
+        adjacency: what ε protects against.
+    """
+    if steps == 0:
+        return 0.0
+    account = make_accountant(accountant, adjacency=adjacency)
+    for event, count in step.charges(0, steps):
+        account.compose(event, count)
+    return epsilon_with_slack(account.get_epsilon, delta)
+
+
+@lru_cache(maxsize=4096)  # clients of one size share a plan
+def calibrate_noise(
+    sampling: Sampling,
+    steps: int,
+    *,
+    target_epsilon: float,
+    delta: float,
+    accountant: AccountantChoice,
+    adjacency: Adjacency,
+    interpolate: bool = False,
+) -> float:
+    """Return the least noise multiplier at which `steps` steps spend at most the target.
+
+    Guarantee: ε of the steps at δ is at most `target_epsilon` by the accountant, with the slack of
+    the sampler.
+
+    Args:
+        sampling: how lots are drawn.
+        steps: all planned steps, ≥ 1.
+        target_epsilon: > 0.
+        delta: in (0, 1).
+        accountant: the accountant of the target.
+        adjacency: what the guarantee protects against.
+        interpolate: how lots of an epoch are searched for, see `least_noise`.
+
+    Raises:
+        ValueError: no noise multiplier meets the target.
+    """
+    if isinstance(sampling, PoissonSampling | CyclicPoisson):
+        inner_epsilon, inner_delta = target_without_slack(target_epsilon, delta)
+        return calibrate_noise_multiplier(
+            target_epsilon=inner_epsilon,
+            delta=inner_delta,
+            sampling_rate=sampling.rate,
+            steps=sampling.num_events(steps),
+            accountant=accountant,
+            adjacency=adjacency,
+        )
+
+    def epsilon(noise: float) -> float:
+        step = DpSgdMechanism(sampling, FlatClipping(1.0), noise, 1.0)
+        return epsilon_of_steps(
+            step, steps, delta=delta, accountant=accountant, adjacency=adjacency
+        )
+
+    return least_noise(epsilon, target_epsilon, interpolate=interpolate)
+
+
+def noise_of_release(
+    release: Mechanism,
+    steps: int,
+    *,
+    target_epsilon: float,
+    delta: float,
+    accountant: AccountantChoice,
+    adjacency: Adjacency,
+) -> float:
+    """Return the least noise multiplier at which planned releases spend at most the target.
+
+    Args:
+        release: at any noise.
+        steps: all planned releases, ≥ 1.
+        target_epsilon: as `calibrate_noise`, and so are the others.
+        delta: in (0, 1).
+        accountant: the accountant of the target.
+        adjacency: what the guarantee protects against.
+
+    Raises:
+        ValueError: no noise multiplier meets the target.
+    """
+    sampling, count, factor = release.equivalent(steps)
+    found = calibrate_noise(
+        sampling,
+        count,
+        target_epsilon=target_epsilon,
+        delta=delta,
+        accountant=accountant,
+        adjacency=adjacency,
+    )
+    if factor == 1.0:
+        return found
+
+    def epsilon(noise: float) -> float:
+        own = release.with_effective_noise(noise)
+        return epsilon_of_steps(own, steps, delta=delta, accountant=accountant, adjacency=adjacency)
+
+    noise = found * factor * (1.0 + 2.0**-40)  # more than a product rounds
+    return noise if epsilon(noise) <= target_epsilon else least_noise(epsilon, target_epsilon)
 
 
 def plan_privacy(request: PlanRequest) -> PrivacyPlan:

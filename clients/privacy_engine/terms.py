@@ -15,7 +15,7 @@ from fedsim.accountant.accountants import AccountantName
 from fedsim.accountant.events import Adjacency
 from fedsim.clients.clipping.clipping import Clipping, FlatClipping, GroupClipping
 from fedsim.clients.gradients.parameters import FlatParameters
-from fedsim.clients.mechanisms.budget import calibrate_noise
+from fedsim.clients.mechanisms.planner import calibrate_noise
 from fedsim.clients.sampling.catalog import SAMPLINGS
 from fedsim.clients.sampling.sampling import Sampling
 

@@ -8,8 +8,7 @@ from fedsim.clients.sampling.divided_lots import (
     CyclicPoisson,
     ShuffledEpochs,
 )
-from fedsim.clients.sampling.independent_lots import FixedSizeSampling, PoissonSampling
-from fedsim.clients.sampling.sampling import Sampling
+from fedsim.clients.sampling.sampling import FixedSizeSampling, PoissonSampling, Sampling
 
 SAMPLINGS: Mapping[str, type[Sampling]] = {
     cls.scheme.name: cls

@@ -8,8 +8,13 @@ from typing import ClassVar, Self
 import numpy as np
 
 from fedsim.accountant import EpochShuffled, Event, PoissonSampled, RandomAllocation
-from fedsim.clients.sampling.independent_lots import PoissonSampling
-from fedsim.clients.sampling.sampling import Charges, EpochLots, EpochStream, Sampling
+from fedsim.clients.sampling.sampling import (
+    Charges,
+    EpochLots,
+    EpochStream,
+    PoissonSampling,
+    Sampling,
+)
 from fedsim.clients.sampling.schemes import (
     BALLS_AND_BINS,
     CYCLIC,

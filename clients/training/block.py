@@ -5,10 +5,9 @@ numbers of steps are their own. All members of the planned block have rows in ev
 they take part or not, so the shape of every product is known in advance.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -16,88 +15,36 @@ from torch import Tensor
 
 from fedsim.algorithms.algorithm import ClientRule
 from fedsim.clients.correlated_noise import CorrelatedNoise
-from fedsim.clients.gradients.model_randomness import ModelRandomness
 from fedsim.clients.gradients.per_example import (
     LotStatistics,
     PerExampleGradients,
     PerExampleLoss,
     Tile,
 )
-from fedsim.clients.gradients.tiles import LotReader, tile_rows
+from fedsim.clients.gradients.tiles import LotReader
 from fedsim.clients.local_settings import LocalSettings
-from fedsim.clients.mechanisms.contract import Mechanism, ModelRelease, SumPart, UpdateRelease
+from fedsim.clients.mechanisms.contract import ModelRelease
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.mechanisms.dp_sgd.step import PrivateStep
 from fedsim.clients.model_checks.safety import UnsafeModelError
+from fedsim.clients.training.member import (
+    Block,
+    BlockMember,
+    BlockResult,
+    StepCallback,
+    member_rows,
+    randomness_of,
+    sent_arrays,
+    start_values,
+    with_releases,
+)
 from fedsim.clients.training.optimizers import make_optimizer
-from fedsim.clients.training.plain import batches_of, by_tensor, train_by_torch
+from fedsim.clients.training.plain import TorchBlock, batches_of
 from fedsim.clients.training.shared_model import SharedModel
-from fedsim.clients.training.streams import StreamKey, generator_state, seeded_torch
+from fedsim.clients.training.streams import generator_state, seeded_torch
 from fedsim.core.streams import Purpose
 from fedsim.noise.sources import NoiseSource, NoNoise
 from fedsim.protocol.noisy_sums import LearntBound
-
-
-@dataclass(frozen=True)
-class BlockMember:
-    """One client of a block, before it trains.
-
-    Attributes:
-        features: its examples (n, ...).
-        targets: their targets (n, ...).
-        key: of its random streams.
-        steps: numbers of its steps over its whole life.
-        release: what it releases: its steps, or once a round its update or model; None: nothing, as
-            without privacy, or where its examples are noisy.
-        secure: whether lots and noise come from the operating system.
-        part: its part of a noisy sum: its result is then integers of the grid, of its only step or
-            of its update; None: its result is the trained values.
-        start: flat values (size,) that it starts from; None: those of the loaded model.
-        sent: flat arrays (size,) of the algorithm by name.
-    """
-
-    features: Tensor
-    targets: Tensor
-    key: StreamKey
-    steps: range
-    release: Mechanism | None = None
-    secure: bool = False
-    part: SumPart | None = None
-    start: Tensor | None = None
-    sent: Mapping[str, Tensor] = field(default_factory=dict)
-
-    @property
-    def mechanism(self) -> DpSgdMechanism | None:
-        """The release of each local step; None where a round is one release, or none."""
-        return self.release if isinstance(self.release, DpSgdMechanism) else None
-
-    @property
-    def update(self) -> UpdateRelease | None:
-        """The release of the whole update, which is trained for without noise; None: another."""
-        return self.release if isinstance(self.release, UpdateRelease) else None
-
-
-@dataclass(frozen=True)
-class BlockResult:
-    """Result of a block's round.
-
-    Attributes:
-        values: flat trainable values of each member (members, size), or the integers of its part of
-            a sum, in float64; of an absent one, any.
-        adapted_clip_norm: clipping bound of each member after the round; None where it is fixed.
-        counts: noisy centred bit of each member, from which the bound of whole updates is learnt;
-            None where there is none.
-    """
-
-    values: Tensor
-    adapted_clip_norm: tuple[LearntBound | None, ...]
-    counts: tuple[float | None, ...]
-
-
-StepCallback = Callable[
-    [Sequence[np.ndarray | None], Tensor, Sequence[DpSgdMechanism | None]], None
-]
-"""Sees the lots, the releases (members, size) and the mechanisms of a step."""
 
 
 def block_of(
@@ -140,132 +87,12 @@ def block_of(
     if gradients is None:
         if present[0].mechanism is not None:
             raise ValueError("training with privacy needs per-example gradients")
-        return _TorchBlock(shared_model, loss, local, present[0], rule)
+        return TorchBlock(shared_model, loss, local, present[0], rule)
     if len({None if m.mechanism is None else m.mechanism.clipping.kind for m in present}) > 1:
         raise ValueError("members of a block must clip by one rule, or all train without privacy")
     if present[0].mechanism is None:
         return _SgdBlock(shared_model, gradients, local, members, rows, rule, places)
     return _DpSgdBlock(shared_model, gradients, local, members, rows, rule)
-
-
-class Block(ABC):
-    """The members of a planned block before their round.
-
-    Args:
-        shared_model: loaded with the global model.
-        members: in ascending order of clients; None: absent.
-    """
-
-    def __init__(self, shared_model: SharedModel, members: Sequence[BlockMember | None]) -> None:
-        self.shared_model, self.members = shared_model, members
-
-    @abstractmethod
-    def train(self, on_step: StepCallback | None = None) -> BlockResult:
-        """Train the members; a block trains once.
-
-        Guarantee: a private member's values and bound are a function of the global model and of
-        `len(steps)` releases of its mechanism, or of one release of its whole update or model. They
-        do not depend on who else is present: the same member in the same planned block gets the
-        same bits.
-
-        Args:
-            on_step: sees each step of private members, for an audit.
-        """
-
-
-def member_rows(member: BlockMember, local: LocalSettings) -> int:
-    """Return R of the tiles of a block of one."""
-    if member.mechanism is not None:
-        return member.mechanism.tile_rows
-    return tile_rows(local.lot(len(member.features)), local.max_physical_batch)
-
-
-class _TorchBlock(Block):
-    """One client without privacy, whose model no rules of gradients fit."""
-
-    def __init__(
-        self,
-        shared_model: SharedModel,
-        loss: PerExampleLoss,
-        local: LocalSettings,
-        member: BlockMember,
-        rule: ClientRule | None,
-    ) -> None:
-        super().__init__(shared_model, [member])
-        self._loss, self._local, self._member, self._rule = loss, local, member, rule
-
-    def train(self, on_step: StepCallback | None = None) -> BlockResult:
-        """Take the steps of the client."""
-        shared_model, member, rule = self.shared_model, self._member, self._rule
-        train_by_torch(
-            shared_model.model,
-            self._loss,
-            member.features,
-            member.targets,
-            self._local,
-            member.key,
-            steps=member.steps,
-            change=None if rule is None else by_tensor(rule, shared_model, member.sent),
-        )
-        values = shared_model.parameters.data.unsqueeze(0).clone()
-        return _released(BlockResult(values, (None,), (None,)), shared_model, self.members)
-
-
-def _released(
-    trained: BlockResult, shared_model: SharedModel, members: Sequence[BlockMember | None]
-) -> BlockResult:
-    """Return the members' results with the release of each whole update in place of its values."""
-    private = [(k, m, m.update) for k, m in enumerate(members) if m is not None and m.update]
-    if not private:
-        return trained
-    rows, starts, counts = [k for k, *_ in private], _starts(shared_model, members), {}
-    released = private[0][2].release_updates(
-        trained.values[rows],
-        starts[rows],
-        [update for *_, update in private],
-        [_noise_of_update(member) for _, member, _ in private],
-        [len(member.features) > 0 for _, member, _ in private],
-    )
-    on_grid, values = private[0][1].part is not None, starts.double().clone()
-    if on_grid:
-        values[rows] = released.steps
-    else:
-        lengths = values.new_tensor([[update.update_step] for *_, update in private])
-        values[rows] += released.steps * lengths
-    for count, (k, _, update) in zip(released.counts, private, strict=True):
-        counts[k] = count if on_grid or count is None else count * update.count_step
-    return replace(
-        trained,
-        values=values if on_grid else values.to(starts),
-        counts=tuple(map(counts.get, range(len(members)))),
-    )
-
-
-def _randomness_of(members: Sequence[BlockMember | None]) -> ModelRandomness:
-    """Return what gives the model's random functions numbers of the members' own examples."""
-    present = [member for member in members if member is not None]
-    keys = [None if m is None else m.key.model_randomness(secure=m.secure) for m in members]
-    everybody = replace(present[0].key, client=0)
-    shared = everybody.model_randomness(secure=any(member.secure for member in present))
-    return ModelRandomness(keys, shared)
-
-
-def _starts(shared_model: SharedModel, members: Sequence[BlockMember | None]) -> Tensor:
-    """Return the values (members, size) that the members start from."""
-    loaded = shared_model.start_values
-    if all(one is None or one.start is None or one.start is loaded for one in members):
-        return loaded.expand(len(members), -1)
-    return torch.stack([loaded if m is None or m.start is None else m.start for m in members])
-
-
-def _sent(members: Sequence[BlockMember | None], like: Tensor) -> dict[str, Tensor]:
-    """Return the algorithm's arrays (members, size) by name; zeros for absent members."""
-    names = next((member.sent for member in members if member is not None), {})
-    zeros = torch.zeros_like(like[0])
-    return {
-        name: torch.stack([zeros if one is None else one.sent[name] for one in members])
-        for name in names
-    }
 
 
 class _ModelBlock(Block):
@@ -274,7 +101,7 @@ class _ModelBlock(Block):
     def train(self, on_step: StepCallback | None = None) -> BlockResult:
         """Return the releases of the members' models."""
         members, shared_model = self.members, self.shared_model
-        values = _starts(shared_model, members).clone()
+        values = start_values(shared_model, members).clone()
         for k, member in enumerate(members):
             if member is not None and isinstance(member.release, ModelRelease):
                 released = member.release.release_model(
@@ -289,13 +116,6 @@ class _ModelBlock(Block):
         if len(members) == 1:
             shared_model.parameters.data.copy_(values[0])
         return BlockResult(values, (None,) * len(members), (None,) * len(members))
-
-
-def _noise_of_update(member: BlockMember) -> NoiseSource:
-    """Return a member's own noise; zeros where the server adds it."""
-    if member.part is not None and not member.part.adds_noise:
-        return NoNoise()
-    return member.key.noise(secure=member.secure)
 
 
 class _SgdBlock(Block):
@@ -325,15 +145,15 @@ class _SgdBlock(Block):
         rows = max(member_rows(m, local) for m in present) if rows is None else rows
         self.rows = rows
         self._lots = [None if m is None else self.lots(m) for m in members]
-        start = _starts(shared_model, members)
-        self._rule, self._start, self._sent = rule, start, _sent(members, start)
+        start = start_values(shared_model, members)
+        self._rule, self._start, self._sent = rule, start, sent_arrays(members, start)
         views = [None if m is None else m.key.views(local) for m in members]
         self._reader = LotReader(
             data,
             rows,
             dtype=start.dtype,
             views=None if local.views is None else views,
-            randomness=None if gradients.draws is False else _randomness_of(members),
+            randomness=None if gradients.draws is False else randomness_of(members),
         )
         self.values = start.clone()
         self.released = self.values.new_empty(len(members), gradients.parameters.size)
@@ -397,7 +217,7 @@ class _SgdBlock(Block):
             return BlockResult(self.released, self.adapted_clip_norms(), nothing)
         self.end()
         trained = BlockResult(self.values, self.adapted_clip_norms(), nothing)
-        result = _released(trained, self.shared_model, self.members)
+        result = with_releases(trained, self.shared_model, self.members)
         if len(self.members) == 1 and self._first.part is None:
             self.shared_model.parameters.data.copy_(result.values[0])
         return result

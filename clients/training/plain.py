@@ -10,6 +10,13 @@ from torch import Tensor, nn
 from fedsim.algorithms.algorithm import ClientRule
 from fedsim.clients.gradients.per_example import PerExampleLoss
 from fedsim.clients.local_settings import LocalSettings
+from fedsim.clients.training.member import (
+    Block,
+    BlockMember,
+    BlockResult,
+    StepCallback,
+    with_releases,
+)
 from fedsim.clients.training.optimizers import LocalOptimizer, make_optimizer
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.training.streams import StreamKey, seeded_torch
@@ -139,3 +146,34 @@ def shuffled_batches(
         order = generator.permutation(num_examples)
         for start in range(0, num_examples, batch_size):
             yield order[start : start + batch_size]
+
+
+class TorchBlock(Block):
+    """One client without privacy, whose model no rules of gradients fit."""
+
+    def __init__(
+        self,
+        shared_model: SharedModel,
+        loss: PerExampleLoss,
+        local: LocalSettings,
+        member: BlockMember,
+        rule: ClientRule | None,
+    ) -> None:
+        super().__init__(shared_model, [member])
+        self._loss, self._local, self._member, self._rule = loss, local, member, rule
+
+    def train(self, on_step: StepCallback | None = None) -> BlockResult:
+        """Take the steps of the client."""
+        shared_model, member, rule = self.shared_model, self._member, self._rule
+        train_by_torch(
+            shared_model.model,
+            self._loss,
+            member.features,
+            member.targets,
+            self._local,
+            member.key,
+            steps=member.steps,
+            change=None if rule is None else by_tensor(rule, shared_model, member.sent),
+        )
+        values = shared_model.parameters.data.unsqueeze(0).clone()
+        return with_releases(BlockResult(values, (None,), (None,)), shared_model, self.members)

@@ -11,7 +11,7 @@ from sklearn.linear_model import LogisticRegression
 
 from fedsim.data import load_federated_data
 from fedsim.experiment import load_experiment
-from fedsim.models.features.pipeline import FeaturePipeline
+from fedsim.models.features.transforms import FeaturePipeline
 
 Floats = NDArray[np.float64]
 

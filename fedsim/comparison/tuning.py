@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedsim.accountant.accountants import RdpAccountant
-from fedsim.accountant.arrays import Floats
+from fedsim.accountant.checks import Floats
 from fedsim.accountant.events import Adjacency, check_adjacency
 from fedsim.accountant.ledger.journal import FileJournal, total_of
 from fedsim.accountant.rdp.conversion import epsilon_from_rdp

@@ -143,7 +143,7 @@ def write_client_metrics(federation: "Federation", directory: "RunDirectory") ->
     """
     from safetensors.torch import load_file
 
-    from fedsim.models.metrics import evaluate
+    from fedsim.models.tasks import evaluate
     from fedsim.runs.files import SCHEMAS
     from fedsim.runs.manifest import list_again
     from fedsim.runs.saved_model import load_core

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from fedsim.core.errors import InputError
 from fedsim.core.limits import MAX_MATCHED_FILES
-from fedsim.data.partitions.settings import FilesPartition
-from fedsim.data.settings import DataSettings, FileDataset
+from fedsim.data.settings import DataSettings, FileDataset, FilesPartition
 
 _MAX_NAMES = 1000  # compared with an unknown one
 _MAX_CHARS = 100

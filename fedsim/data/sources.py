@@ -14,8 +14,7 @@ from fedsim.data.catalog import DATASETS
 from fedsim.data.conversion import Dataset, to_dataset
 from fedsim.data.examples import DataError
 from fedsim.data.file_names import matching_files
-from fedsim.data.partitions.settings import FilesPartition, group_column
-from fedsim.data.settings import DataSettings, FileDataset
+from fedsim.data.settings import DataSettings, FileDataset, FilesPartition, group_column
 
 LOADERS: Mapping[str, Callable[[Any, LoadContext], Dataset]] = ByName(
     {

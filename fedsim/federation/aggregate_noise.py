@@ -18,10 +18,10 @@ from typing import Self
 from fedsim.accountant.trust import NoiseNeed, NoiseShares
 from fedsim.clients.gradients.parameters import FlatParameters
 from fedsim.clients.local_settings import LocalSettings, SgdSettings
-from fedsim.clients.mechanisms.budget import noise_of_release
 from fedsim.clients.mechanisms.client_privacy import ClientPrivacy
 from fedsim.clients.mechanisms.contract import SummedMechanism, SumPart
 from fedsim.clients.mechanisms.plan import PrivacyBudgetError, PrivacyPlan, PrivacyPlanError
+from fedsim.clients.mechanisms.planner import noise_of_release
 from fedsim.core.shared_values import map_shared
 from fedsim.experiment import Experiment
 from fedsim.federation.schedule import participation_of

@@ -17,11 +17,10 @@ from fedsim.core.plugin_errors import plugin_calls
 from fedsim.data import DataError, FederatedData, load_federated_data
 from fedsim.experiment import Experiment, LoadedExperiment
 from fedsim.experiment.load import with_num_clients
-from fedsim.federation.algorithm import checked_algorithm
 from fedsim.federation.client_tensors import order_by_client
 from fedsim.federation.conditions import choose_device, plugin_sources, refuse_edited_plugins
 from fedsim.federation.federation import Federation, FederationModel
-from fedsim.federation.movement import StillParameter
+from fedsim.federation.first_checks import StillParameter, checked_algorithm
 from fedsim.federation.plan import plan_of, schedule_of
 from fedsim.federation.plan_checks import check_batch_size
 from fedsim.federation.trained_model import (
@@ -37,10 +36,10 @@ from fedsim.federation.trained_model import (
 from fedsim.federation.voting import GOALS
 from fedsim.models.build import preflight
 from fedsim.models.catalog import ModelError
-from fedsim.models.features.pipeline import FeaturePipeline
+from fedsim.models.features.transforms import FeaturePipeline
 from fedsim.models.local_base import local_base
 from fedsim.models.losses import resolve_loss
-from fedsim.models.metrics import Task, task_for
+from fedsim.models.tasks import Task, task_for
 from fedsim.protocol.arrays import upload_base
 
 

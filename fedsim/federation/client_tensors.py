@@ -16,7 +16,7 @@ from fedsim.data import Examples
 from fedsim.data.load import ClientExamples
 from fedsim.federation.conditions import digest_examples
 from fedsim.models.losses import PerExampleLoss
-from fedsim.models.metrics import Task, evaluate
+from fedsim.models.tasks import Task, evaluate
 
 _CACHE_BYTES = 4 << 30
 _SMALL_DATA_BYTES = 1 << 30  # a second copy of so many bytes is no burden

@@ -29,20 +29,19 @@ from fedsim.clients.training.shared_model import SharedModel
 from fedsim.core.plugin_sources import PluginSources
 from fedsim.data import FederatedData
 from fedsim.experiment import Experiment
-from fedsim.federation.algorithm import algorithm_of
 from fedsim.federation.blocks import Blocks
 from fedsim.federation.charges import RecordedSpend
 from fedsim.federation.client_tensors import ClientTensors, TrainMetrics
 from fedsim.federation.conditions import digest_conditions
-from fedsim.federation.movement import StillParameter
+from fedsim.federation.first_checks import StillParameter, algorithm_of
 from fedsim.federation.plan import FederationPlan
 from fedsim.federation.public_scores import Models, PublicScores
 from fedsim.federation.trained_model import model_arrays, release_parameters
 from fedsim.federation.voting import Goal, Voting
 from fedsim.models.adapters import merge_adapters
 from fedsim.models.local_base import LocalBase, whole_state
-from fedsim.models.metrics import Task, evaluate
 from fedsim.models.scores.metrics import MetricValue, choose_metrics
+from fedsim.models.tasks import Task, evaluate
 from fedsim.protocol.arrays import to_numpy
 from fedsim.server.client_ledgers import ClientLedgers
 

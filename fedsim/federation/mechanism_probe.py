@@ -23,7 +23,7 @@ import numpy as np
 from scipy.special import betainccinv, gammaincinv
 from torch import Tensor
 
-from fedsim.accountant.arrays import Floats
+from fedsim.accountant.checks import Floats
 from fedsim.clients.app import one_thread
 from fedsim.core.errors import FedsimError
 from fedsim.core.plugin_errors import plugin_calls, refuse_replaced_functions

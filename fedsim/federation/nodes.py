@@ -1,20 +1,42 @@
-"""The nodes of a federation: its clients, followed by the helpers of secure aggregation.
+"""The nodes of a federation, and the shard of it that each process builds: model, loss and data.
 
 Node number `num_clients` is helper 1. A helper belongs to the server's side; only a simulation runs
 it in one process with clients.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-from flwr.app import Context, Message
+from flwr.app import Context, Message, MessageType
 from flwr.clientapp import ClientApp
 
-from fedsim.clients.app import AnswerGroup, BatchClientApp, Request, partition_of
-from fedsim.clients.client_round import Answer
-from fedsim.experiment import Experiment
+from fedsim.accountant.ledger.journal import Journal
+from fedsim.clients.app import AnswerGroup, BatchClientApp, Request, one_thread, partition_of
+from fedsim.clients.client_round import Answer, BlockOf
+from fedsim.clients.task import ClientTask
+from fedsim.data import Examples, FederatedData
+from fedsim.experiment import Experiment, LoadedExperiment
+from fedsim.federation.assembly import assemble
+from fedsim.federation.blocks import BlockPlan
+from fedsim.federation.conditions import choose_device, refuse_edited_plugins
+from fedsim.federation.federation import Federation, FederationModel
+from fedsim.federation.mechanism_probe import probe_mechanisms
+from fedsim.federation.trained_model import (
+    NUM_CHECK_EXAMPLES,
+    NUM_PROBE_EXAMPLES,
+    initial_model,
+    public_examples,
+    to_tensors,
+    trained_parts,
+)
+from fedsim.federation.voting import GOALS
+from fedsim.models.losses import resolve_loss
+from fedsim.models.tasks import Task
 from fedsim.protocol.messages import TrainRequest
+from fedsim.simulation.shardable_app import ShardFactory
 
 if TYPE_CHECKING:
     from fedsim.secagg.identity import IdentityKey
@@ -48,7 +70,7 @@ def make_node_app(
     settings = experiment.secure_aggregation
     if settings is None or not settings.helpers:
         return clients
-    from fedsim.federation.lasting_keys import identity_of_helper
+    from fedsim.federation.secure_setup import identity_of_helper
     from fedsim.server.secure.helper_app import make_helper_app
 
     first = experiment.num_clients
@@ -100,3 +122,173 @@ class _BatchNodeApp(_NodeApp):
     ) -> Iterator[Iterator[Answer]]:
         """Yield the clients' answers, as `BatchClientApp.answer_requests` does."""
         return self._clients.answer_requests(requests)
+
+
+# Fields of a federation that every process builds for itself.
+_LOCAL_FIELDS = {"model", "journal", "data", "goal"}
+
+
+def client_app(
+    federation: Federation,
+    *,
+    in_process: bool,
+    ledger: Path | None,
+    block_of: BlockOf | None = None,
+) -> ClientApp:
+    """Return the app of the federation's nodes.
+
+    Args:
+        federation: the assembled federation.
+        in_process: whether the nodes share `federation`; otherwise each process builds its own.
+        ledger: file of the durable ledger; None without one.
+        block_of: blocks of the nodes in this process; None: the planned ones.
+    """
+    if in_process:
+        return _app_in_process(federation, block_of or federation.blocks.plan.block_of)
+    source = TaskSource(federation.experiment.model_dump_json(), federation.base, ledger)
+    return FederationClientApp(federation, source)
+
+
+def _app_in_process(federation: Federation, block_of: BlockOf) -> ClientApp:
+    clients = BatchClientApp(federation.client_task, block_of=block_of)
+    return make_node_app(clients, federation.experiment, federation.base)
+
+
+@dataclass(frozen=True)
+class TaskSource:
+    """Tasks of clients in any process, from the experiment's JSON alone."""
+
+    experiment: str
+    base: Path
+    ledger: Path | None
+
+    @property
+    def settings(self) -> Experiment:
+        """The experiment."""
+        return Experiment.model_validate_json(self.experiment)
+
+    def __call__(self, client: int) -> ClientTask:
+        """Return the task of `client`; the first call in a process assembles and probes it."""
+        return _assembled(self).client_task(client)
+
+
+@lru_cache(maxsize=1)
+def _assembled(source: TaskSource) -> Federation:
+    experiment = source.settings
+    loaded = LoadedExperiment(experiment=experiment, path=None, base=source.base)
+    federation = assemble(loaded, ledger=source.ledger)
+    probe_mechanisms(federation)
+    return federation
+
+
+def client_app_from_source(source: TaskSource) -> ClientApp:
+    """Return an app of all nodes; the first request assembles the federation in this process."""
+    return make_node_app(BatchClientApp(source), source.settings, source.base)
+
+
+class FederationClientApp(ClientApp):
+    """The nodes of a federation as a ClientApp for other processes.
+
+    Unpickled, it assembles the whole federation from its experiment, as Flower's runtime needs it.
+    A shard of it holds the data of its own clients only.
+    """
+
+    def __init__(self, federation: Federation, source: TaskSource) -> None:
+        super().__init__()
+        self._federation = federation
+        self._source = source
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        """Answer a message."""
+        return client_app_from_source(self._source)(message, context)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return client_app_from_source, (self._source,)
+
+    @property
+    def ledger(self) -> Path | None:
+        """File of the durable ledger."""
+        return None if self._federation.plan.clients is None else self._source.ledger
+
+    def expected_work(self) -> list[float]:
+        """Return the expected number of per-example gradients of each node in the run."""
+        federation = self._federation
+        local, steps = federation.experiment.local, federation.plan.steps.whole_rounds
+        rounds = federation.plan.participation.planned_rounds()
+        clients = [
+            float(planned * own * local.lot(size))
+            for planned, own, size in zip(rounds, steps, federation.data.clients.sizes, strict=True)
+        ]
+        return clients + [0.0] * num_helpers(federation.experiment)  # helpers compute no gradients
+
+    def ranges(self) -> list[Sequence[int]]:
+        """Return the ranges of clients that stay together, followed by each helper by itself."""
+        federation = self._federation
+        helpers = range(federation.num_clients, federation.num_nodes)
+        return [*federation.blocks.plan.ranges, *((helper,) for helper in helpers)]
+
+    def first_of_block(self, client: int, message: Message) -> int:
+        """Return the first client of the block that trains together; other messages have none."""
+        if message.metadata.message_type != MessageType.TRAIN:
+            return client
+        request = TrainRequest.from_message(message)
+        return self._federation.blocks.plan.block_of(request.round_number, client)[0]
+
+    def shard(self, clients: Sequence[int]) -> ShardFactory:
+        """Return the app of the given clients and helpers, to be sent to another process."""
+        federation = self._federation
+        rest = {
+            field.name: getattr(federation, field.name)
+            for field in fields(federation)
+            if field.name not in _LOCAL_FIELDS
+        }
+        data = federation.data
+        here = [client for client in clients if client < len(data.clients)]  # no helpers
+        own = replace(
+            data,
+            clients=data.clients.select(here),
+            held_out=None if data.held_out is None else data.held_out.select(here),
+            test=public_examples(data, NUM_PROBE_EXAMPLES),
+        )
+        queries = federation.goal.public_queries
+        task, blocks = federation.model.task, federation.blocks.plan
+        return _FederationShard(type(federation), rest, own, task, blocks, queries)
+
+
+@dataclass(frozen=True)
+class _FederationShard:
+    federation_class: type[Federation]
+    rest: Mapping[str, Any]
+    data: FederatedData
+    task: Task
+    blocks: BlockPlan  # of all clients, so that every process has the same blocks
+    queries: Examples | None = None
+
+    def __call__(self, journal: Journal | None) -> ClientApp:
+        """Return the app of the clients, with a federation that holds their data only."""
+        experiment, base = self.rest["experiment"], self.rest["base"]
+        device = choose_device(experiment.runtime.device)
+        loss = resolve_loss(experiment.model.loss, base=base)
+        with one_thread():  # as the checks of the whole federation
+            model = initial_model(experiment, self.data, self.task, base=base).to(device)
+            examples = to_tensors(public_examples(self.data, NUM_CHECK_EXAMPLES), device)
+            parts = trained_parts(experiment, model, loss, *examples)
+        refuse_edited_plugins(self.rest["sources"], experiment, base)
+        goal, shared = GOALS[experiment.task].of(
+            experiment,
+            self.queries,
+            parts,
+            loss,
+            classes=self.data.num_classes or 0,
+            device=device,
+        )
+        # A copy: arrays that Ray delivers are shared and read-only.
+        federation = self.federation_class(
+            **self.rest,
+            data=self.data.copy(),
+            model=FederationModel(model, shared, loss, parts.gradients, self.task, device),
+            goal=goal,
+            journal=cast("Any", journal),
+        )
+        probe_mechanisms(federation)
+        return _app_in_process(federation, self.blocks.block_of)

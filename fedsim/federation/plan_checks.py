@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median_high
 
-from fedsim.clients.mechanisms.budget import epsilon_of_steps
 from fedsim.clients.mechanisms.plan import PrivacyBudgetError, PrivacyPlan
+from fedsim.clients.mechanisms.planner import epsilon_of_steps
 from fedsim.core.formatting import epsilon_text
 from fedsim.data import DataError
 from fedsim.experiment import Experiment

@@ -16,9 +16,9 @@ from fedsim.core.metrics import LOSS
 from fedsim.core.plugin_errors import plugin_calls
 from fedsim.data import Examples
 from fedsim.models.catalog import MetricError, ModelError
-from fedsim.models.metrics import Task, evaluate, evaluate_with_outputs
 from fedsim.models.scores.metrics import ChosenMetrics, MetricValue, summarise_scores
 from fedsim.models.scores.predictions import predictions_of
+from fedsim.models.tasks import Task, evaluate, evaluate_with_outputs
 from fedsim.protocol.errors import FederationError
 
 _FEW_EXAMPLES = 1024  # one batch of an evaluation

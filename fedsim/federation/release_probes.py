@@ -24,8 +24,9 @@ from fedsim.clients.mechanisms.input_perturbation import InputMechanism
 from fedsim.clients.mechanisms.output_perturbation import OutputMechanism
 from fedsim.clients.mechanisms.plan import PrivacyPlan
 from fedsim.clients.mechanisms.votes.mechanism import NO_LABEL, VoteMechanism, noisy_votes
-from fedsim.clients.sampling.independent_lots import FixedSizeSampling
-from fedsim.clients.training.block import BlockMember, BlockResult, StepCallback, block_of
+from fedsim.clients.sampling.sampling import FixedSizeSampling
+from fedsim.clients.training.block import block_of
+from fedsim.clients.training.member import BlockMember, BlockResult, StepCallback
 from fedsim.clients.training.streams import StreamKey
 from fedsim.core.streams import Purpose
 from fedsim.federation.charged_noise import (

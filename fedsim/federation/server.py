@@ -13,10 +13,9 @@ from fedsim.protocol.noisy_sums import BoundRule
 from fedsim.protocol.upload_tags import UploadTags
 from fedsim.server.aggregation.aggregator import Aggregator, PlainAggregator
 from fedsim.server.aggregation.noisy_sum import IntegerSum, NoisySum, ServerNoise
-from fedsim.server.app import make_server_app
+from fedsim.server.app import Roll, make_server_app, whole_roll
 from fedsim.server.client_ledgers import ClientLedgers
 from fedsim.server.evaluation import ClientEvaluation
-from fedsim.server.roll_call import Roll, whole_roll
 from fedsim.server.round_parts import (
     ChargeRound,
     Charges,

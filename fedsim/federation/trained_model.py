@@ -16,15 +16,18 @@ from fedsim.clients.gradients.choice import training_gradients
 from fedsim.clients.gradients.parameters import FlatParameters
 from fedsim.clients.gradients.per_example import PerExampleGradients, PerExampleLoss
 from fedsim.clients.training.shared_model import SharedModel
-from fedsim.clients.zeroth_order.shared_model import SharedCoefficients
-from fedsim.clients.zeroth_order.slopes import Slopes
+from fedsim.clients.zeroth_order.slopes import SharedCoefficients, Slopes
 from fedsim.data import Examples, FederatedData
 from fedsim.experiment import Experiment
-from fedsim.federation.movement import StillParameter, parameters_without_effect, still_parameters
+from fedsim.federation.first_checks import (
+    StillParameter,
+    parameters_without_effect,
+    still_parameters,
+)
 from fedsim.models.build import build_model
 from fedsim.models.local_base import local_base
-from fedsim.models.metrics import Task
 from fedsim.models.rebuilt import RebuiltModel
+from fedsim.models.tasks import Task
 
 NUM_CHECK_EXAMPLES = 3
 """Public examples that check a model and choose how its per-example gradients are computed."""

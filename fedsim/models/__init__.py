@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from fedsim.models.losses import PerExampleLoss as PerExampleLoss
     from fedsim.models.losses import check_loss as check_loss
     from fedsim.models.losses import resolve_loss as resolve_loss
-    from fedsim.models.metrics import evaluate as evaluate
     from fedsim.models.tasks import Task as Task
+    from fedsim.models.tasks import evaluate as evaluate
     from fedsim.models.tasks import task_for as task_for
 
 # Imported on first use: `fedsim --help` imports settings and catalog without torch.
@@ -20,7 +20,7 @@ _public = {
     "Task": "fedsim.models.tasks",
     "build_model": "fedsim.models.build",
     "check_loss": "fedsim.models.losses",
-    "evaluate": "fedsim.models.metrics",
+    "evaluate": "fedsim.models.tasks",
     "resolve_loss": "fedsim.models.losses",
     "task_for": "fedsim.models.tasks",
 }

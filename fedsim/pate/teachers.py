@@ -12,12 +12,13 @@ from torch import Tensor
 from fedsim.clients.gradients.per_example import PerExampleGradients, PerExampleLoss
 from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.mechanisms.votes.mechanism import NO_LABEL
-from fedsim.clients.training.block import BlockMember, block_of
+from fedsim.clients.training.block import block_of
+from fedsim.clients.training.member import BlockMember
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.training.streams import StreamKey
 from fedsim.core.streams import Purpose, stream_key
 from fedsim.data import Examples
-from fedsim.models.metrics import eval_mode
+from fedsim.models.tasks import eval_mode
 from fedsim.pate.board import Agenda, shares_of
 from fedsim.protocol.arrays import to_arrays
 

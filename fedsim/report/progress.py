@@ -36,7 +36,7 @@ from fedsim.core.formatting import count_text, delta_text, epsilon_text, metric_
 from fedsim.data.settings import FileDataset
 from fedsim.federation.client_plans import ignored_weighting
 from fedsim.federation.federation import Federation
-from fedsim.federation.movement import still_warnings
+from fedsim.federation.first_checks import still_warnings
 from fedsim.federation.plan_checks import full_batch_note
 from fedsim.report.terminal import print_sentence
 from fedsim.server.round_report import numbers_of

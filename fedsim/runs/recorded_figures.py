@@ -26,9 +26,9 @@ from fedsim.core.plugin_errors import plugin_calls
 from fedsim.core.text_formats import finite_or_none
 from fedsim.experiment import Experiment
 from fedsim.federation.federation import Federation
-from fedsim.models.metrics import evaluate_with_outputs
 from fedsim.models.scores.metrics import class_names
 from fedsim.models.scores.predictions import ClassPredictions, predictions_of
+from fedsim.models.tasks import evaluate_with_outputs
 from fedsim.pate.board import NOT_CHECKED, labels_of, shares_of
 from fedsim.pate.settings import PateSettings
 from fedsim.personalization.settings import PersonalizationSettings
@@ -37,7 +37,7 @@ from fedsim.protocol.errors import FederationError
 from fedsim.runs.files import SCHEMAS
 
 if TYPE_CHECKING:
-    from fedsim.personalization.scores import ClientScores
+    from fedsim.personalization.personalize import ClientScores
 
 
 ANSWERS = "answers.json"
@@ -309,7 +309,7 @@ def score_personal_models(federation: Federation, arrays: ArrayRecord) -> dict[s
     settings = federation.experiment.personalization
     if settings is None or not settings.public_data:
         return None
-    from fedsim.personalization.scores import ScoredModel, score_clients
+    from fedsim.personalization.personalize import ScoredModel, score_clients
 
     federation.model.module.load_state_dict(arrays.to_torch_state_dict())
     scored = ScoredModel(federation.model.module, federation.model.loss, federation.model.task)

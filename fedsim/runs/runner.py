@@ -20,9 +20,9 @@ from fedsim.experiment.load import with_num_clients
 from fedsim.federation.assembly import assemble
 from fedsim.federation.federation import Federation
 from fedsim.federation.mechanism_probe import probe_mechanisms
+from fedsim.federation.nodes import client_app
 from fedsim.federation.plan_checks import refuse_overspending
 from fedsim.federation.server import server_app
-from fedsim.federation.shards import client_app
 from fedsim.protocol.arrays import digest
 from fedsim.protocol.errors import FederationError
 from fedsim.runs.directory import RunDirectory, RunDirectoryError

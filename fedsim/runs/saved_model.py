@@ -20,13 +20,12 @@ from fedsim.experiment.load import read_settings
 from fedsim.models.adapters import merge_adapters
 from fedsim.models.build import build_model
 from fedsim.models.catalog import ModelError
-from fedsim.models.features.pipeline import FeatureModel, FeaturePipeline
+from fedsim.models.features.transforms import FeatureModel, FeaturePipeline
 from fedsim.models.local_base import OtherBaseError
-from fedsim.models.metrics import eval_mode
 from fedsim.models.scores.metrics import class_names, summarise_scores
 from fedsim.models.scores.predictions import ClassPredictions, LabelPredictions, predictions_of
 from fedsim.models.settings import ModelSettings
-from fedsim.models.tasks import Targets, task_for
+from fedsim.models.tasks import Targets, eval_mode, task_for
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.files import DamagedRunError, RunDirectoryError
 from fedsim.runs.model_card import ModelCard

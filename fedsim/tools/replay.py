@@ -25,8 +25,8 @@ from fedsim.core.errors import FedsimError, InputError
 from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.federation import Federation
+from fedsim.federation.nodes import client_app
 from fedsim.federation.server import server_app
-from fedsim.federation.shards import client_app
 from fedsim.protocol.arrays import digest, to_numpy
 from fedsim.runs.directory import WITHOUT_TRACKERS, RunDirectory, RunDirectoryError
 from fedsim.runs.inputs import refuse_other_inputs

@@ -24,7 +24,7 @@ from fedsim.server.aggregation.aggregator import (
     RoundAbortedError,
 )
 from fedsim.server.aggregation.weights import ClientWeights
-from fedsim.server.roll_call import Roll
+from fedsim.server.app import Roll
 from fedsim.server.secure.leader import Leader
 from fedsim.server.secure.masked_sum import MaskedSum
 from fedsim.server.secure.opened_sums import OpenedSums

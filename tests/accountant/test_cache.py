@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from fedsim.accountant.arrays import cached_by_bytes
+from fedsim.accountant.checks import cached_by_bytes
 
 
 def test_the_least_recently_used_results_go_first() -> None:

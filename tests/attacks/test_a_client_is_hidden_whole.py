@@ -19,7 +19,8 @@ from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.mechanisms.client_update import UpdateMechanism
 from fedsim.clients.model_checks.bit_isolation import MemberIsolation
 from fedsim.clients.model_checks.safety import UnsafeModelError
-from fedsim.clients.training.block import BlockMember, BlockResult, block_of
+from fedsim.clients.training.block import block_of
+from fedsim.clients.training.member import BlockMember, BlockResult
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.training.streams import StreamKey
 from fedsim.data.examples import Examples

@@ -24,7 +24,7 @@ from fedsim.protocol.errors import NODE_RESTARTED
 from fedsim.protocol.flower_internals import server_identity
 from fedsim.runs.runner import RunFailedError, run_experiment
 from fedsim.simulation.local_engine import FIRST_NODE, LocalEngine, LocalGrid
-from fedsim.tools.deployment.ledgers import LEDGER, collect_ledgers, ledger_reply
+from fedsim.tools.deployment.client_app import LEDGER, collect_ledgers, ledger_reply
 
 ROOT = Path(__file__).parents[2]
 CLIENTS = 4

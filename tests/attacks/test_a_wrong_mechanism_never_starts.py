@@ -16,7 +16,7 @@ from fedsim.clients.training import block
 from fedsim.clients.training.streams import StreamKey
 from fedsim.core.streams import Purpose
 from fedsim.experiment import load_experiment
-from fedsim.federation import shards
+from fedsim.federation import nodes
 from fedsim.federation.assembly import assemble
 from fedsim.federation.federation import Federation
 from fedsim.federation.mechanism_probe import MechanismMismatchError, probe_mechanisms
@@ -273,9 +273,9 @@ def test_each_process_probes_the_mechanism_that_it_will_run(
 ) -> None:
     """Workers and nodes assemble a federation of their own, and probe it before its first task."""
     whole = federation()
-    shard = shards.FederationClientApp(whole, shards.TaskSource("{}", whole.base, None)).shard([0])
-    source = shards.TaskSource(whole.experiment.model_dump_json(), whole.base, None)
-    shards._assembled.cache_clear()
+    shard = nodes.FederationClientApp(whole, nodes.TaskSource("{}", whole.base, None)).shard([0])
+    source = nodes.TaskSource(whole.experiment.model_dump_json(), whole.base, None)
+    nodes._assembled.cache_clear()
     no_noise(monkeypatch)
     with pytest.raises(MechanismMismatchError):
         shard(None)

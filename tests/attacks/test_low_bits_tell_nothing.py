@@ -21,8 +21,9 @@ from fedsim.clients.clipping.clipping import FlatClipping
 from fedsim.clients.gradients.rule_gradients import RuleGradients
 from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
-from fedsim.clients.sampling.independent_lots import PoissonSampling
-from fedsim.clients.training.block import BlockMember, block_of
+from fedsim.clients.sampling.sampling import PoissonSampling
+from fedsim.clients.training.block import block_of
+from fedsim.clients.training.member import BlockMember
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.training.streams import StreamKey
 

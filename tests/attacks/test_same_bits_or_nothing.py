@@ -16,7 +16,7 @@ from fedsim.clients.app import BatchClientApp
 from fedsim.core import plugin_sources as sources_module
 from fedsim.core.plugins import PluginError, resolve
 from fedsim.experiment import load_experiment
-from fedsim.federation import shards
+from fedsim.federation import nodes
 from fedsim.federation.assembly import assemble
 from fedsim.federation.conditions import plugin_sources
 from fedsim.federation.federation import Federation
@@ -304,8 +304,8 @@ def test_a_worker_that_starts_after_an_edit_does_not_train(tmp_path: Path) -> No
     """A Ray actor that replaces a lost one loads the plug-ins anew, in mid-run."""
     base = write(tmp_path, "two steps")
     of = federation(base)
-    source = shards.TaskSource(of.experiment.model_dump_json(), base, None)
-    worker = shards.FederationClientApp(of, source).shard([0])
+    source = nodes.TaskSource(of.experiment.model_dump_json(), base, None)
+    worker = nodes.FederationClientApp(of, source).shard([0])
     worker(None)
     edit(base)
     with pytest.raises(PluginError, match=r"the plug-in file edited\.py changed while"):

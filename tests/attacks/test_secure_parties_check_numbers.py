@@ -54,7 +54,7 @@ from fedsim.secagg.settings import EncodingSettings, LastingKeySettings
 from fedsim.secagg.shamir import PRIME
 from fedsim.secagg.wire import from_record, to_record
 from fedsim.server.aggregation.weights import ClientWeights
-from fedsim.server.roll_call import Roll
+from fedsim.server.app import Roll
 from fedsim.server.secure.aggregator import SecureAggregator
 from fedsim.server.secure.helper import Helper
 from fedsim.server.secure.masked_sum import MaskedSum

@@ -21,7 +21,8 @@ from scipy import stats
 from fedsim.accountant import Gaussian, PoissonSampled
 from fedsim.accountant.sampler_slack import SHARE, sampler_slack
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
-from fedsim.clients.training.block import BlockMember, block_of
+from fedsim.clients.training.block import block_of
+from fedsim.clients.training.member import BlockMember
 from fedsim.clients.training.streams import StreamKey
 from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble

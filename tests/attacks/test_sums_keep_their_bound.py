@@ -26,8 +26,9 @@ from fedsim.clients.mechanisms.dp_sgd import step as dp_sgd_step
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.mechanisms.noise_range import NoiseRangeError
 from fedsim.clients.model_checks.safety import UnsafeModelError
-from fedsim.clients.sampling.independent_lots import PoissonSampling
-from fedsim.clients.training.block import BlockMember, block_of
+from fedsim.clients.sampling.sampling import PoissonSampling
+from fedsim.clients.training.block import block_of
+from fedsim.clients.training.member import BlockMember
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.training.streams import StreamKey
 from fedsim.core.errors import ExitCode

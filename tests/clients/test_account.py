@@ -11,8 +11,7 @@ from fedsim.clients.clipping.clipping import FlatClipping
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.mechanisms.plan import PrivacyPlan
 from fedsim.clients.sampling.divided_lots import ShuffledEpochs
-from fedsim.clients.sampling.independent_lots import PoissonSampling
-from fedsim.clients.sampling.sampling import Charges
+from fedsim.clients.sampling.sampling import Charges, PoissonSampling
 
 PLAN = PrivacyPlan(
     release=DpSgdMechanism(PoissonSampling(0.2), FlatClipping(1.0), 1.1, 10.0),

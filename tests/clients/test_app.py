@@ -20,7 +20,7 @@ from fedsim.clients.task import ClientScores, ClientTask
 from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.federation import Federation
-from fedsim.federation.shards import client_app
+from fedsim.federation.nodes import client_app
 from fedsim.protocol.arrays import digest
 from fedsim.protocol.flower_internals import server_identity
 from fedsim.protocol.messages import STAGES, EvaluateRequest, TrainReply, TrainRequest

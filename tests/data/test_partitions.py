@@ -4,8 +4,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from fedsim.data import DataError
-from fedsim.data.partitions.drawn import partition
-from fedsim.data.partitions.settings import (
+from fedsim.data.partitions.division import partition
+from fedsim.data.settings import (
     DirichletPartition,
     IidPartition,
     QuantityPartition,

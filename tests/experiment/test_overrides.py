@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from fedsim.clients.local_settings import AdamSettings
-from fedsim.data.partitions.settings import IidPartition, QuantityPartition, ShardsPartition
+from fedsim.data.settings import IidPartition, QuantityPartition, ShardsPartition
 from fedsim.experiment import Experiment, ExperimentError, load_experiment
 from fedsim.experiment.overrides import Override
 from fedsim.experiment.tree import Location, Node

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedsim.federation.movement import still_parameters, still_warnings
+from fedsim.federation.first_checks import still_parameters, still_warnings
 from fedsim.models import ModelError
 from fedsim.models.adapters import add_adapters, train_only
 from fedsim.models.settings import LoraSettings

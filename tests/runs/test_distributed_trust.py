@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fedsim.federation.lasting_keys import make_lasting_key
+from fedsim.federation.secure_setup import make_lasting_key
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.runner import RunFailedError, run_experiment
 from fedsim.runs.verification import verify_run

@@ -9,7 +9,7 @@ from fedsim.experiment import ExperimentError, load_experiment
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.runner import run_experiment
 from fedsim.runs.verification import verify_run
-from fedsim.server.early_stopping import EarlyStoppingSettings
+from fedsim.server.settings import EarlyStoppingSettings
 from fedsim.tools.replay import replay_run
 
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 import fedsim
 from fedsim.experiment import ExperimentError, load_experiment
 from fedsim.federation.assembly import assemble
-from fedsim.models.metrics import evaluate
+from fedsim.models.tasks import evaluate
 from fedsim.personalization import personalize
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.runner import run_experiment

@@ -9,7 +9,7 @@ import torch
 import fedsim
 from fedsim.core.errors import InputError
 from fedsim.data.builtin.scikit import load_digits
-from fedsim.models.features.pipeline import FeatureModel
+from fedsim.models.features.transforms import FeatureModel
 from fedsim.runs.runner import run_experiment
 
 EXPERIMENT = {

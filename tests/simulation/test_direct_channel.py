@@ -13,7 +13,7 @@ from fedsim.clients.task import ClientTask
 from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.federation import Federation
-from fedsim.federation.shards import client_app
+from fedsim.federation.nodes import client_app
 from fedsim.protocol.arrays import digest
 from fedsim.protocol.channel import ClientError, MessageChannel, client_channel
 from fedsim.protocol.flower_internals import server_identity

@@ -29,8 +29,7 @@ from fedsim.clients.mechanisms.plan import (
     check_draws,
 )
 from fedsim.clients.mechanisms.votes.ballots import Ballot, Ballots
-from fedsim.clients.sampling.independent_lots import PoissonSampling
-from fedsim.clients.sampling.sampling import Charges, Sampling
+from fedsim.clients.sampling.sampling import Charges, PoissonSampling, Sampling
 from fedsim.clients.task import ClientTask
 from fedsim.clients.training.streams import StreamKey
 from fedsim.noise.grid import DEVIATION

@@ -1,25 +1,196 @@
-"""Division of the training examples among clients, by any scheme."""
+"""Division of the training examples among clients: drawn at random, or by any other scheme.
 
-from collections.abc import Sequence
+Every scheme draws a table of counts (group x client) and deals the shuffled examples of each group
+by it. Each class is a group under label skew; otherwise all examples are one group.
+
+References:
+    dirichlet: Yurochkin et al. 2019 (arXiv 1905.12022); Li et al. 2021 (arXiv 2102.02079).
+    shards: after McMahan et al. 2017 (arXiv 1602.05629), with the number of classes exact.
+"""
+
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedsim.core.limits import MAX_CLIENTS
+from fedsim.core.streams import Purpose, stream
 from fedsim.data.conversion import Dataset
 from fedsim.data.examples import DataError
 from fedsim.data.file_names import quoted
-from fedsim.data.partitions.drawn import Indices, partition
 from fedsim.data.partitions.given import LEFT_OUT, Assignment, assign_by_flower, assign_by_function
-from fedsim.data.partitions.settings import (
+from fedsim.data.settings import (
     FILE_GROUP,
     ColumnPartition,
+    DirichletPartition,
     FlwrPartition,
     FunctionPartition,
+    IidPartition,
     NaturalPartition,
     PartitionSettings,
+    QuantityPartition,
+    ShardsPartition,
 )
+
+Indices = NDArray[np.int64]
+DrawnPartition = IidPartition | DirichletPartition | ShardsPartition | QuantityPartition
+CountTable = NDArray[np.int64]  # (groups, clients): examples of a group that a client gets
+
+MAX_DRAWS = 1000  # of the table of counts, until every client has min_examples
+
+
+def partition(
+    targets: NDArray[np.int64] | NDArray[np.float32], settings: DrawnPartition, seed: int
+) -> list[Indices]:
+    """Return each client's example indices, sorted.
+
+    Args:
+        targets: one per example; int64 (n,) for the schemes with label skew.
+        settings: the scheme and its parameters.
+        seed: the experiment's seed; the same seed gives the same partition.
+
+    Guarantees:
+        Every example is on exactly one client and every client has at least
+        `settings.min_examples`. With `shards` every client holds exactly `classes_per_client`
+        classes, and every class is on some client.
+
+    Raises:
+        DataError: this is impossible, or `MAX_DRAWS` random draws did not reach it.
+    """
+    num_examples, num_clients = len(targets), settings.num_clients
+    if num_clients * settings.min_examples > num_examples:
+        raise DataError(
+            f"data.partition: {num_clients} clients with min_examples {settings.min_examples} need "
+            f"{num_clients * settings.min_examples} training examples, there are {num_examples}; "
+            "lower num_clients or min_examples"
+        )
+    groups = _groups(targets, settings)
+    sizes = np.array([len(group) for group in groups])
+    rng = stream(seed, Purpose.PARTITION)
+    counts = _draw_until_enough(_counts_of(settings, sizes, rng), settings)
+    return _deal([rng.permutation(group) for group in groups], counts)
+
+
+def _groups(targets: NDArray[np.generic], settings: DrawnPartition) -> list[Indices]:
+    if isinstance(settings, IidPartition | QuantityPartition):
+        return [np.arange(len(targets))]
+    if targets.dtype.kind not in "iu" or targets.ndim != 1:
+        raise DataError(
+            f"data.partition: scheme {settings.scheme} divides by class and needs whole-number "
+            f"targets, got {targets.dtype} of shape {targets.shape}; use scheme iid or quantity"
+        )
+    _, codes = np.unique(targets, return_inverse=True)
+    order = np.argsort(codes, kind="stable")
+    return np.split(order, np.cumsum(np.bincount(codes))[:-1])
+
+
+def _counts_of(
+    settings: DrawnPartition, sizes: CountTable, rng: np.random.Generator
+) -> Callable[[], CountTable]:
+    """Return the function that draws one table of counts."""
+    if isinstance(settings, IidPartition):
+        return lambda: _even(sizes[0], settings.num_clients)[None]
+    if isinstance(settings, ShardsPartition):
+        return lambda: _shards(sizes, settings, rng)
+    if isinstance(settings, QuantityPartition):
+        reserved = settings.num_clients * settings.min_examples
+        return lambda: settings.min_examples + _dirichlet(sizes - reserved, settings, rng)
+    return lambda: _dirichlet(sizes, settings, rng)
+
+
+def _draw_until_enough(draw: Callable[[], CountTable], settings: DrawnPartition) -> CountTable:
+    for _ in range(MAX_DRAWS):
+        counts = draw()
+        if counts.sum(axis=0).min() >= settings.min_examples:
+            return counts
+    fix = "lower num_clients or min_examples"
+    if isinstance(settings, DirichletPartition):
+        fix = f"raise alpha (now {settings.alpha:g}), or {fix}"
+    raise DataError(
+        f"data.partition: scheme {settings.scheme} left a client with fewer than min_examples "
+        f"{settings.min_examples} in each of {MAX_DRAWS} draws; {fix}"
+    )
+
+
+def _even(size: int, parts: int) -> CountTable:
+    counts = np.full(parts, size // parts)
+    counts[: size % parts] += 1
+    return counts
+
+
+def _dirichlet(
+    sizes: CountTable, settings: DirichletPartition | QuantityPartition, rng: np.random.Generator
+) -> CountTable:
+    shares = rng.dirichlet(np.full(settings.num_clients, settings.alpha), size=len(sizes))
+    # Rounded cuts, not rounded shares, keep the sum of a group's counts. Rounding down would give
+    # the last client the rest of every group.
+    cuts = np.rint(np.cumsum(shares, axis=1) * sizes[:, None]).astype(np.int64)
+    cuts[:, -1] = sizes
+    return np.diff(cuts, axis=1, prepend=0)
+
+
+def _shards(sizes: CountTable, settings: ShardsPartition, rng: np.random.Generator) -> CountTable:
+    per_client, num_clients = settings.classes_per_client, settings.num_clients
+    holders = _holders(sizes, settings, rng)
+    counts = np.zeros((len(sizes), num_clients), dtype=np.int64)
+    remaining = holders.copy()
+    for client in rng.permutation(num_clients):
+        # The classes with most holders left to assign, ties at random. In this order no class ever
+        # has more holders left to assign than clients remain.
+        chosen = np.lexsort((rng.random(len(sizes)), -remaining))[:per_client]
+        remaining[chosen] -= 1
+        counts[chosen, client] = 1
+    for row, size, parts in zip(counts, sizes, holders, strict=True):
+        row[row == 1] = _even(size, parts)
+    return counts
+
+
+def _holders(sizes: CountTable, settings: ShardsPartition, rng: np.random.Generator) -> CountTable:
+    """Return the number of clients of each class, as equal as the classes' sizes allow."""
+    per_client, num_clients = settings.classes_per_client, settings.num_clients
+    limits = np.minimum(sizes, num_clients)
+    _check_shards(limits, settings)
+    slots = num_clients * per_client
+    level = 0
+    while np.minimum(limits, level + 1).sum() <= slots and level < num_clients:
+        level += 1
+    holders = np.minimum(limits, level)
+    extra = rng.permutation(np.flatnonzero(limits > level))[: slots - holders.sum()]
+    holders[extra] += 1
+    return holders
+
+
+def _check_shards(limits: CountTable, settings: ShardsPartition) -> None:
+    per_client, num_clients, classes = (
+        settings.classes_per_client,
+        settings.num_clients,
+        len(limits),
+    )
+    if per_client > classes:
+        raise DataError(
+            f"data.partition: classes_per_client must be at most the number of classes, "
+            f"{classes}, got {per_client}"
+        )
+    if num_clients * per_client < classes:
+        raise DataError(
+            f"data.partition: {num_clients} clients with classes_per_client {per_client} leave "
+            f"some of the {classes} classes unused; raise classes_per_client to "
+            f"{-(-classes // num_clients)} or num_clients to {-(-classes // per_client)}"
+        )
+    if limits.sum() < num_clients * per_client:
+        raise DataError(
+            f"data.partition: some classes have too few examples to put {per_client} classes on "
+            f"each of {num_clients} clients; lower classes_per_client or num_clients"
+        )
+
+
+def _deal(groups: list[Indices], counts: CountTable) -> list[Indices]:
+    dealt = [
+        np.split(group, np.cumsum(row)[:-1]) for group, row in zip(groups, counts, strict=True)
+    ]
+    return [np.sort(np.concatenate(parts)) for parts in zip(*dealt, strict=True)]
 
 
 @dataclass(frozen=True, eq=False)

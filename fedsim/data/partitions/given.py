@@ -20,7 +20,7 @@ from fedsim.core.plugins import PluginError, plugin_calls, resolve
 from fedsim.core.streams import Purpose, stream
 from fedsim.data.examples import DataError, Examples
 from fedsim.data.file_names import closest_name
-from fedsim.data.partitions.settings import TARGET_NAMES, FlwrPartition, FunctionPartition
+from fedsim.data.settings import TARGET_NAMES, FlwrPartition, FunctionPartition
 
 LEFT_OUT = -1
 """In place of a client's number: the example is on no client."""

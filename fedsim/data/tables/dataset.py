@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from fedsim.data.conversion import Dataset, to_dataset
 from fedsim.data.examples import DataError
 from fedsim.data.file_names import unknown_name
-from fedsim.data.partitions.settings import FILE_GROUP
-from fedsim.data.settings import FileDataset
+from fedsim.data.settings import FILE_GROUP, FileDataset
 from fedsim.data.tables.column import CellError, Cells, Column, TargetCells
 from fedsim.data.tables.settings import ColumnSettings, as_text
 from fedsim.data.tables.table import Block, CsvTable, ParquetTable, Table

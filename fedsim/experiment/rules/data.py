@@ -9,14 +9,15 @@ from pydantic import ValidationError
 from fedsim.core.metrics import LOSS, METRICS, TASK_OF_LOSS, metric_key, wrong_task
 from fedsim.data.catalog import DATASETS
 from fedsim.data.file_names import TooManyFilesError, matching_files
-from fedsim.data.partitions.settings import (
+from fedsim.data.settings import (
     ColumnPartition,
+    DataSettings,
+    FileDataset,
     FilesPartition,
     FlwrPartition,
     FunctionPartition,
     group_column,
 )
-from fedsim.data.settings import DataSettings, FileDataset
 from fedsim.data.tables.settings import ColumnSettings
 from fedsim.experiment.errors import KeyPath, value_text
 from fedsim.experiment.messages import PathMessage, validation_messages
@@ -29,7 +30,7 @@ from fedsim.experiment.references import (
 )
 from fedsim.experiment.rules.sections import Sections, finite_messages, messages_at
 from fedsim.models.catalog import LOSSES, MODELS
-from fedsim.models.features.shapes import FeatureShapeError, shape_after
+from fedsim.models.features.settings import FeatureShapeError, shape_after
 from fedsim.models.settings import ModelSettings
 from fedsim.personalization.settings import LabelPriorSettings
 

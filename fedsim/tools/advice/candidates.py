@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from fedsim.accountant import calibrate_noise_multiplier
 from fedsim.clients.local_settings import SgdSettings
-from fedsim.clients.mechanisms.budget import epsilon_of_steps
 from fedsim.clients.mechanisms.plan import PrivacyPlan
+from fedsim.clients.mechanisms.planner import epsilon_of_steps
 from fedsim.clients.privacy_settings import PrivacySettings
-from fedsim.data.partitions.settings import DirichletPartition, ShardsPartition
+from fedsim.data.settings import DirichletPartition, ShardsPartition
 from fedsim.experiment import Experiment
 from fedsim.federation.federation import Federation
 

@@ -27,10 +27,9 @@ from numpy.typing import NDArray
 
 from fedsim.accountant.accountants import AccountantName
 from fedsim.clients.correlated_noise import NoiseCorrelation, prefix_error
-from fedsim.clients.mechanisms.budget import calibrate_noise
 from fedsim.clients.mechanisms.client_privacy import resolve_client_privacy
 from fedsim.clients.mechanisms.plan import PlanRequest, PrivacyPlan, PrivacyPlanError
-from fedsim.clients.mechanisms.planner import plan_privacy
+from fedsim.clients.mechanisms.planner import calibrate_noise, plan_privacy
 from fedsim.clients.privacy_settings import PrivacySettings, RenyiAccountantSettings
 from fedsim.clients.sampling.catalog import SAMPLINGS
 from fedsim.clients.sampling.schemes import SamplingName

@@ -22,7 +22,7 @@ from fedsim.clients.gradients.per_example import PerExampleGradients
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.mechanisms.plan import PrivacyPlanError
 from fedsim.clients.model_checks.safety import preserve_state
-from fedsim.clients.sampling.independent_lots import PoissonSampling
+from fedsim.clients.sampling.sampling import PoissonSampling
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.core.commands import Phases
 from fedsim.core.plugin_errors import plugin_calls

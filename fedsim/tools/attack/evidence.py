@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import betaincinv, gammainccinv, gammaincinv, ndtr, ndtri
 
-from fedsim.accountant.arrays import Floats
+from fedsim.accountant.checks import Floats
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,13 @@ import numpy as np
 from scipy.special import ndtri
 
 from fedsim.accountant.accountants import AccountantChoice
-from fedsim.accountant.arrays import Floats
+from fedsim.accountant.checks import Floats
 from fedsim.accountant.events import Adjacency
 from fedsim.accountant.trust import Observer as Against
 from fedsim.clients.clipping.clipping import FlatClipping
-from fedsim.clients.mechanisms.budget import epsilon_of_steps
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
-from fedsim.clients.sampling.independent_lots import PoissonSampling
-from fedsim.clients.sampling.sampling import Sampling
+from fedsim.clients.mechanisms.planner import epsilon_of_steps
+from fedsim.clients.sampling.sampling import PoissonSampling, Sampling
 from fedsim.core.formatting import epsilon_text, least_epsilon_text
 from fedsim.core.text_formats import finite_or_none
 from fedsim.tools.attack.evidence import (

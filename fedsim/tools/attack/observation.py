@@ -17,14 +17,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedsim.accountant.arrays import Floats
+from fedsim.accountant.checks import Floats
 from fedsim.clients.gradients.per_example import PerExampleGradients
 from fedsim.clients.gradients.rule_gradients import scaled_loss
 from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.mechanisms.client_update import UpdateMechanism
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.model_checks.safety import preserve_state
-from fedsim.clients.training.block import BlockMember, block_of
+from fedsim.clients.training.block import block_of
+from fedsim.clients.training.member import BlockMember
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.training.streams import StreamKey
 from fedsim.federation.federation import Federation

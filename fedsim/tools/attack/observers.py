@@ -19,7 +19,8 @@ from fedsim.accountant.trust import Observer as Against
 from fedsim.clients.gradients.per_example import PerExampleGradients, PerExampleLoss
 from fedsim.clients.mechanisms.contract import SummedMechanism, SumPart
 from fedsim.clients.mechanisms.plan import PrivacyPlan
-from fedsim.clients.training.block import BlockMember, block_of
+from fedsim.clients.training.block import block_of
+from fedsim.clients.training.member import BlockMember
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.training.streams import StreamKey
 from fedsim.federation.charged_noise import honest_draws, server_draw, step_length_of

@@ -1,28 +1,33 @@
-"""The ClientApp of a SuperNode: one client, or one helper, with its ledger on the node's disk."""
+"""The ClientApp of a SuperNode, its ledger on the node's disk, and the server's copy of it.
+
+A ledger is public: it contains mechanisms and no data. The report and `fedsim verify` read the
+server's copy. The original stays on the node and decides.
+"""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from flwr.app import Context, Message
+from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
 
+from fedsim.accountant.ledger.journal import Charge, FileJournal, JournalError
 from fedsim.clients.app import BatchClientApp
 from fedsim.clients.faults import PUBLIC_ERRORS
 from fedsim.clients.task import ClientTask
 from fedsim.core.errors import FedsimError
 from fedsim.core.plugin_errors import contained_exits, describe_error
 from fedsim.experiment import LoadedExperiment, load_experiment, read_settings
-from fedsim.federation.lasting_keys import identity_of_client
-from fedsim.federation.nodes import make_node_app, num_helpers
-from fedsim.federation.shards import TaskSource
+from fedsim.federation.nodes import TaskSource, make_node_app, num_helpers
+from fedsim.federation.secure_setup import identity_of_client
+from fedsim.protocol.channel import ClientError, exchange
 from fedsim.protocol.errors import COUPLED_ROWS, LEDGER_UNWRITABLE
 from fedsim.protocol.roll_call import PARTITION
 from fedsim.simulation.virtual_grid import failure
 from fedsim.tools.deployment.data_ledger import data_directory
-from fedsim.tools.deployment.ledgers import LEDGER_TYPE, empty_ledger_reply, ledger_reply
 from fedsim.tools.deployment.node_journal import NodeJournal, record_without_privacy
 from fedsim.tools.deployment.node_state import (
     claim_seed,
@@ -38,6 +43,64 @@ from fedsim.tools.deployment.policy_rules import (
     check_round,
 )
 from fedsim.tools.deployment.private_files import DeploymentError
+
+copies_logger = logging.getLogger(__name__)
+
+LEDGER = "ledger"
+LEDGER_TYPE = f"{MessageType.QUERY}.{LEDGER}"
+_RECORDS = "records"
+
+
+def ledger_reply(ledger: Path, request: Message) -> Message:
+    """Return the reply with every record of a node's ledger.
+
+    Args:
+        ledger: the node's ledger file.
+        request: the server's message.
+    """
+    lines = ledger.read_text().splitlines(keepends=True)
+    return Message(RecordDict({LEDGER: ConfigRecord({_RECORDS: lines})}), reply_to=request)
+
+
+def empty_ledger_reply(request: Message) -> Message:
+    """Return the reply of a node without a ledger."""
+    return Message(RecordDict({LEDGER: ConfigRecord({_RECORDS: []})}), reply_to=request)
+
+
+def collect_ledgers(grid: Grid, ledger: Path, *, timeout: float) -> None:
+    """Request every node's ledger and complete the server's copy.
+
+    A node is logged and left out if it does not answer or its records do not continue the server's.
+    The copy then keeps the charges of that node that it had before.
+
+    Args:
+        grid: the connected nodes.
+        ledger: file of the server's copy.
+        timeout: seconds to wait for all replies.
+    """
+    journal = FileJournal(ledger)
+    requests = {n: Message(RecordDict(), n, LEDGER_TYPE) for n in sorted(grid.get_node_ids())}
+    for node, answer in exchange(grid, requests, timeout=timeout):
+        try:
+            for charge in _charges(answer):
+                if all(known.hash != charge.hash for known in journal.history(charge.client)):
+                    journal.append(charge)
+        except JournalError as error:
+            copies_logger.warning("node %d: its ledger was not taken: %s", node, error)
+
+
+def _charges(answer: Message | ClientError) -> Iterable[Charge]:
+    if isinstance(answer, ClientError):
+        raise JournalError(answer.reason)
+    record = answer.content.config_records.get(LEDGER)
+    lines = None if record is None else record.get(_RECORDS)
+    if not isinstance(lines, list):
+        raise JournalError("the reply has no records")
+    return [
+        Charge.from_line(str(line), where=f"record {number}")
+        for number, line in enumerate(lines, start=1)
+    ]
+
 
 logger = logging.getLogger("flwr")
 

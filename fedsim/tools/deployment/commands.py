@@ -117,7 +117,7 @@ def client_key_command(file: str, as_json: bool) -> None:
 
 
 def _lasting_key(path: Path, owner: str, *, as_json: bool) -> None:
-    from fedsim.federation.lasting_keys import make_lasting_key, read_lasting_key
+    from fedsim.federation.secure_setup import make_lasting_key, read_lasting_key
     from fedsim.secagg.errors import PublicKeyError
 
     made = not path.exists()

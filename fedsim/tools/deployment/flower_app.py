@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from fedsim.core.plugin_sources import plugin_directory, trace_plugin
-from fedsim.data.partitions.settings import FilesPartition
+from fedsim.data.settings import FilesPartition
 from fedsim.experiment import Experiment, LoadedExperiment, dump_experiment
 from fedsim.federation.nodes import num_helpers
 from fedsim.planning.validation import plugin_digest

@@ -13,8 +13,7 @@ from fedsim.clients.account import ChargeRefusedError
 from fedsim.clients.mechanisms.plan import PrivacyPlan
 from fedsim.data.file_names import data_files
 from fedsim.data.files import TABLE_SUFFIXES, check_file
-from fedsim.data.partitions.settings import FilesPartition, group_column
-from fedsim.data.settings import FileDataset
+from fedsim.data.settings import FileDataset, FilesPartition, group_column
 from fedsim.data.tables.dataset import open_table
 from fedsim.experiment import Experiment, LoadedExperiment
 from fedsim.planning.validation import find_footprint, plugin_digest

@@ -22,8 +22,7 @@ from fedsim.report.run import run
 from fedsim.runs.directory import RunDirectory
 from fedsim.simulation.engine import Engine
 from fedsim.simulation.shardable_app import ShardableApp
-from fedsim.tools.deployment.client_app import EXPERIMENT_FILE
-from fedsim.tools.deployment.ledgers import collect_ledgers
+from fedsim.tools.deployment.client_app import EXPERIMENT_FILE, collect_ledgers
 from fedsim.tools.deployment.node_state import state_directory
 from fedsim.tools.deployment.private_files import DeploymentError
 

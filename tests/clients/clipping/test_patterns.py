@@ -14,7 +14,7 @@ from fedsim.clients.gradients.parameters import FlatParameters
 from fedsim.clients.gradients.per_example import LotStatistics
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.mechanisms.dp_sgd.noise_allocation import ChosenNoise
-from fedsim.clients.sampling.independent_lots import PoissonSampling
+from fedsim.clients.sampling.sampling import PoissonSampling
 from fedsim.clients.training.streams import StreamKey
 
 NAMES = ("conv.weight", "conv.bias", "head.weight", "head.bias")

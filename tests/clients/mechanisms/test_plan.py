@@ -28,13 +28,12 @@ from fedsim.clients.clipping.clipping import (
 )
 from fedsim.clients.gradients.parameters import FlatParameters
 from fedsim.clients.local_settings import LocalSettings
-from fedsim.clients.mechanisms.budget import epsilon_of_steps
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.mechanisms.plan import PlanRequest, PrivacyPlan, PrivacyPlanError
-from fedsim.clients.mechanisms.planner import plan_privacy
+from fedsim.clients.mechanisms.planner import epsilon_of_steps, plan_privacy
 from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.clients.sampling.divided_lots import BallsAndBins, ShuffledEpochs
-from fedsim.clients.sampling.independent_lots import FixedSizeSampling
+from fedsim.clients.sampling.sampling import FixedSizeSampling
 from fedsim.clients.sampling.schemes import FIXED_SIZE, SHUFFLE
 
 LOCAL = LocalSettings(steps=5, batch_size=32)

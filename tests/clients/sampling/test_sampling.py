@@ -26,8 +26,13 @@ from fedsim.accountant.accountants import AccountantName
 from fedsim.accountant.events import ADJACENCIES
 from fedsim.clients.sampling.catalog import SAMPLINGS
 from fedsim.clients.sampling.divided_lots import BallsAndBins, BallsAndBinsByRound, ShuffledEpochs
-from fedsim.clients.sampling.independent_lots import FixedSizeSampling, PoissonSampling
-from fedsim.clients.sampling.sampling import EpochLots, IndependentLots, Sampling
+from fedsim.clients.sampling.sampling import (
+    EpochLots,
+    FixedSizeSampling,
+    IndependentLots,
+    PoissonSampling,
+    Sampling,
+)
 from fedsim.clients.sampling.schemes import SAMPLING_SCHEMES, SamplingName
 
 DOCS = Path(__file__).parents[3] / "docs"

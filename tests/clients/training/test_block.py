@@ -28,15 +28,9 @@ from fedsim.clients.local_settings import (
 )
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.sampling.divided_lots import BallsAndBins, ShuffledEpochs
-from fedsim.clients.sampling.independent_lots import FixedSizeSampling, PoissonSampling
-from fedsim.clients.sampling.sampling import Sampling
-from fedsim.clients.training.block import (
-    BlockMember,
-    BlockResult,
-    StepCallback,
-    block_of,
-    member_rows,
-)
+from fedsim.clients.sampling.sampling import FixedSizeSampling, PoissonSampling, Sampling
+from fedsim.clients.training.block import block_of
+from fedsim.clients.training.member import BlockMember, BlockResult, StepCallback, member_rows
 from fedsim.clients.training.plain import shuffled_batches
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.training.streams import StreamKey

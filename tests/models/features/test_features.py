@@ -8,10 +8,8 @@ from hypothesis.extra.numpy import arrays
 from pydantic import ValidationError
 
 from fedsim.core.errors import InputError
-from fedsim.models.features.pipeline import FeaturePipeline
-from fedsim.models.features.settings import FEATURES, FeatureSettings
-from fedsim.models.features.shapes import _SHAPES
-from fedsim.models.features.transforms import _TRANSFORMS
+from fedsim.models.features.settings import _SHAPES, FEATURES, FeatureSettings
+from fedsim.models.features.transforms import _TRANSFORMS, FeaturePipeline
 
 EACH = {
     "center": {"center": 0.3},

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from fedsim.models.features.pipeline import FeaturePipeline
 from fedsim.models.features.scattering import FilterBank, averaged, layers
 from fedsim.models.features.settings import FeatureSettings, ScatteringSettings
+from fedsim.models.features.transforms import FeaturePipeline
 
 SETTINGS = ScatteringSettings(scales=3, directions=6)
 BANK = FilterBank.of(3, 6, (32, 40))

@@ -9,7 +9,7 @@ from flwr.app import ConfigRecord, Message
 
 from fedsim.cli import cli
 from fedsim.experiment import load_experiment
-from fedsim.federation.lasting_keys import make_lasting_key, read_lasting_key
+from fedsim.federation.secure_setup import make_lasting_key, read_lasting_key
 from fedsim.planning.validation import find_footprint
 from fedsim.runs.runner import RunFailedError
 from fedsim.secagg.errors import PublicKeyError

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsim.federation.lasting_keys import make_lasting_key
+from fedsim.federation.secure_setup import make_lasting_key
 from fedsim.runs.runner import run_experiment
 
 pytestmark = [

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fedsim.federation.lasting_keys import make_lasting_key
+from fedsim.federation.secure_setup import make_lasting_key
 
 pytestmark = [
     pytest.mark.long,

@@ -8,16 +8,15 @@ import yaml
 from flwr.app import Context, Message, MessageType, RecordDict
 
 from fedsim.experiment import load_experiment
-from fedsim.federation.lasting_keys import make_lasting_key
+from fedsim.federation.secure_setup import make_lasting_key
 from fedsim.protocol.flower_internals import server_identity
 from fedsim.protocol.roll_call import NodeIdentity, identity_of, roll_call_message
 from fedsim.protocol.secure import COMBINE, HELLO, from_records, make_query
 from fedsim.secagg.errors import ReplayError
 from fedsim.secagg.identity import verify_helper_key
 from fedsim.secagg.messages import CombineReply, CombineRequest, Hello, HelloReply
-from fedsim.tools.deployment.client_app import NodeClient
+from fedsim.tools.deployment.client_app import LEDGER_TYPE, NodeClient
 from fedsim.tools.deployment.flower_app import write_app
-from fedsim.tools.deployment.ledgers import LEDGER_TYPE
 
 EXPERIMENT = {
     "name": "helped",

@@ -31,10 +31,10 @@ from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.mechanisms.dp_sgd.noise_allocation import NoiseAllocation, group_noise
 from fedsim.clients.mechanisms.noise_range import NoiseRangeError
 from fedsim.clients.sampling.divided_lots import ShuffledEpochs
-from fedsim.clients.sampling.independent_lots import FixedSizeSampling, PoissonSampling
-from fedsim.clients.sampling.sampling import Sampling
+from fedsim.clients.sampling.sampling import FixedSizeSampling, PoissonSampling, Sampling
 from fedsim.clients.training import block
-from fedsim.clients.training.block import BlockMember, BlockResult, block_of
+from fedsim.clients.training.block import block_of
+from fedsim.clients.training.member import BlockMember, BlockResult
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.training.streams import StreamKey
 from fedsim.core.streams import Purpose, stream_key

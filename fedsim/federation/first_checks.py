@@ -1,4 +1,4 @@
-"""Check, on public examples before round 1, that training moves every trained parameter.
+"""Checks before round 1: an algorithm keeps its declaration, and training moves the model.
 
 Noise moves every parameter, so a private run shows no sign of a layer that learns nothing. Here two
 steps of plain SGD are taken on public examples, without noise, and undone. Two, since the factor A
@@ -7,14 +7,85 @@ of a low-rank adapter has a gradient once B is no longer 0.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from fedsim.algorithms.algorithm import Algorithm, Training
+from fedsim.algorithms.catalog import algorithms
+from fedsim.algorithms.registry import AlgorithmError, algorithm_for, check_algorithm
 from fedsim.clients.gradients.per_example import PerExampleLoss
+from fedsim.clients.local_settings import SgdSettings
 from fedsim.clients.model_checks.safety import preserve_state
+from fedsim.experiment import Experiment
+from fedsim.experiment.rules.algorithm import check_declaration
+from fedsim.experiment.rules.sections import Sections
+from fedsim.federation.schedule import participation_of
 from fedsim.models.adapters import AdaptedLayer
 from fedsim.models.catalog import ModelError
+from fedsim.models.local_base import trained_names
+from fedsim.protocol.arrays import to_arrays
+
+
+def algorithm_of(
+    experiment: Experiment, model: nn.Module, num_clients: int, base: Path
+) -> Algorithm:
+    """Return a new object of the experiment's algorithm.
+
+    Args:
+        experiment: the settings.
+        model: the global model; the algorithm changes its trained parameters.
+        num_clients: N.
+        base: the directory in which relative paths start.
+
+    Raises:
+        AlgorithmError: there is no such algorithm, or it does not take its settings.
+    """
+    optimizer = experiment.local.optimizer
+    training = Training(
+        parameters=frozenset(trained_names(model)),
+        num_clients=num_clients,
+        learning_rate=experiment.local.learning_rate,
+        momentum=optimizer.momentum if isinstance(optimizer, SgdSettings) else 0.0,
+    )
+    return algorithm_for(experiment.federation.algorithm, base=base, training=training)
+
+
+def checked_algorithm(
+    experiment: Experiment, model: nn.Module, num_clients: int, base: Path
+) -> Algorithm:
+    """Return the experiment's algorithm; one of the user's own is tried on the initial model.
+
+    Args:
+        experiment: the settings.
+        model: the initial model.
+        num_clients: N.
+        base: the directory in which relative paths start.
+
+    Raises:
+        AlgorithmError: as `algorithm_of`, a call fails, or it cannot go with the settings.
+    """
+    algorithm, name = (
+        algorithm_of(experiment, model, num_clients, base),
+        experiment.federation.algorithm.name,
+    )
+    if name not in algorithms():  # of a built-in one the rules of the file know it
+        sections = Sections(
+            data=experiment.data,
+            model=experiment.model,
+            federation=experiment.federation,
+            privacy=experiment.privacy,
+            local=experiment.local,
+            secure_aggregation=experiment.secure_aggregation,
+        )
+        for path, message in check_declaration(type(algorithm), experiment.federation, sections):
+            raise AlgorithmError(f"{'.'.join(map(str, path))}: {message}")
+        arrays = {key: value.cpu().numpy() for key, value in model.state_dict().items()}
+        per_round, _ = participation_of(experiment, num_clients).round_sizes
+        check_algorithm(algorithm, name, to_arrays(arrays), clients=per_round)
+    return algorithm
+
 
 _STEPS = 2
 _MAX_NAMES = 5
