@@ -67,8 +67,9 @@ def _add_contents(app: object, name: str, source: list[str]) -> None:
     for section in source[0].split("\n## "):
         pages = re.findall(r"\]\(([\w/]+)\.(?:md|ipynb)\)", section)
         caption = section.split("\n", 1)[0].lstrip("# ")
-        contents = "\n".join(["```{toctree}", ":hidden:", f":caption: {caption}", "", *pages, "```"])
-        sections.append(f"{section}\n{contents}\n" if pages else section)
+        head = f"```{{toctree}}\n:hidden:\n:caption: {caption}\n"
+        contents = "\n".join([head, *pages, "```\n"])
+        sections.append(f"{section}\n{contents}" if pages else section)
     source[0] = "\n## ".join(sections)
 
 
