@@ -1,7 +1,7 @@
 """The slack in ε and δ that covers the integer sampler of a release's noise.
 
 The accountants assume noise rint(N(0, 2⁴⁸)). The law of the values that `spline_integers` draws
-differs from it by a factor close to 1 for each value (theorem and proof: docs/finite_precision.md):
+differs from it by a factor close to 1 for each value (theorem and proof: docs/explain/proofs.md):
 
 - within 4093 · 2¹⁶ (15.99 standard deviations) the ratio of the two probabilities is e^ℓ, where
   ℓ is at most 5e-8 in size and E ℓ² ≤ 1e-23;

@@ -16,7 +16,7 @@ client k has the noise multiplier
 
 With equal a_j s_j = R / √h this is R / (a_k C_k), and client k needs R >= a_k C_k z_k for the
 multiplier z_k of its budget. So the client with the largest need sets the noise of all. Theorem,
-proof and conditions: docs/trust_models.md.
+proof and conditions: docs/explain/trust_models.md.
 """
 
 import math

@@ -10,7 +10,7 @@ a busy machine disturbs it less. Of the rounds the median counts, without the fi
 
 What a client costs must not grow with the number of clients: the time of its round, and its part of
 the memory and of the time of the run. `--table RECORD` prints the figures of a record as
-docs/scale.md has them.
+docs/explain/scale.md has them.
 """
 
 import argparse

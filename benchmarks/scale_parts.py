@@ -4,7 +4,7 @@
 
 Each part does the work of a whole federation, or of one round of 1,000 clients in it, for each
 number of clients. Processor time of one thread, medians over repetitions; memory is what Python and
-numpy hold of the result. docs/scale.md shows the table that `--table RECORD` prints.
+numpy hold of the result. docs/explain/scale.md shows the table that `--table RECORD` prints.
 """
 
 import argparse

@@ -4,7 +4,7 @@ Fresh noise Z_t becomes y_t = Z_t − rint(Σ_{j ≥ 1} c_j y_{t−j}), so that 
 of each step's noise, and sums over many steps are less noisy. That is the matrix mechanism with C
 lower-triangular, Toeplitz, and zero below its first bands: C y = Z (McMahan et al.
 2024, arXiv:2405.15913; Choquette-Choo et al. 2023, arXiv:2306.08153). Theorem and proof:
-docs/correlated_noise.md.
+docs/howto/correlated_noise.md.
 
 The noise of step t depends on the fresh noise of steps 0 to t, and on nothing else. Fresh noise is
 keyed by the step, so the state is computed anew where it is missing: after a restart, in another
@@ -38,7 +38,8 @@ class NoiseCorrelation:
 
     Guarantee: where an example can be in at most one of any `bands` successive batches, the
     releases of a run are, for this example, one release with noise multiplier z / ‖c‖ for each
-    batch that may have the example (docs/correlated_noise.md). `charges` returns these releases.
+    batch that may have the example (docs/howto/correlated_noise.md). `charges` returns these
+    releases.
 
     Attributes:
         coefficients: c_0 = 1, c_1, ..., one for each band, each a multiple of 2⁻¹⁶.

@@ -1,6 +1,7 @@
 """Sphinx: the documentation site, built and read without network."""
 
 import json
+import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +20,10 @@ release = version = _PROJECT["version"]
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 myst_heading_anchors = 3
 nitpicky = False
-suppress_warnings = ["misc.highlighting_failure"]  # what a command prints is no program
+suppress_warnings = [
+    "misc.highlighting_failure",  # what a command prints is no program
+    "toc.not_included",  # pages of developers; tests/docs/test_site.py finds a page that is missing
+]
 
 autodoc_typehints = "description"
 autodoc_member_order = "bysource"
@@ -55,6 +59,20 @@ def _tables(
     lines[:] = text
 
 
+def _add_contents(app: object, name: str, source: list[str]) -> None:
+    """Add a hidden table of contents to each section of a page of links."""
+    if name not in ("index", "decisions/README"):
+        return
+    sections = []
+    for section in source[0].split("\n## "):
+        pages = re.findall(r"\]\(([\w/]+)\.(?:md|ipynb)\)", section)
+        caption = section.split("\n", 1)[0].lstrip("# ")
+        head = f"```{{toctree}}\n:hidden:\n:caption: {caption}\n"
+        contents = "\n".join([head, *pages, "```\n"])
+        sections.append(f"{section}\n{contents}" if pages else section)
+    source[0] = "\n## ".join(sections)
+
+
 class NotebookParser(MystParser):
     """Reads a notebook as a page of Markdown: its text, its code, and what its cells printed."""
 
@@ -83,7 +101,8 @@ def _parts(cell: dict[str, Any]) -> Iterator[str]:
 
 
 def setup(app: Sphinx) -> None:
-    """Register the hook and the parser of notebooks."""
+    """Register the hooks and the parser of notebooks."""
+    app.connect("source-read", _add_contents)
     app.connect("autodoc-process-docstring", _tables, priority=400)
     app.add_source_suffix(".ipynb", "ipynb")
     app.add_source_parser(NotebookParser)

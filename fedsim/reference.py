@@ -1,6 +1,6 @@
-"""Generates docs/reference.md from the code: keys, commands, files, exit codes.
+"""Generates docs/reference/keys.md from the code: keys, commands, files, exit codes.
 
-    python -m fedsim.reference > docs/reference.md
+    python -m fedsim.reference > docs/reference/keys.md
 
 Keys come from the settings classes, commands from the command line, and the keys of output files
 from a small run and a small comparison.
@@ -9,6 +9,7 @@ from a small run and a small comparison.
 import json
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,22 +17,23 @@ import click
 
 import fedsim
 from fedsim.algorithms.catalog import algorithms
+from fedsim.catalog import KEYS, catalog
 from fedsim.cli import EXIT_CODES, cli
 from fedsim.cli.registry import FILES
 from fedsim.comparison.settings import ComparisonSettings
+from fedsim.core.settings import Settings
 from fedsim.data.catalog import DATASETS
 from fedsim.experiment import Experiment
 from fedsim.models.catalog import MODELS
 from fedsim.setting_tables import SettingRow, rows_of
 
 _HEAD = """\
-# Reference
+# Keys, commands, files and exit codes
 
-All keys, commands, output files and exit codes. This page is generated from the code by
-`python -m fedsim.reference > docs/reference.md`, and a test compares it. Explanations are in
-[experiment_file.md](experiment_file.md), [comparison.md](comparison.md) and
-[outputs.md](outputs.md). `fedsim validate` reports violated rules between several keys, each with
-its fix. `NAME` stands for names of your own, `[]` for the elements of a list."""
+The code generates this page (`python -m fedsim.reference > docs/reference/keys.md`), and a test
+compares the two. `NAME` stands for a name of your own, `[]` for an element of a list. A key with
+keys of its own is a name, or a mapping with `name`: `clipping: adaptive`, or
+`clipping: {name: adaptive, quantile: 0.3}`. `fedsim validate` reports broken rules between keys."""
 
 # A lost update and a withdrawal put their keys into the files.
 _SAMPLE: dict[str, Any] = {
@@ -55,6 +57,213 @@ _COMPARISON: dict[str, Any] = {
     "client_metrics": True,
     "variants": {"plain": {"privacy": None}, "private": {}},
 }
+# Values for the keys whose type and default give no example.
+_EXAMPLES = """\
+name: digits-dp
+seed: 1
+data: {dataset: digits, partition: {scheme: iid, num_clients: 10}}
+data.dataset: {path: patients.csv, target: ill}
+data.dataset.path: patients.csv
+data.dataset.target: ill
+data.dataset.columns: {age: {range: [0, 100]}, id: drop}
+data.dataset.columns.NAME.range: [0, 100]
+data.dataset.columns.NAME.classes: [F, M, unknown]
+data.dataset.columns.NAME.date: "%d.%m.%Y"
+data.dataset.columns.NAME.fill: unknown
+data.dataset.columns.NAME.missing: [-9, unknown]
+data.dataset.columns.NAME.other: unknown
+data.dataset.test: public.csv
+data.dataset.decimal: ","
+data.dataset.encoding: cp1252
+data.args: {examples: 800}
+data.images: {channels: last}
+data.images.scale: 255
+data.test_fraction: 0.2
+data.partition: {scheme: dirichlet, num_clients: 10, alpha: 0.5}
+data.partition.num_clients: 10
+data.partition.min_examples: 20
+data.partition.column: hospital
+data.partition.pattern: hospitals/*.csv
+data.partition.args: {alpha: 0.3, partition_by: label}
+data.args.path: /data/mnist
+data.args.name: flwrlabs/femnist
+data.args.subset: default
+data.args.revision: 4f0c8a2
+data.args.features: image
+data.args.seed: 1
+model: {name: mlp, args: {hidden: [32]}}
+model.name: ./net.py:build
+model.args: {hidden: [64, 32]}
+model.features: [orientations, unit_norm, {center: 0.04}, unit_norm]
+model.features[].center: 0.3
+model.features[].unit_norm: {}
+model.features[].log: 1.0
+model.features[].standardize: {mean: 0.3, std: 0.2}
+model.features[].orientations: {window: 7, stride: 4}
+model.features[].random_fourier: {gamma: 0.5}
+model.features[].random_fourier.gamma: 0.5
+model.features[].scattering: {scales: 2}
+model.init: public.safetensors
+model.freeze: ["backbone.*"]
+model.train: ["head.*"]
+model.lora: {rank: 4, targets: ["blocks.*.query"]}
+model.lora.alpha: 8
+model.lora.targets: ["blocks.*.query", "blocks.*.value"]
+model.loss: ./loss.py:focal
+federation: {rounds: 40, weighting: noise}
+federation.rounds: 40
+federation.clients_per_round: 5
+federation.participation: {scheme: cyclic, groups: 4}
+federation.participation.groups: 4
+federation.participation.members: ["0-4", "5, 7-9"]
+federation.participation.rounds_per_group: 5
+federation.participation.path: availability.csv
+federation.participation.availability: "0-9, 12: 1-20, 41-60"
+federation.participation.period: 24
+federation.participation.min_available: 3
+federation.participation.concurrency: 20
+federation.participation.buffer_size: 5
+federation.participation.durations: {path: speed.csv, column: seconds}
+federation.participation.durations.path: speed.csv
+federation.participation.durations.column: seconds
+federation.participation.durations.values: [1.0, 2.5]
+federation.partial_work: {share: 0.9, on_partial: keep}
+federation.partial_work.share: 0.9
+federation.deadline: 10
+federation.min_participants: 3
+federation.strategy: {name: fedadam, server_lr: 0.05}
+federation.strategy.name: fedadam
+federation.strategy.malicious_clients: 2
+federation.early_stopping: {metric: accuracy, patience: 10}
+federation.early_stopping.metric: accuracy
+federation.early_stopping.patience: 10
+federation.early_stopping.min_delta: 0.002
+federation.server_averaging: 0.8
+federation.weighting: {name: noise, max_share: 0.3}
+federation.weighting.size_power: 1
+federation.weighting.noise_power: 1
+federation.weighting.max_share: 0.3
+local: {steps: 5, batch_size: 28, optimizer: {name: sgd, lr: 1.0}}
+local.steps: 5
+local.epochs: 2
+local.batch_size: 28
+local.max_physical_batch: 256
+local.optimizer: {name: sgd, lr: 1.0, momentum: 0.9}
+local.optimizer.lr: 1.0
+local.optimizer.momentum: 0.9
+local.optimizer.weight_decay: 0.0001
+local.gradient: {name: zeroth_order, directions: 128}
+local.lr_schedule: {name: cosine, T_max: 40, warmup: 5}
+local.lr_schedule.step_size: 10
+local.lr_schedule.gamma: 0.9
+local.lr_schedule.total_iters: 20
+local.lr_schedule.T_max: 40
+local.lr_schedule.warmup: 5
+local.augmentations: 4
+local.augment: [{shift: 1}, flip]
+local.augment[].shift: 1
+local.augment[].flip: true
+local.augment[].noise: 0.1
+local.cohort: "off"
+privacy: {target_epsilon: 8.0, delta: 1.0e-3, max_grad_norm: 0.5}
+privacy.trust: distributed
+privacy.trust.colluding_clients: 2
+privacy.trust.fallback_epsilon: 4.0
+privacy.target_epsilon: 8.0
+privacy.noise_multiplier: 1.1
+privacy.delta: 1.0e-5
+privacy.max_grad_norm: 0.5
+privacy.max_update_norm: 0.5
+privacy.mechanism: {name: output_perturbation, max_feature_norm: 1.0}
+privacy.mechanism.max_feature_norm: 1.0
+privacy.mechanism.max_target_norm: 1.0
+privacy.clipping: {name: adaptive, quantile: 0.5}
+privacy.clipping.groups: {"conv.*": {max_grad_norm: 0.3}, "*": {max_grad_norm: 0.5}}
+privacy.clipping.groups.NAME.max_grad_norm: 0.3
+privacy.clipping.groups.NAME.noise_multiplier: 4
+privacy.clipping.groups.NAME.relative_noise: 2
+privacy.clipping.count_noise: 5
+privacy.sampling: balls_and_bins
+privacy.sampling.rate: 0.1
+privacy.noise_correlation: {name: toeplitz, bands: 5}
+privacy.noise_correlation.bands: 5
+privacy.adjacency: {name: add_remove, declared_examples: 1000}
+privacy.adjacency.declared_examples: 1000
+privacy.accountant: {name: rdp, orders: [2, 4, 8, 16, 32]}
+privacy.accountant.orders: [2, 4, 8, 16, 32]
+privacy.clients: {"3": {target_epsilon: 2.0}}
+privacy.clients.NAME.target_epsilon: 2.0
+privacy.clients.NAME.noise_multiplier: 2.5
+privacy.clients.NAME.delta: 1.0e-6
+privacy.clients.NAME.max_grad_norm: 0.3
+privacy.clients.NAME.sampling_rate: 0.1
+privacy.clients.NAME.members: [0, 1, 5]
+privacy.clients.NAME.share: 0.25
+privacy.clients.NAME.csv: budgets.csv
+privacy.clients.NAME.columns: {target_epsilon: epsilon}
+secure_aggregation: {protocol: additive, aggregators: 2}
+secure_aggregation.protocol: {name: secagg, threshold: 5}
+secure_aggregation.protocol.threshold: 5
+secure_aggregation.encoding: {ring_bits: 32}
+secure_aggregation.encoding.frac_bits: 24
+secure_aggregation.encoding.max_weight: 1000
+secure_aggregation.encoding.max_clients: 100
+secure_aggregation.metrics: {train_loss: 5.0, train_accuracy: 1.0}
+secure_aggregation.keys: {helper_files: [helper-1.key]}
+secure_aggregation.keys.helper_fingerprints: [FINGERPRINT]
+secure_aggregation.keys.helper_files: [helper-1.key]
+secure_aggregation.keys.client_fingerprints: [FINGERPRINT]
+secure_aggregation.keys.client_files: [client-0.key, client-1.key]
+evaluation: {metrics: [balanced_accuracy, f1, auc]}
+evaluation.metrics: [balanced_accuracy, f1, ./m.py:cost]
+evaluation.holdout: 0.2
+evaluation.every: 5
+evaluation.clients: 10
+personalization: {method: fine_tune, steps: 50, lr: 0.5}
+personalization.holdout: 0.2
+personalization.batch_size: 32
+personalization.parameters: ["layers.2.*"]
+personalization.global_prior: [0.5, 0.3, 0.2]
+pate: {queries: 200, sigma_threshold: 10, sigma: 6}
+pate.queries: 200
+pate.answers: 100
+pate.sigma_threshold: 10
+pate.sigma: 6
+pate.student: {steps: 500}
+pate.student.optimizer: {name: adam, lr: 0.001}
+pate.student.optimizer.lr: 0.001
+faults: [{kind: straggler, clients: [3], delay: 60}]
+faults[].clients: [0, 3]
+faults[].rounds: [1, 2]
+faults[].probability: 0.5
+faults[].delay: 60
+runtime: {engine: ray, workers: 4}
+runtime.workers: 4
+runtime.address: auto
+runtime.trackers: [tensorboard, ./lines.py:Lines]
+base: digits_dp.yaml
+seeds: 20
+baseline: non-private
+variants: {non-private: {privacy: null}, eps-1: {privacy.target_epsilon: 1}}
+metric: test_accuracy
+select: {metric: test_accuracy, on: public_test}
+select.metric: test_accuracy
+select.among: [low, high]
+select.search: {law: geometric, mean: 5}
+select.search.mean: 5
+select.search.shape: 0.5
+max_epsilon: 8.0
+delta: 1.0e-6
+max_rounds: 100
+min_noise_multiplier: 0.5
+plugin_digests: []
+files: {/srv/heart.csv: [age, ill]}
+helpers: [FINGERPRINT]
+plan_digests: [FINGERPRINT]
+data_name: hospital-7"""
+EXAMPLES: dict[str, str] = {
+    key: value for key, _, value in (line.partition(": ") for line in _EXAMPLES.splitlines())
+}
 # Mappings whose keys are data, not part of the format.
 _NAMES = frozenset({"packages", "timeline", "differences", "changes"})
 
@@ -66,50 +275,74 @@ def reference() -> str:
 
 def _settings() -> Iterator[str]:
     yield from _section("Keys of an experiment file", _key_table(rows_of(Experiment)))
-    for args in dict.fromkeys(entry.args for entry in DATASETS.values()):
-        names = "`, `".join(name for name, entry in DATASETS.items() if entry.args is args)
-        if args.model_fields:
-            title = f"`data.args` of `{names}`"
-            yield from _section(title, _key_table(rows_of(args, "data.args")), level=3)
-    for name, entry in MODELS.items():
-        title = f"`model.args` of `{name}`"
-        yield from _section(title, _key_table(rows_of(entry.args, "model.args")), level=3)
-    for name, algorithm in algorithms().items():
-        if algorithm.Options.model_fields:
-            title = f"`federation.strategy` of `{name}`"
-            rows = rows_of(algorithm.Options, "federation.strategy")
-            yield from _section(title, _key_table(rows), level=3)
+    strategies = {name: algorithm.Options for name, algorithm in algorithms().items()}
+    for path, word, classes in (
+        ("data.args", "dataset", {name: entry.args for name, entry in DATASETS.items()}),
+        ("model.args", "name", {name: entry.args for name, entry in MODELS.items()}),
+        ("federation.strategy", "name", strategies),
+    ):
+        rows = _rows_of_choices(classes, path, word)
+        yield from _section(f"Keys of `{path}`", _key_table(rows), level=3)
+    yield from _section("Built-in names", _name_table())
     yield from _section("Keys of a comparison file", _key_table(rows_of(ComparisonSettings)))
     for what, settings in FILES.items():
         yield from _section(f"Keys of {what}", _key_table(rows_of(settings)))
+
+
+def _rows_of_choices(
+    classes: Mapping[str, type[Settings]], path: str, word: str
+) -> Iterator[SettingRow]:
+    """Yield the keys of settings classes that a name chooses, equal keys once."""
+    found: dict[SettingRow, list[str]] = {}
+    for name, settings in classes.items():
+        for row in rows_of(settings, path):
+            found.setdefault(row, []).append(f"{word}: {name}")
+    for row, choices in found.items():
+        yield replace(row, only_with=tuple(choices))
 
 
 def _key_table(rows: Iterable[SettingRow]) -> Iterator[str]:
     table = []
     for row in rows:
         only = f"; only with `{'`, `'.join(row.only_with)}`" if row.only_with else ""
-        table.append((f"`{row.key}`", row.values, row.default, row.meaning + only))
-    yield from _table(("key", "values", "default", "meaning"), table)
+        example = f"`{example_of(row)}`"
+        table.append((f"`{row.key}`", row.values, row.default, row.meaning + only, example))
+    yield from _table(("key", "values", "default", "meaning", "example"), table)
+
+
+def example_of(row: SettingRow) -> str:
+    """Return a value of a key as YAML."""
+    return EXAMPLES.get(row.key, row.example)
+
+
+def _name_table() -> Iterator[str]:
+    rows: dict[tuple[str, str], list[str]] = {}  # names of one meaning share a row
+    for kind, names in catalog().items():
+        for name, meaning in names.items():
+            rows.setdefault((f"`{KEYS[kind]}`", meaning), []).append(f"`{name}`")
+    table = [(key, ", ".join(names), meaning) for (key, meaning), names in rows.items()]
+    yield from _table(("key", "name", "meaning"), table)
 
 
 def _commands() -> Iterator[str]:
-    yield from _section("Commands", [])
+    commands: list[tuple[str, str]] = []
+    options: dict[tuple[str, str], list[str]] = {}
     for name, command in cli.commands.items():
         context = click.Context(command, info_name=f"fedsim {name}")
         usage = " ".join([context.command_path, *command.collect_usage_pieces(context)])
-        yield from _section(f"`{usage}`", [" ".join((command.help or "").split())], level=3)
-        options = [one for one in command.params if isinstance(one, click.Option)]
-        records = [one.get_help_record(context) for one in options]
-        rows = [(f"`{record[0]}`", record[1]) for record in records if record is not None]
-        yield from ["", *_table(("option", "meaning"), rows)] if rows else []
-    rows = [(f"`{option}`", text) for option, text in _common().items()]
-    yield from _section("Of every command", _table(("option", "meaning"), rows), level=3)
-
-
-def _common() -> dict[str, str]:
+        commands.append((f"`{usage}`", " ".join((command.help or "").split())))
+        for option in command.params:
+            record = option.get_help_record(context)
+            if isinstance(option, click.Option) and record is not None:
+                options.setdefault(record, []).append(f"`{name}`")
     context = click.Context(cli, info_name="fedsim", help_option_names=["-h", "--help"])
-    found = [one.get_help_record(context) for one in cli.get_params(context)]
-    return dict(record for record in found if record is not None)
+    for option in cli.get_params(context):
+        record = option.get_help_record(context)
+        if record is not None:
+            options[record] = ["every command"]
+    yield from _section("Commands", _table(("command", "what it does"), commands))
+    rows = [(f"`{one}`", text, ", ".join(names)) for (one, text), names in options.items()]
+    yield from _section("Options", _table(("option", "meaning", "commands"), rows))
 
 
 def _files() -> Iterator[str]:

@@ -1,8 +1,8 @@
-"""The keys of a settings class as table rows (key, values, default, meaning), from its schema."""
+"""The keys of a settings class as table rows (key, values, default, meaning, example)."""
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fedsim.core.settings import Settings
@@ -38,6 +38,8 @@ class SettingRow:
         default: the default as YAML; "required" without one.
         meaning: description of the key.
         only_with: the choices that have the key, `scheme: dirichlet`; empty for all.
+        example: a value as YAML, from choices and default; empty where these give none.
+        schema: JSON Schema of the value, with the definitions that it refers to.
     """
 
     key: str
@@ -45,6 +47,8 @@ class SettingRow:
     default: str
     meaning: str
     only_with: tuple[str, ...] = ()
+    example: str = ""
+    schema: Schema = field(default_factory=dict, compare=False, repr=False)
 
 
 def rows_of(settings: type[Settings], path: str = "") -> list[SettingRow]:
@@ -67,6 +71,8 @@ def _properties(schema: Schema, definitions: Schema, path: str) -> Iterator[Sett
             values=_values(one, definitions),
             default="required" if name in required else _default(one),
             meaning=one.get("description") or _which(one),
+            example=_example(_resolved(one, definitions)),
+            schema={**one, "$defs": definitions},
         )
         yield from _inside(one, definitions, key)
 
@@ -104,13 +110,14 @@ def _choices(schema: Schema, definitions: Schema, key: str) -> Iterator[SettingR
         every += len(chosen)
         for row in _properties(section, definitions, key):
             is_name = row.key == f"{key}.{name}"
-            same = replace(row, values="") if is_name else row
+            same = replace(row, values="", example="") if is_name else row
             own = known if is_name and known != [None] else chosen
             found.setdefault(same, []).extend(f"{name}: {value}" for value in own)
     for row, choices in found.items():
         if row.key == f"{key}.{name}":
-            names = " or ".join(f"`{choice.split(': ')[1]}`" for choice in choices)
-            yield replace(row, values=names)
+            values = [choice.split(": ")[1] for choice in choices]
+            text = " or ".join(f"`{value}`" for value in values)
+            yield replace(row, values=text, example=values[-1], schema={"enum": values})
         else:
             yield row if len(choices) == every else replace(row, only_with=tuple(choices))
 
@@ -133,6 +140,21 @@ def _values(schema: Schema, definitions: Schema) -> str:
         kind = f"list of: {_values(schema['items'], definitions)}"
     bounds = [text.format(_number(schema[key])) for key, text in _BOUNDS if key in schema]
     return f"{kind} ({', '.join(bounds)})" if bounds else kind
+
+
+def _example(schema: Schema) -> str:
+    """Return a value that is not the default where the type has few, else the default."""
+    default = schema.get("default")
+    if schema.get("type") == "boolean":
+        return "false" if default else "true"
+    parts = schema.get("anyOf", [schema])
+    choices = [value for part in parts for value in part.get("enum", [part.get("const")])]
+    choices = [value for value in choices if value is not None]
+    if choices:
+        return str(next((value for value in reversed(choices) if value != default), choices[0]))
+    if isinstance(default, str):
+        return default
+    return json.dumps(default) if isinstance(default, int | float | list) and default != [] else ""
 
 
 def _number(value: object) -> str:

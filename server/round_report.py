@@ -115,7 +115,7 @@ class _RowOfAllRounds(TypedDict):
 
 
 class RoundRow(_RowOfAllRounds, total=False):
-    """One line of `rounds.jsonl`; docs/outputs.md explains each key.
+    """One line of `rounds.jsonl`; docs/reference/outputs.md explains each key.
 
     Beside these keys it has the metrics of the global model (`test_loss`, `test_accuracy`, ...),
     the clients' declared metrics, and `clients_...` where clients evaluate.

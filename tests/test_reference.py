@@ -1,20 +1,26 @@
-"""docs/reference.md is what the code says: nothing in it is typed by hand."""
+"""docs/reference/keys.md is what the code says: nothing in it is typed by hand."""
 
 import json
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+import jsonschema
 import pytest
 from pydantic import Field
 
 import fedsim
+from fedsim.catalog import KEYS, catalog
 from fedsim.cli import EXIT_CODES, cli
+from fedsim.cli.registry import FILES
+from fedsim.comparison.settings import ComparisonSettings
 from fedsim.core.settings import Settings
-from fedsim.experiment import json_schema
-from fedsim.reference import reference
+from fedsim.experiment import Experiment, json_schema
+from fedsim.experiment.tree import to_python
+from fedsim.experiment.yaml_loader import parse_yaml
+from fedsim.reference import EXAMPLES, example_of, reference
 from fedsim.setting_tables import rows_of
 
-PAGE = Path(__file__).parent.parent / "docs" / "reference.md"
+PAGE = Path(__file__).parent.parent / "docs" / "reference" / "keys.md"
 
 
 @pytest.fixture(scope="module")
@@ -25,17 +31,18 @@ def generated() -> str:
 @pytest.mark.skipif(not PAGE.exists(), reason="reads the documents of a checkout")
 def test_the_page_is_what_the_generator_writes(generated: str) -> None:
     assert PAGE.read_text(encoding="utf-8") == generated, (
-        "docs/reference.md is out of date: python -m fedsim.reference > docs/reference.md"
+        "docs/reference/keys.md is out of date: python -m fedsim.reference > docs/reference/keys.md"
     )
 
 
 def test_it_has_every_option_and_exit_code(generated: str) -> None:
+    rows = [line.strip("| ").split(" | ") for line in generated.splitlines()]
+    found = {(name, row[0]) for row in rows if len(row) == 3 for name in row[2].split(", ")}
     for name, command in cli.commands.items():
-        (section,) = [
-            part for part in generated.split("\n### ") if part.startswith(f"`fedsim {name} ")
-        ]
+        assert f"\n| `fedsim {name} [OPTIONS]" in generated
         for option in (one for one in command.params if one.param_type_name == "option"):
-            assert all(f"`{opt}" in section or f", {opt}" in section for opt in option.opts)
+            texts = " ".join(text for place, text in found if place == f"`{name}`")
+            assert all(f"`{opt}" in texts or f", {opt}" in texts for opt in option.opts)
     assert all(
         f"\n| {int(code)} | {meaning} |" in generated for code, meaning in EXIT_CODES.items()
     )
@@ -51,9 +58,29 @@ def test_it_has_every_key_of_every_section(generated: str) -> None:
 
 def test_every_key_has_a_meaning(generated: str) -> None:
     rows = [line.split(" | ") for line in generated.splitlines() if line.startswith("| `")]
-    keys = [row for row in rows if len(row) == 4]
+    keys = [row for row in rows if len(row) == 5]
     assert len(keys) > 60
     assert [row[0] for row in keys if not row[3].strip(" |")] == []
+
+
+def test_every_key_has_an_example_that_its_type_allows() -> None:
+    rows = [*rows_of(Experiment), *rows_of(ComparisonSettings)]
+    rows += [row for settings in FILES.values() for row in rows_of(settings)]
+    for row in rows:
+        example = example_of(row).replace("FINGERPRINT", "a" * 64)
+        assert example, row.key
+        value: Any = to_python(parse_yaml(f"value: {example}", "example", []))
+        jsonschema.validate(value["value"], row.schema)
+    assert set(EXAMPLES) - {row.key for row in rows} <= {
+        "data.args." + name for name in ("path", "name", "subset", "revision", "features", "seed")
+    } | {"federation.strategy.malicious_clients"}
+
+
+def test_every_built_in_name_has_a_row(generated: str) -> None:
+    rows = [line.split(" | ") for line in generated.splitlines() if line.count(" | ") == 2]
+    found = {(key, name) for key, names, _ in rows for name in names.split(", ")}
+    for kind, names in catalog().items():
+        assert {(f"| `{KEYS[kind]}`", f"`{name}`") for name in names} <= found
 
 
 def test_the_keys_of_files_are_those_of_a_run(generated: str, tmp_path: Path) -> None:

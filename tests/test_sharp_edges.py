@@ -1,4 +1,4 @@
-"""docs/sharp_edges.md describes this code: files exist, and what it calls refused is refused."""
+"""The page of sharp edges describes this code: files exist, and what it refuses is refused."""
 
 import re
 from pathlib import Path
@@ -16,7 +16,7 @@ from fedsim.runs.runner import run_experiment
 from fedsim.statement.facts import ADJACENCIES
 
 ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "docs" / "sharp_edges.md"
+PAGE = ROOT / "docs" / "explain" / "sharp_edges.md"
 pytestmark = pytest.mark.skipif(not PAGE.exists(), reason="reads the documents of a checkout")
 
 EXPERIMENT: dict[str, Any] = {
@@ -38,9 +38,9 @@ def test_every_edge_names_a_file_that_exists() -> None:
 
 
 def test_it_is_linked_from_the_readme_and_named_by_the_report() -> None:
-    assert "(docs/sharp_edges.md)" in (ROOT / "README.md").read_text()
+    assert "(docs/explain/sharp_edges.md)" in (ROOT / "README.md").read_text()
     template = ROOT / "fedsim" / "report" / "report.html.jinja"
-    assert "docs/sharp_edges.md" in template.read_text()
+    assert "docs/explain/sharp_edges.md" in template.read_text()
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ class PrivacyEngine(OpacusStyle):
     `PrivacyEngine()` without a model waits for `make_private` (Opacus 1.x), which reads the sizes
     from the loader. The positional arguments are those of the first Opacus. Other arguments of
     Opacus are accepted if they ask for what fedsim does anyway, and otherwise refused with a hint
-    to the equivalent in fedsim (docs/howto/from_opacus.md).
+    to the equivalent in fedsim (docs/start/from_opacus.md).
 
     Args:
         model: the model; which of its parameters are trainable is fixed from now on.
@@ -272,7 +272,7 @@ class PrivacyEngine(OpacusStyle):
     def noise_multiplier(self) -> float:
         """Noise multiplier z, given or calibrated; `event` accounts for its rounding to the grid.
 
-        See docs/finite_precision.md.
+        See docs/explain/proofs.md.
         """
         return self._steps.mechanism.noise_multiplier
 

@@ -2,7 +2,7 @@
 
 `schemes.py` has the facts of each sampling that do not depend on numbers. A new sampling needs a
 scheme there, a subclass of `Sampling`, an entry of `catalog.py`, and rows in
-docs/experiment_file.md and docs/dp_sgd.md.
+docs/explain/dp_sgd.md.
 """
 
 import math

@@ -22,7 +22,7 @@ class SamplingScheme:
 
     Attributes:
         name: value of `privacy.sampling` in the experiment file.
-        description: how batches are drawn, as in the table of docs/experiment_file.md.
+        description: how batches are drawn, as in the table of docs/explain/dp_sgd.md.
         event: class name of the sampling's privacy events in a ledger.
         adjacencies: the adjacencies under which the event is a guarantee.
         obstacle: why there is no guarantee under other adjacencies; "" if it holds under all.

@@ -38,7 +38,7 @@ _STYLES = {"agrees": "green", "differs": "red", "unclear": "yellow", "context": 
     help="directory of the runs; finished ones are used again",
 )
 @click.option("--workers", type=click.IntRange(min=1), help="processes; default: one per processor")
-@click.option("--write", is_flag=True, help="write the records and docs/reproductions.md")
+@click.option("--write", is_flag=True, help="write the records and their README.md")
 @click.option("--only-page", is_flag=True, help="write the page from the records, measure nothing")
 @click.option("--list", "only_list", is_flag=True, help="print the studies and end")
 def main(

@@ -10,7 +10,7 @@ from experiments.reproductions.rows import Row
 from experiments.reproductions.study import Size, Study
 
 RESULTS = Path(__file__).parent / "results"
-PAGE = Path(__file__).parents[2] / "docs" / "reproductions.md"
+PAGE = Path(__file__).with_name("README.md")
 TABLE = "<!-- results: written by python -m experiments.reproductions --write -->"
 """Everything on the page below this line is generated."""
 

@@ -1,7 +1,7 @@
 """The grid on which noisy sums are released, and the effective noise multiplier on it.
 
 One standard deviation of the noise has 2²⁴ steps of the grid. Theorem and proof:
-docs/finite_precision.md.
+docs/explain/proofs.md.
 """
 
 import math
@@ -86,7 +86,7 @@ def effective_multiplier(
 
     With correlated noise, an example moves the releases of its step and of the b − 1 steps after it
     by at most 2²⁴ / z' together, with z' = z / (‖c‖ (1 + 2 e + z √d 2⁻²⁴) + z √((b − 1) d) 2⁻²⁴),
-    since each of the later steps rounds once more (docs/correlated_noise.md).
+    since each of the later steps rounds once more (docs/howto/correlated_noise.md).
 
     Args:
         noise_multiplier: nominal noise multiplier z ≥ 0 of a group of values.

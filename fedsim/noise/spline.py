@@ -7,7 +7,7 @@ A value is
 with uᵢ independent, uniform on 0 ... 2¹⁶ - 1, and c a discrete Gaussian on -4095 ... 4095. The four
 uniforms are a cubic B-spline, so the law of Z is a spline that interpolates the normal density
 between multiples of 2¹⁶. Its probabilities are those of rint(N(0, 2⁴⁸)) up to a factor 1 + r with
-|r| about 2⁻³² |He₄(x)| / 384 at x standard deviations (docs/finite_precision.md);
+|r| about 2⁻³² |He₄(x)| / 384 at x standard deviations (docs/explain/proofs.md);
 `fedsim.accountant.sampler_slack` is the cost of r in ε and δ.
 
 The centres c are drawn by Walker's alias method. A column of the table holds two centres and a
@@ -242,7 +242,7 @@ def spline_integers(
     """Convert random words to rounded normals of standard deviation 2²⁴.
 
     Guarantee: for independent uniform bytes, the values are independent, and each has the law of
-    docs/finite_precision.md exactly. They are whole numbers below 2²⁸ + 2¹⁸ in size.
+    docs/explain/proofs.md exactly. They are whole numbers below 2²⁸ + 2¹⁸ in size.
 
     Args:
         words: random words, uint8 (rows, 12 · cols), C-contiguous; not changed.

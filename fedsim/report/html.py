@@ -133,7 +133,7 @@ def _answer(
         yield f"print(accountant.get_epsilon({spend['delta']!r}))"
         return
     slack = sampler_slack(epsilon, spend["delta"])
-    yield f"slack = {slack.epsilon!r}  # of the sampler, see docs/finite_precision.md"
+    yield f"slack = {slack.epsilon!r}  # of the sampler, see docs/explain/proofs.md"
     yield f"print(accountant.get_epsilon({spend['delta']!r} * (1 - 2**-14)) + slack)"
 
 

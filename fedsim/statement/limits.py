@@ -163,7 +163,7 @@ def floating_point(facts: Facts) -> str:
     return (
         "Every release is made of integers: sums rounded to a public grid, and noise on it. "
         "The cost of the grid is in the noise multipliers of the ledger; that of the sampler"
-        f"{simulated} is in ε: {_slack(facts)['epsilon']:.2g} at most (docs/finite_precision.md). "
+        f"{simulated} is in ε: {_slack(facts)['epsilon']:.2g} at most (docs/explain/proofs.md). "
         f"{sums}{examples}Timing is not hidden."
     )
 

@@ -311,7 +311,7 @@ class MaskedRound(SecureRound):
 
 
 def error_text(error: SecureAggregationError) -> str:
-    """Return an error as `ClassName: message`; docs/secure_aggregation.md lists the classes."""
+    """Return an error as `Class: message`; docs/explain/secure_aggregation.md has the classes."""
     return f"{type(error).__name__}: {error}"
 
 

@@ -104,7 +104,7 @@ def test_forged_clients_are_told_and_not_hidden(secure_parties: Any) -> None:
     )
     facts = SecureAggregationReport(scene.settings, scene.codec.encoder, 6).to_dict()
     assert facts["trust"]["forged_clients"] == "undetected"
-    page = (ROOT / "docs" / "secure_aggregation.md").read_text()
+    page = (ROOT / "docs" / "explain" / "secure_aggregation.md").read_text()
     assert "**Clients that the server makes up.**" in page
     assert "enforced by server, helpers and clients" not in page
 

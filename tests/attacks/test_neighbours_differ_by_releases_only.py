@@ -63,7 +63,7 @@ MORE: list[dict[str, str]] = [  # whose messages and records no choice above has
     {"budgets": "withdraw", "faults": "error"},
     {"participation": "partial work"},
 ]
-PAGE = Path(__file__).parents[2] / "docs" / "what_is_public.md"
+PAGE = Path(__file__).parents[2] / "docs" / "explain" / "what_is_public.md"
 
 
 def run_choice(choice: Mapping[str, str], base: Path) -> "neighbours.Transcript | None":

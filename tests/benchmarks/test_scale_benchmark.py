@@ -1,4 +1,4 @@
-"""The benchmark runs; docs/scale.md shows the figures of its records."""
+"""The benchmark runs; docs/explain/scale.md shows the figures of its records."""
 
 import json
 import sys
@@ -45,7 +45,7 @@ def test_every_part_is_measured(
 def test_the_page_has_the_figures_of_the_records(
     script: Callable[[str], ModuleType], benchmarks: Path
 ) -> None:
-    page = (benchmarks.parent / "docs" / "scale.md").read_text()
+    page = (benchmarks.parent / "docs" / "explain" / "scale.md").read_text()
     records = sorted((benchmarks / "results").glob("*-scale*.json"))
     contents = [json.loads(record.read_text()) for record in records]
     found = [one for one in contents if one["script"] in ("scale.py", "scale_parts.py")]

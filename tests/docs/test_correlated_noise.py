@@ -1,4 +1,4 @@
-"""Every number of docs/correlated_noise.md is computed here."""
+"""Every number of the pages on correlated noise is computed here."""
 
 import re
 from pathlib import Path
@@ -13,15 +13,16 @@ from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.tools.advice.noise import predict_noise_error
 
 ROOT = Path(__file__).parent.parent.parent
-PAGE = ROOT / "docs" / "correlated_noise.md"
+PAGE = ROOT / "docs" / "howto" / "correlated_noise.md"
+PROOFS = ROOT / "docs" / "explain" / "proofs.md"
 pytestmark = pytest.mark.skipif(not PAGE.exists(), reason="reads the documents of a checkout")
 CASE = {"examples": 2500, "batch_size": 50, "steps": 250, "target_epsilon": 8.0}
 QUICKSTART = {"examples": 144, "batch_size": 28, "steps": 300, "target_epsilon": 1.0}
 
 
-def table(first: str) -> list[list[str]]:
+def table(first: str, page: Path = PAGE) -> list[list[str]]:
     """Return the rows of the table with this first heading, without the headings."""
-    lines = PAGE.read_text(encoding="utf-8").splitlines()
+    lines = page.read_text(encoding="utf-8").splitlines()
     start = next(at for at, line in enumerate(lines) if line.startswith(f"| {first} |"))
     rows = []
     for line in lines[start + 2 :]:
@@ -58,7 +59,7 @@ def test_it_loses_at_many_passes_and_small_epsilon() -> None:
 
 
 def test_the_constants() -> None:
-    for bands, norm, error, size in table("bands"):
+    for bands, norm, error, size in table("bands", PROOFS):
         found = NoiseCorrelation.toeplitz(int(bands), 250)
         assert f"{found.column_norm:.4f}" == norm
         assert f"{prefix_error(found.coefficients, 250):.3f}" == error

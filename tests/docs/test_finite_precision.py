@@ -1,4 +1,4 @@
-"""Every number of docs/finite_precision.md is computed here; tests/noise/test_law.py proves."""
+"""Every number of one client in proofs.md is computed here; tests/noise/test_law.py proves."""
 
 import math
 import re
@@ -13,7 +13,7 @@ from fedsim.noise.grid import DEVIATION, SATURATION, SumRounding, effective_mult
 from fedsim.noise.spline import EXTENSION_BITS, INDEX_BITS, MAX_CENTRE, WORD_BITS
 
 ROOT = Path(__file__).parent.parent.parent
-PAGE = ROOT / "docs" / "finite_precision.md"
+PAGE = ROOT / "docs" / "explain" / "proofs.md"
 pytestmark = pytest.mark.skipif(not PAGE.exists(), reason="reads the documents of a checkout")
 
 

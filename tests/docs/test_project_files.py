@@ -49,7 +49,8 @@ def test_hooks_are_local_and_are_the_checks_of_ci() -> None:
     config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
     assert [repo["repo"] for repo in config["repos"]] == ["local"]
     hooks = config["repos"][0]["hooks"]
-    assert [hook["id"] for hook in hooks] == ["ruff", "ruff-format", "pyright"]
+    assert [hook["id"] for hook in hooks] == ["ruff", "ruff-format", "pyright", "language"]
+    assert hooks[-1]["entry"] == "python docs/check_language.py"  # test_language.py runs it
     assert {hook["language"] for hook in hooks} == {"system"}
     ci = (ROOT / ".ci" / "run").read_text()
     for command in ("ruff check", "ruff format --check", "pyright"):

@@ -1,13 +1,16 @@
 """Every command of the README runs, and every figure in it is what the run prints."""
 
 import csv
+import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
+import matplotlib as mpl
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from fedsim.cli import cli
 from fedsim.comparison.statistics import holm, paired_difference, t_interval
@@ -17,6 +20,7 @@ from fedsim.core.formatting import epsilon_text
 ROOT = Path(__file__).parent.parent.parent
 README = ROOT / "README.md"
 RECORDED = ROOT / "tests" / "comparison" / "compare_digits.csv"
+PICTURE = ROOT / "docs" / "start" / "epsilon_accuracy.svg"
 pytestmark = pytest.mark.skipif(not README.exists(), reason="reads the documents of a checkout")
 
 Blocks = Callable[[Path], Iterator[tuple[str, str]]]
@@ -138,6 +142,39 @@ def test_the_table_of_the_comparison_is_computed_from_the_recorded_runs() -> Non
             epsilon = epsilon_text(max(float(row["epsilon"]) for row in recorded()[name]))
             assert f"{difference} {p_text(p_values[name])} " in line
             assert f" ε ≤ {epsilon} " in line
+
+
+def test_the_picture_shows_the_means_of_the_recorded_runs() -> None:
+    """With WRITE_DOCS=1 in the environment the picture is drawn again."""
+    means: dict[str, float] = {}
+    for rows in recorded().values():
+        private = rows[0]["epsilon"]
+        label = f"ε ≤ {round(float(private))}" if private else "no privacy"
+        means[label] = 100 * float(np.mean([float(row["test_accuracy"]) for row in rows]))
+    if os.environ.get("WRITE_DOCS") == "1":
+        draw(means)
+    text = PICTURE.read_text(encoding="utf-8")
+    readme = README.read_text(encoding="utf-8")
+    for label, mean in means.items():
+        assert f">{label}<" in text
+        assert f">{mean:.1f} %<" in text
+    for label in ("no privacy", "ε ≤ 8", "ε ≤ 1"):
+        assert f"{means[label]:.1f} %" in readme
+
+
+def draw(means: dict[str, float]) -> None:
+    labels = sorted(means, key=means.__getitem__)
+    figure = Figure(figsize=(5.6, 2.4), layout="constrained")
+    axes = figure.subplots()
+    axes.plot(labels, [means[label] for label in labels], "o-", color="#1f6f8b")
+    for label in labels:
+        text, place = f"{means[label]:.1f} %", (label, means[label])
+        axes.annotate(text, place, (0, 8), textcoords="offset points", ha="center")
+    axes.set_ylim(90, 100.5)
+    axes.set_ylabel("test accuracy, %")
+    axes.spines[["top", "right"]].set_visible(False)
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "readme"}):
+        figure.savefig(PICTURE, format="svg", metadata={"Date": None}, facecolor="white")
 
 
 @pytest.mark.slow

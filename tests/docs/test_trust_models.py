@@ -1,4 +1,4 @@
-"""Every number of docs/trust_models.md is computed here; tests/noise/test_sum_law.py proves."""
+"""Every number of trust_models.md, and of sums in proofs.md, is computed here."""
 
 import math
 import re
@@ -20,18 +20,20 @@ from fedsim.accountant.sampler_slack import (
 from fedsim.accountant.trust import NoiseNeed, NoiseShares
 
 ROOT = Path(__file__).parent.parent.parent
-PAGE = ROOT / "docs" / "trust_models.md"
+PAGE = ROOT / "docs" / "explain" / "trust_models.md"
+PROOFS = ROOT / "docs" / "explain" / "proofs.md"
 pytestmark = pytest.mark.skipif(not PAGE.exists(), reason="reads the documents of a checkout")
 ROUNDS, DELTA = 20, 1e-3
 
 
 def text() -> str:
-    return " ".join(PAGE.read_text(encoding="utf-8").split())
+    return " ".join(" ".join(page.read_text(encoding="utf-8") for page in (PAGE, PROOFS)).split())
 
 
 def table(first: str) -> list[list[str]]:
     """Return the rows of the table with this first heading, without the headings."""
-    lines = PAGE.read_text(encoding="utf-8").splitlines()
+    pages = (PAGE, PROOFS)
+    lines = [line for page in pages for line in page.read_text(encoding="utf-8").splitlines()]
     start = next(at for at, line in enumerate(lines) if line.startswith(f"| {first} |"))
     rows = []
     for line in lines[start + 2 :]:
@@ -52,7 +54,7 @@ def rounded_up(value: float) -> str:
 
 
 def test_the_two_certificates_of_the_digits() -> None:
-    assert "20 rounds, all examples in every lot, δ = 0.001, and ε = 1 against `sums`" in text()
+    assert "20 rounds, all examples in every batch, δ = 0.001, and ε = 1 against `sums`" in text()
     target, delta = target_without_slack(1.0, DELTA)
     needed = calibrate_noise_multiplier(
         target_epsilon=target, delta=delta, sampling_rate=1.0, steps=ROUNDS, accountant="pld"

@@ -9,4 +9,4 @@ import pytest
 def test_every_command_of_the_tutorial_prints_what_the_page_shows(
     run_page: Callable[[str], None],
 ) -> None:
-    run_page("docs/tutorial.md")
+    run_page("docs/start/tutorial.md")

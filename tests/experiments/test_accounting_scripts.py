@@ -14,7 +14,7 @@ from dp_accounting import pld, rdp
 
 ROOT = Path(__file__).parent.parent.parent
 SCRIPTS = ROOT / "experiments" / "accounting"
-PAGE = ROOT / "docs" / "privacy_accounting.md"
+PAGE = ROOT / "docs" / "explain" / "privacy_accounting.md"
 PLOTS = {
     "moments_vs_strong": ["moments_vs_strong"],
     "epsilon_against_settings": [f"epsilon_against_{name}" for name in "qzT"],

@@ -155,7 +155,7 @@ def test_what_lies_outside(weights: list[int]) -> None:
 
 
 def test_the_constants_of_the_proof() -> None:
-    """The sums over n >= 5 that docs/finite_precision.md bounds, computed."""
+    """The sums over n >= 5 that docs/explain/proofs.md bounds, computed."""
     variance = mpmath.mpf(2) ** 48 - mpmath.mpf(2) ** 32 / 3 + mpmath.mpf(5) / 12
     ratio = float(WIDTH / mpmath.sqrt(variance))
     fourth = ratio**4 * math.sqrt(24) / 384

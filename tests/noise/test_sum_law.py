@@ -1,4 +1,4 @@
-"""The law of a sum of h draws against that of one rounded normal: docs/trust_models.md.
+"""The law of a sum of h draws against that of one rounded normal: docs/explain/trust_models.md.
 
 The law comes from its characteristic function, with 110 digits: nothing is drawn.
 """

@@ -1,6 +1,6 @@
 """Rules of trust models and units, and of the secure aggregation that they rest on.
 
-Each refusal is a condition of docs/trust_models.md or docs/client_unit.md that fails.
+Each refusal is a condition of docs/explain/trust_models.md that fails.
 """
 
 from collections.abc import Collection, Iterator, Mapping

@@ -16,7 +16,7 @@ from fedsim.core.errors import ExitCode
 def deploy_command(file: str, overrides: tuple[str, ...], out: str, as_json: bool) -> None:
     """Write FILE as a Flower app for `flwr run`, on a SuperLink and SuperNodes.
 
-    docs/deployment.md describes every step.
+    docs/howto/deployment.md describes every step.
     """
     from fedsim.experiment import load_experiment
     from fedsim.tools.deployment.flower_app import write_app
@@ -49,7 +49,8 @@ def deploy_command(file: str, overrides: tuple[str, ...], out: str, as_json: boo
             }
         )
         return
-    click.echo(f"{app.path}: a Flower app for {app.num_nodes} SuperNodes; see docs/deployment.md")
+    nodes = f"a Flower app for {app.num_nodes} SuperNodes"
+    click.echo(f"{app.path}: {nodes}; see docs/howto/deployment.md")
     if app.plugin_digest is not None:
         click.echo(f"plugin_digests of a node's policy: {app.plugin_digest}")
     for path in app.node_files:
@@ -63,9 +64,9 @@ def deploy_command(file: str, overrides: tuple[str, ...], out: str, as_json: boo
 def node_policy_command(file: str, check: bool, plan: str | None) -> None:
     """Write a commented policy for a SuperNode to FILE, or check the one in FILE.
 
-    The policy limits what a server can ask of the node. docs/deployment.md describes it. --plan
-    checks the settings and plug-ins of EXPERIMENT and prints the digest of its privacy plan for
-    plan_digests; it reads the data, whose sizes are a part of the plan, and runs plug-ins.
+    The policy limits what a server can ask of the node. docs/howto/deployment.md describes it.
+    --plan checks the settings and plug-ins of EXPERIMENT and prints the digest of its privacy plan
+    for plan_digests; it reads the data, whose sizes are a part of the plan, and runs plug-ins.
     """
     from fedsim.tools.deployment.policy import load_policy, write_template
 

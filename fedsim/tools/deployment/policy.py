@@ -170,7 +170,7 @@ class NodePolicy(Settings):
 
 
 TEMPLATE = """\
-# What this node answers, whatever a server asks. The page docs/deployment.md explains every key.
+# What this node answers, whatever a server asks. docs/howto/deployment.md explains every key.
 # Check the file after a change: fedsim node-policy FILE --check
 
 # Refuse experiments without `privacy:`.

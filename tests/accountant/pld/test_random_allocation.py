@@ -145,8 +145,8 @@ def test_at_the_deltas_in_use_a_pass_costs_less_than_poisson_lots() -> None:
 
 
 def test_the_table_of_the_accounting_page_is_computed() -> None:
-    page = Path(__file__).parents[3] / "docs/privacy_accounting.md"
-    header = "| lots a pass b | z | passes |"
+    page = Path(__file__).parents[3] / "docs/explain/privacy_accounting.md"
+    header = "| batches a pass b | z | passes |"
     lines = page.read_text().split(header)[1].split("\n\n")[0].splitlines()[2:]
     assert len(lines) == 3
     for line in lines:

@@ -1,6 +1,6 @@
 """Shares of noise meet every need as theorem B with unequal noise says, and no share is too much.
 
-The theorem is written down anew here: docs/trust_models.md.
+The theorem is written down anew here: docs/explain/trust_models.md.
 """
 
 import itertools

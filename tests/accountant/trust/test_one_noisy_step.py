@@ -1,4 +1,4 @@
-"""Why distributed trust takes one noisy step a round: docs/trust_models.md."""
+"""Why distributed trust takes one noisy step a round: docs/explain/trust_models.md."""
 
 import math
 

@@ -183,7 +183,7 @@ def test_whatever_plan_accepts_gets_advice_that_a_run_accepts(overrides: dict[st
 def test_correlated_noise_is_named_where_it_gains(
     size: int, lot: int, steps: int, gains: bool
 ) -> None:
-    """The cases of docs/correlated_noise.md: few passes over the data, and many."""
+    """The cases of docs/howto/correlated_noise.md: few passes over the data, and many."""
     Path("data.py").write_text(DATA.replace("600", str(5 * size)))
     advice = advised(
         data__partition={"scheme": "iid", "num_clients": 4},

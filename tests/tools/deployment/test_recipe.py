@@ -1,4 +1,4 @@
-"""docs/deployment.md, block by block: real processes, keys and signatures; processes that die."""
+"""docs/howto/deployment.md, block by block: processes, keys, signatures; processes that die."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-PAGE = ROOT / "docs" / "deployment.md"
+PAGE = ROOT / "docs" / "howto" / "deployment.md"
 PATIENCE = 280.0
 PORTS = ("18000", "18001", "19094", "19095", "19096", "19097")
 
