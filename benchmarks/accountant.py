@@ -371,12 +371,13 @@ def allocation(batches: int, passes: int, samples: int, repetitions: int) -> dic
     contenders = [
         Contender("fedsim PldAccountant, random allocation", ours),
         Contender("fedsim RdpAccountant, random allocation", by_rdp),
-        Contender("fedsim PldAccountant, Poisson lots", poisson),
+        Contender("fedsim PldAccountant, Poisson batches", poisson),
         Contender("Monte Carlo of the dominating pair (no bound)", monte_carlo),
     ]
     measure(contenders, repetitions)
     result = report(
-        f"(e) epsilon of {passes} passes of random allocation to {batches} lots at z=1", contenders
+        f"(e) epsilon of {passes} passes of random allocation to {batches} batches at z=1",
+        contenders,
     )
     sampled = [monte_carlo(repetition) for repetition in range(repetitions)]
     ratios = [ours(repetition) / epsilon for repetition, epsilon in enumerate(sampled)]

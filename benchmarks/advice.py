@@ -30,7 +30,7 @@ from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.federation import Federation
 from fedsim.runs.runner import run_experiment
-from fedsim.tools.advice.candidates import Candidate, changes_of, public_facts
+from fedsim.tools.advice.candidates import AdviceCandidate, changes_of, public_facts
 from fedsim.tools.advice.ranking import Ranking
 
 NUM_FEDERATIONS, NUM_CANDIDATES, GOAL = 20, 8, 0.8
@@ -91,7 +91,7 @@ def federation_of(experiment: Mapping[str, Any]) -> Federation:
     return assemble(load_experiment(experiment, base=HERE), ledger=None)
 
 
-def drawn_candidates(ranking: Ranking, number: int) -> list[Candidate]:
+def drawn_candidates(ranking: Ranking, number: int) -> list[AdviceCandidate]:
     """Return the file and the drawn candidates that differ most from each other in their settings.
 
     Args:
@@ -107,7 +107,7 @@ def drawn_candidates(ranking: Ranking, number: int) -> list[Candidate]:
     return chosen
 
 
-def _distance(one: Candidate, other: Candidate) -> float:
+def _distance(one: AdviceCandidate, other: AdviceCandidate) -> float:
     ratios = (
         one.rounds / other.rounds,
         one.steps / other.steps,

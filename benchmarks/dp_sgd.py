@@ -1,14 +1,15 @@
 """What a DP-SGD step costs beside plain SGD and beside Opacus.
 
-    python benchmarks/dp_sgd.py [--quick] [--cohort] [--model MODEL] [--json FILE]
+    python benchmarks/dp_sgd.py [--quick] [--vectorized_clients] [--model MODEL] [--json FILE]
 
 One thread, contenders in turns, processor time; ratios are medians over neighbours in time. Four
 ways to a private step: in the federation (a block of one client, by the engine that a federation
 uses), through `PrivacyEngine.attach` in a loop of one's own, Opacus in its modes, when it is
 installed (pip install opacus), and Opake, when it can be imported (pip install opake; its version
-0.16.1 needs Python 3.12). The ghost mode of Opacus clips in two backward passes. All take a lot of
-the same size in each step. `--cohort` measures blocks of several clients alone: the clients of a
-round with the lots that a federation draws, K to a block, beside the bare loop of `federation.py`.
+0.16.1 needs Python 3.12). The ghost mode of Opacus clips in two backward passes. All take a batch
+of the same size in each step. `--vectorized_clients` measures blocks of several clients alone: the
+clients of a round with the batches that a federation draws, K to a block, beside the bare loop of
+`federation.py`.
 
 A contender's turn is ten steps, as in an epoch of local training: the first one finds caches that
 the other contenders have emptied, and in turns of three it would be a third of what is measured.
@@ -97,7 +98,7 @@ MODELS = {"MLP": mlp, "small CNN": small_cnn, "large CNN": large_cnn}
 
 
 def plain_step(model: nn.Module, x: Tensor, y: Tensor) -> Step:
-    """Plain SGD on the mean loss of a lot."""
+    """Plain SGD on the mean loss of a batch."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     index = torch.arange(len(x))
 
@@ -112,7 +113,7 @@ def plain_step(model: nn.Module, x: Tensor, y: Tensor) -> Step:
 def attach_step(model: nn.Module, x: Tensor, y: Tensor) -> Step:
     """A step of a loop of one's own with the public `PrivacyEngine`.
 
-    The loop declares a sampling rate of 1, so that every Poisson lot is all of the examples.
+    The loop declares a sampling rate of 1, so that every Poisson batch is all of the examples.
     """
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     engine = PrivacyEngine(
@@ -121,7 +122,7 @@ def attach_step(model: nn.Module, x: Tensor, y: Tensor) -> Step:
         sample_size=len(x),
         noise_multiplier=1.0,
         max_grad_norm=1.0,
-        lots="poisson",
+        batches="poisson",
     )
     engine.attach(optimizer)
     index = torch.arange(len(x))
@@ -248,7 +249,7 @@ def contenders(
 
     Args:
         make_model: builds a model with fresh values.
-        x: examples of a lot (n, 1, 28, 28).
+        x: examples of a batch (n, 1, 28, 28).
         y: their classes (n,).
         folder: an empty folder for the files of a federation.
         steps: of a turn.
@@ -282,7 +283,7 @@ def numbers_of(model: str, batch: int, timings: Mapping[str, Timing]) -> list[Nu
 
     Args:
         model: its name in `MODELS`.
-        batch: examples of a lot.
+        batch: examples of a batch.
         timings: by contender.
     """
     case = f"{model}, batch {batch}"
@@ -367,7 +368,7 @@ def measure_blocks(*, quick: bool) -> list[Number]:
             timings = measure(
                 turns, repetitions=2 if quick else 15, calls=1, clock=time.process_time
             )
-        title = f"{NAMES[model]}, {work.clients} private clients, lot {work.batch}"
+        title = f"{NAMES[model]}, {work.clients} private clients, batch {work.batch}"
         print_ratios(title, timings, baseline="bare loop")
         for size in blocks:
             pairs = pair_ratios(timings[f"blocks of {size}"].turns, timings["bare loop"].turns)
@@ -396,7 +397,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="few repetitions, for a smoke test")
     parser.add_argument("--model", choices=sorted(MODELS), help="one model only, without blocks")
-    parser.add_argument("--cohort", action="store_true", help="blocks of clients only")
+    parser.add_argument("--vectorized_clients", action="store_true", help="blocks of clients only")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every ratio")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -404,7 +405,7 @@ def main() -> None:
     print(f"{machine_line()}, one thread")
     names = [arguments.model] if arguments.model else list(MODELS)
     with patch.object(fused, "LEAST_VALUES", 1):  # as in a long run
-        found = measure_steps([] if arguments.cohort else names, quick=arguments.quick)
+        found = measure_steps([] if arguments.vectorized_clients else names, quick=arguments.quick)
         if not arguments.model:
             found += measure_blocks(quick=arguments.quick)
     for number in found:

@@ -4,7 +4,7 @@
     python benchmarks/scale.py --clients 100000 --participants 1000 --json out.json    # 1 % a round
 
 A run is a process of its own on one thread; runs of all sizes take turns. A client has 16 examples
-of 32 values, and its round is 4 private steps of lot 8 (32-32-10), towards ε = 8. The run is
+of 32 values, and its round is 4 private steps of batch 8 (32-32-10), towards ε = 8. The run is
 interrupted before its last round, resumed, and verified. Processor time is that of the process, so
 a busy machine disturbs it less. Of the rounds the median counts, without the first one.
 
@@ -184,11 +184,11 @@ def run(folder: Path, clients: int, plan: Plan) -> Figures:
 
     experiment, out = plan.experiment(clients), folder / "run"
     clock, begin = Clock(last=plan.rounds - 1), now()
-    run_experiment(experiment, base=folder, out=out, observer=clock, add_pages=write_report)
+    run_experiment(experiment, base=folder, out=out, callback=clock, add_pages=write_report)
     end = now()
     peak = _peak_mb()
     again, resumed = Clock(), now()
-    run_experiment(experiment, base=folder, out=out, resume=True, observer=again)
+    run_experiment(experiment, base=folder, out=out, resume=True, callback=again)
     checked = now()
     problems = verify_run(RunDirectory.open(out)).problems
     verified = now()

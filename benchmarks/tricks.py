@@ -28,7 +28,7 @@ from records import Number, machine_line, over_turns, pair_ratios, write_record
 from fedsim.clients.gradients import rule_gradients
 from fedsim.clients.gradients.layers.convolution import ConvolutionUse
 from fedsim.clients.gradients.sequence import ModuleSequence
-from fedsim.clients.mechanisms.dp_sgd import lot_sums
+from fedsim.clients.mechanisms.dp_sgd import batch_sums
 from fedsim.noise import fused, sources
 from fedsim.noise.sources import SeededNoise
 from fedsim.simulation.memory import keep_freed_memory
@@ -83,7 +83,7 @@ def _no_numba() -> Patch:
 
 
 def _float64_sums() -> Patch:
-    return patch.object(lot_sums, "products_are_exact", lambda device: False)
+    return patch.object(batch_sums, "products_are_exact", lambda device: False)
 
 
 TRICKS = (
@@ -115,14 +115,14 @@ def measure_tricks(*, quick: bool) -> list[Number]:
                 stack.enter_context(patch.object(fused, "LEAST_VALUES", 1))  # as in a long run
                 if trick.base is not None:
                     stack.enter_context(trick.base())
-                federation = federation_of(work, Path(folder), {}, cohort="off")
+                federation = federation_of(work, Path(folder), {}, vectorized_clients="off")
                 turn = block_turn(federation, [0], 10)
 
                 def taken_out(turn: Turn = turn, trick: Trick = trick) -> None:
                     with trick.without():
                         turn()
 
-                case = f"{NAMES[model]}, lot {work.batch}"
+                case = f"{NAMES[model]}, batch {work.batch}"
                 found.append(_ratio(trick.name, case, turn, taken_out, quick=quick))
     return found
 

@@ -39,7 +39,7 @@ from fedsim.core.streams import Purpose, stream_key
 from fedsim.protocol.client_spend import ClientSpend
 from fedsim.protocol.errors import LEDGER_UNWRITABLE, NOISE_REUSE
 from fedsim.protocol.messages import record_of
-from fedsim.protocol.noisy_sums import LearntBound
+from fedsim.protocol.noisy_sums import AdaptiveClipNorm
 
 STATE = "privacy-account"
 ACCOUNT = "account"
@@ -264,7 +264,7 @@ class AnswerInputs:
 
     Attributes:
         block: numbers of the planned members of the client's block, ascending.
-        tile_rows: rows of each place in the block's padded batches; None where each client takes
+        padded_rows: rows of each place in the block's padded batches; None where each client takes
             the rows that it takes alone.
         places: number of places of a padded batch that any member's rows may fill; None where each
             member has a fixed place.
@@ -277,9 +277,9 @@ class AnswerInputs:
     """
 
     block: tuple[int, ...]
-    tile_rows: int | None
+    padded_rows: int | None
     model: str
-    clip_norm: LearntBound | None
+    clip_norm: AdaptiveClipNorm | None
     mechanism: str
     conditions: str
     data: bytes | None
@@ -299,7 +299,7 @@ def request_digest(inputs: AnswerInputs, *, seed: int, client: int) -> str:
     """
     parts = (
         _text_of(inputs.block),
-        repr(inputs.tile_rows),
+        repr(inputs.padded_rows),
         inputs.model,
         repr(inputs.clip_norm),
         inputs.mechanism,

@@ -21,7 +21,12 @@ from fedsim.clients.task import ClientTask
 from fedsim.core.plugin_errors import contained_exits
 from fedsim.protocol.errors import ProtocolError
 from fedsim.protocol.messages import STAGES, EvaluateReply, EvaluateRequest, TrainRequest
-from fedsim.protocol.roll_call import PARTITION, ROLL_CALL, NodeIdentity, roll_call_reply
+from fedsim.protocol.node_registration import (
+    NODE_REGISTRATION,
+    PARTITION,
+    NodeIdentity,
+    registration_reply,
+)
 
 Request = tuple[Message, Context]
 
@@ -76,7 +81,7 @@ class BatchClientApp(ClientApp):
         self._block_of = block_of
         # A subclass that overrides `__call__` must see every message, as a mod must.
         self.takes_batches = not mods and type(self).__call__ is ClientApp.__call__
-        self.query(ROLL_CALL)(_answer_roll_call)
+        self.query(NODE_REGISTRATION)(_answer_registration)
         self.train()(self._train)
         self.evaluate()(self._evaluate)
         for stage in STAGES:
@@ -160,8 +165,8 @@ def _read_request(message: Message) -> TrainRequest | ProtocolError:
         return error
 
 
-def _answer_roll_call(message: Message, context: Context) -> Message:
-    return roll_call_reply(NodeIdentity(partition_of(context)), message)
+def _answer_registration(message: Message, context: Context) -> Message:
+    return registration_reply(NodeIdentity(partition_of(context)), message)
 
 
 def _stage_handler(

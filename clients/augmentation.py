@@ -65,7 +65,7 @@ class Shift(Change):
         _check_image("shift", shape)
         if min(shape[-2:]) <= self._most:
             raise ViewError(
-                f"local.augment: a shift of {self._most} pixels can move an image of "
+                f"local.augmentations: a shift of {self._most} pixels can move an image of "
                 f"{shape[-2]} x {shape[-1]} pixels out of its frame; use a smaller shift"
             )
 
@@ -181,7 +181,9 @@ def check_views(augment: Sequence[ViewSettings], shape: Sequence[int]) -> None:
 def _check_image(name: str, shape: Sequence[int]) -> None:
     if len(shape) not in (2, 3):
         raise ViewError(
-            f"local.augment: {name} takes images (height, width) or (channels, height, width), and "
-            f"an example has shape {tuple(shape)}; use {{noise: 0.1}}, or remove augmentations and "
-            "augment"
+            f"local.augmentations: {name} takes images (height, width) or (channels, height, "
+            f"width), and "
+            f"an example has shape {tuple(shape)}; use {{noise: 0.1}}, or remove "
+            f"augmentation_multiplicity and "
+            "augmentations"
         )

@@ -32,7 +32,7 @@ from fedsim.core.plugin_errors import contained_exits
 from fedsim.protocol.client_spend import ClientSpend
 from fedsim.protocol.errors import ENDS_RUN
 from fedsim.protocol.messages import SealedReply, TrainReply, TrainRequest, Withdrawal
-from fedsim.protocol.noisy_sums import LearntBound
+from fedsim.protocol.noisy_sums import AdaptiveClipNorm
 
 if TYPE_CHECKING:
     from fedsim.clients.secure.channel import SecureChannel
@@ -143,7 +143,7 @@ class TrainedClient:
     """
 
     values: np.ndarray
-    adapted_clip_norm: LearntBound | None
+    adapted_clip_norm: AdaptiveClipNorm | None
     count: float | None
 
 

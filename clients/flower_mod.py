@@ -29,7 +29,7 @@ from fedsim.accountant.accountants import AccountantName
 from fedsim.accountant.events import Adjacency
 from fedsim.accountant.ledger.journal import Charge, FileJournal, total_of
 from fedsim.protocol.messages import record_of
-from fedsim.protocol.roll_call import PARTITION
+from fedsim.protocol.node_registration import PARTITION
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ class PrivacyLedgerMod:
         adjacency: the pairs of data sets that ε compares.
         public_metrics: names of metrics in train replies that reveal nothing private.
         journal: path of an append-only ledger file, shared by the clients of a machine. It restores
-            a client whose state was lost, and `fedsim account` reads it. With None, the state is
+            a client whose state was lost, and `fedsim totals` reads it. With None, the state is
             the only copy: Flower keeps it for one run, and a restarted SuperNode loses it.
         metric: name of a metric that also reports ε. A strategy averages metrics over clients, and
             the mean of ε is no guarantee: read the records for a guarantee.
@@ -202,7 +202,7 @@ class PrivacyLedgerMod:
 
 
 def client_ledgers(replies: Iterable[Message]) -> dict[str, Any]:
-    """Return the ledgers in the train replies of clients, in the form that `fedsim account` reads.
+    """Return the ledgers in the train replies of clients, in the form that `fedsim totals` reads.
 
     Args:
         replies: train replies of clients, each with the record of the mod.

@@ -12,7 +12,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, GetJsonSchemaHandler, model_serializer, model_validator
+from pydantic import Field, GetJsonSchemaHandler, field_validator, model_serializer, model_validator
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
@@ -248,25 +248,37 @@ class LocalSettings(Settings):
         discriminator="name",
         description="schedule of the local learning rate over rounds; null: constant",
     )
-    augmentations: int = Field(
+    augmentation_multiplicity: int = Field(
         default=1,
         ge=1,
         le=MAX_VIEWS,
         description="number of random views of each example in a step; the example's gradient is "
         "the mean over its views, clipped once, at the same ε",
     )
-    augment: list[ViewSettings] | None = Field(
+    augmentations: list[ViewSettings] | None = Field(
         default=None,
         min_length=1,
         description="the random changes of a view, in order, such as `[{shift: 1}, flip]`; null: "
         "`[{shift: 1}]` with more than one view, else none",
     )
-    cohort: Literal["auto", "off"] | Annotated[int, Field(ge=1, le=MAX_CLIENTS)] = Field(
-        default="auto",
-        description="largest number of vectorized clients, which train together in stacked "
-        "tensors; auto: by the kind of model; off: each client alone. It changes the last bits of "
-        "a model, never an ε",
+    vectorized_clients: Literal["auto", "off"] | Annotated[int, Field(ge=1, le=MAX_CLIENTS)] = (
+        Field(
+            default="auto",
+            description="largest number of vectorized clients, which train together in stacked "
+            "tensors; auto: by the kind of model; off: each client alone. It changes the last bits "
+            "of a model, never an ε",
+        )
     )
+
+    @field_validator("augmentations", mode="before")
+    @classmethod
+    def _are_changes(cls, value: Any) -> Any:
+        if isinstance(value, int):
+            raise ValueError(
+                f"must be a list of changes of a view, got {value}; the number of views of an "
+                "example is local.augmentation_multiplicity"
+            )
+        return value
 
     def __hash__(self) -> int:
         """Return a hash of the values as JSON, since lists have no hash."""
@@ -361,18 +373,18 @@ class LocalSettings(Settings):
     @property
     def views(self) -> Sequence[ViewSettings] | None:
         """The random changes of a view; None where examples are used unchanged."""
-        if self.augment is not None:
-            return self.augment
-        return DEFAULT_VIEWS if self.augmentations > 1 else None
+        if self.augmentations is not None:
+            return self.augmentations
+        return DEFAULT_VIEWS if self.augmentation_multiplicity > 1 else None
 
     def with_equal_views(self) -> Self:
         """Return the settings with the same number of views, each equal to its example.
 
         Checks of the mechanism use these settings to measure the contribution of an example.
         """
-        return self if self.views is None else self.model_copy(update={"augment": []})
+        return self if self.views is None else self.model_copy(update={"augmentations": []})
 
-    def lot(self, num_examples: int) -> int:
+    def expected_batch(self, num_examples: int) -> int:
         """Return the expected batch size of a client's step.
 
         Args:

@@ -335,14 +335,14 @@ class PrivacySettings(Settings):
         kind, groups = self.release_kind, self.clipping.groups
         given = {key: getattr(self, key) for key in ("max_grad_norm", "max_update_norm")}
         for key, value in {**given, "clipping.groups": groups}.items():
-            bounds = key == kind.bound or (key == "clipping.groups" and kind.draws_lots)
+            bounds = key == kind.bound or (key == "clipping.groups" and kind.draws_batches)
             if value and not bounds:
                 use = f"use {kind.bound}" if kind.bound else f"leave {key} out"
                 raise ValueError(
                     f"{key} bounds nothing with unit: {self.unit} and mechanism: "
                     f"{self.mechanism.name}; {use}"
                 )
-        if kind.draws_lots and self.max_grad_norm is None and not groups:
+        if kind.draws_batches and self.max_grad_norm is None and not groups:
             raise ValueError(
                 "unit: example needs max_grad_norm, the L2 bound of what one example contributes"
             )

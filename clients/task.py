@@ -322,7 +322,7 @@ class ClientTask:
         repeats = self.privacy is not None and not self.privacy.secure_noise
         inputs = AnswerInputs(
             block=block,
-            tile_rows=self.training.blocks.rows(block),
+            padded_rows=self.training.blocks.rows(block),
             places=self.training.blocks.places,
             model=model,
             clip_norm=request.clip_norm,

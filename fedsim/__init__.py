@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from fedsim.core.errors import FedsimError as FedsimError
     from fedsim.experiment import ExperimentError as ExperimentError
     from fedsim.personalization.personalize import personalize as personalize
-    from fedsim.report.progress import ProgressObserver as ProgressObserver
+    from fedsim.report.progress import ProgressCallback as ProgressCallback
     from fedsim.runs.run_result import RunFailedError as RunFailedError
     from fedsim.runs.run_result import RunResult as RunResult
     from fedsim.runs.saved_model import load_model as load_model
@@ -45,22 +45,22 @@ if TYPE_CHECKING:
     from fedsim.runs.saved_model import read_model_card as read_model_card
     from fedsim.tools.search.perform import SearchResult as SearchResult
     from fedsim.tools.search.perform import search as search
-    from fedsim.tracking.observer import RunObserver as RunObserver
-    from fedsim.tracking.observer import TrackedRun as TrackedRun
-    from fedsim.tracking.observer import Tracker as Tracker
+    from fedsim.tracking.callbacks import RunCallback as RunCallback
+    from fedsim.tracking.callbacks import TrackedRun as TrackedRun
+    from fedsim.tracking.callbacks import Tracker as Tracker
 
 # Loaded when first used: `fedsim --help` answers without importing torch or Flower.
 _public = {
     "ComparisonResult": "fedsim.comparison.comparison_result",
     "ExperimentError": "fedsim.experiment",
     "FedsimError": "fedsim.core.errors",
-    "ProgressObserver": "fedsim.report.progress",
+    "ProgressCallback": "fedsim.report.progress",
     "RunFailedError": "fedsim.runs.run_result",
-    "RunObserver": "fedsim.tracking.observer",
+    "RunCallback": "fedsim.tracking.callbacks",
     "RunResult": "fedsim.runs.run_result",
     "SearchResult": "fedsim.tools.search.perform",
-    "TrackedRun": "fedsim.tracking.observer",
-    "Tracker": "fedsim.tracking.observer",
+    "TrackedRun": "fedsim.tracking.callbacks",
+    "Tracker": "fedsim.tracking.callbacks",
     "compare": "fedsim.comparison.compare",
     "compare_runs": "fedsim.comparison.compare",
     "load_model": "fedsim.runs.saved_model",
@@ -75,9 +75,9 @@ __all__ = [
     "ComparisonResult",
     "ExperimentError",
     "FedsimError",
-    "ProgressObserver",
+    "ProgressCallback",
+    "RunCallback",
     "RunFailedError",
-    "RunObserver",
     "RunResult",
     "SearchResult",
     "TrackedRun",

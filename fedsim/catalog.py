@@ -38,7 +38,7 @@ KEYS = {
 _WEIGHTINGS = {
     "uniform": "every update counts the same",
     "examples": "by the number of the client's examples, which must be public",
-    "noise": "by that number over the client's noise, with powers and a largest share",
+    "examples_over_noise": "by that number over the client's noise; powers and a largest share",
 }
 _OPTIMIZERS = {
     "sgd": "stochastic gradient descent, with momentum and weight decay",

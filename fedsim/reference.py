@@ -94,12 +94,12 @@ data.args.seed: 1
 model: {name: mlp, args: {hidden: [32]}}
 model.name: ./net.py:build
 model.args: {hidden: [64, 32]}
-model.features: [orientations, unit_norm, {center: 0.04}, unit_norm]
+model.features: [hog, unit_norm, {center: 0.04}, unit_norm]
 model.features[].center: 0.3
 model.features[].unit_norm: {}
 model.features[].log: 1.0
 model.features[].standardize: {mean: 0.3, std: 0.2}
-model.features[].orientations: {window: 7, stride: 4}
+model.features[].hog: {window: 7, stride: 4}
 model.features[].random_fourier: {gamma: 0.5}
 model.features[].random_fourier.gamma: 0.5
 model.features[].scattering: {scales: 2}
@@ -110,7 +110,7 @@ model.lora: {rank: 4, targets: ["blocks.*.query"]}
 model.lora.alpha: 8
 model.lora.targets: ["blocks.*.query", "blocks.*.value"]
 model.loss: ./loss.py:focal
-federation: {rounds: 40, weighting: noise}
+federation: {rounds: 40, weighting: examples_over_noise}
 federation.rounds: 40
 federation.clients_per_round: 5
 federation.participation: {scheme: cyclic, groups: 4}
@@ -138,8 +138,8 @@ federation.early_stopping: {metric: accuracy, patience: 10}
 federation.early_stopping.metric: accuracy
 federation.early_stopping.patience: 10
 federation.early_stopping.min_delta: 0.002
-federation.server_averaging: 0.8
-federation.weighting: {name: noise, max_share: 0.3}
+federation.ema_decay: 0.8
+federation.weighting: {name: examples_over_noise, max_share: 0.3}
 federation.weighting.size_power: 1
 federation.weighting.noise_power: 1
 federation.weighting.max_share: 0.3
@@ -159,12 +159,12 @@ local.lr_schedule.gamma: 0.9
 local.lr_schedule.total_iters: 20
 local.lr_schedule.T_max: 40
 local.lr_schedule.warmup: 5
-local.augmentations: 4
-local.augment: [{shift: 1}, flip]
-local.augment[].shift: 1
-local.augment[].flip: true
-local.augment[].noise: 0.1
-local.cohort: "off"
+local.augmentation_multiplicity: 4
+local.augmentations: [{shift: 1}, flip]
+local.augmentations[].shift: 1
+local.augmentations[].flip: true
+local.augmentations[].noise: 0.1
+local.vectorized_clients: "off"
 privacy: {target_epsilon: 8.0, delta: 1.0e-3, max_grad_norm: 0.5}
 privacy.trust: distributed
 privacy.trust.colluding_clients: 2
@@ -217,7 +217,7 @@ secure_aggregation.keys.client_files: [client-0.key, client-1.key]
 evaluation: {metrics: [balanced_accuracy, f1, auc]}
 evaluation.metrics: [balanced_accuracy, f1, ./m.py:cost]
 evaluation.holdout: 0.2
-evaluation.every: 5
+evaluation.every_rounds: 5
 evaluation.clients: 10
 personalization: {method: fine_tune, steps: 50, lr: 0.5}
 personalization.holdout: 0.2

@@ -106,7 +106,7 @@ def check_model(
         args: `model.args` of the experiment.
         num_classes: number of classes in all data; None: those in `targets`.
         private: whether the experiment has `privacy:`, which requires more of the model.
-        seed: seed of the initial weights, lots and noise.
+        seed: seed of the initial weights, batches and noise.
 
     Returns:
         The checks, all of them kept.
@@ -259,8 +259,8 @@ class _Trial:
             train_by_torch(model, self._loss, *data, _LOCAL, key)
             return model.state_dict()
         gradients = gradients_for(model, self._loss, *data)
-        lot = max(1.0, 0.5 * len(self._features))
-        step = DpSgdMechanism(PoissonSampling(0.5), FlatClipping(1.0), 1.0, lot)
+        batch = max(1.0, 0.5 * len(self._features))
+        step = DpSgdMechanism(PoissonSampling(0.5), FlatClipping(1.0), 1.0, batch)
         member = BlockMember(*data, key, range(_LOCAL.given_steps), step)
         shared_model = SharedModel(model, parameters=gradients.parameters)
         block_of(shared_model, self._loss, gradients, _LOCAL, [member]).train()

@@ -28,7 +28,12 @@ from fedsim.protocol.arrays import (
 )
 from fedsim.protocol.channel import NO_REPLY, ClientError, client_channel, exchange
 from fedsim.protocol.errors import NODE_RESTARTED, FederationError, ProtocolError
-from fedsim.protocol.roll_call import NodeIdentity, NumberedGrid, identity_of, roll_call_message
+from fedsim.protocol.node_registration import (
+    NodeIdentity,
+    NumberedGrid,
+    identity_of,
+    registration_message,
+)
 from fedsim.protocol.traffic import CountedGrid, Traffic
 from fedsim.server.aggregation.aggregator import AggregationResult
 from fedsim.server.round_report import (
@@ -106,7 +111,7 @@ def whole_roll(grid: Grid, num_clients: int, num_helpers: int, *, patience: floa
         nodes = _wait_for_nodes(grid, expected, deadline, patience)
         answers = exchange(
             grid,
-            {node: roll_call_message(node) for node in nodes},
+            {node: registration_message(node) for node in nodes},
             timeout=max(1.0, deadline - time.monotonic()),
         )
         there = {node: _identity(node, answer) for node, answer in answers if not _is_gone(answer)}

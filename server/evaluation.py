@@ -56,7 +56,7 @@ class ClientEvaluation:
 
     def is_due(self, round_number: int) -> bool:
         """Whether clients evaluate the global model after a round."""
-        return round_number % self.settings.every == 0 or round_number == self.rounds
+        return round_number % self.settings.every_rounds == 0 or round_number == self.rounds
 
     def clients(self, round_number: int, num_clients: int) -> tuple[int, ...]:
         """Return the clients to ask, ascending: all, or a uniform sample of `settings.clients`."""

@@ -17,7 +17,7 @@ from fedsim.protocol.arrays import digest, to_numpy
 from fedsim.protocol.client_spend import ClientSpend
 from fedsim.protocol.errors import FederationError, ProtocolError
 from fedsim.protocol.messages import TrainReply
-from fedsim.protocol.noisy_sums import BoundRule, LearntBound, whole_bound
+from fedsim.protocol.noisy_sums import AdaptiveClipNorm, BoundRule, whole_bound
 from fedsim.protocol.upload_tags import UploadTags
 from fedsim.server.aggregation.aggregator import Aggregator, ClientAnswer
 from fedsim.server.client_ledgers import ClientLedgers
@@ -191,7 +191,7 @@ class OwnBounds(RoundPart):
     """Keeps the clip norms that clients adapt; a client outside the aggregate keeps its last."""
 
     def __init__(self) -> None:
-        self._adapted: dict[int, LearntBound] = {}
+        self._adapted: dict[int, AdaptiveClipNorm] = {}
 
     def begin(self, state: ServerState, aggregator: Aggregator[Any]) -> None:
         """Forget the clip norms of the previous round."""
@@ -265,7 +265,7 @@ class SharedBound(RoundPart):
         learnt = self.after_sum(bound, aggregate.clip_count, len(aggregate.clients))
         return replace(state, clip_norms=learnt)
 
-    def of(self, clip_norms: Mapping[int, LearntBound]) -> float:
+    def of(self, clip_norms: Mapping[int, AdaptiveClipNorm]) -> float:
         """Return S of the next round, given the clip norms of the server state, by client."""
         return whole_bound(clip_norms.get(0, self._first))
 
@@ -300,7 +300,7 @@ class SharedBound(RoundPart):
         return dict.fromkeys(range(self._num_clients), bound)
 
 
-ExpectedNoise = Callable[[Mapping[int, int], Mapping[int, LearntBound], int], float | None]
+ExpectedNoise = Callable[[Mapping[int, int], Mapping[int, AdaptiveClipNorm], int], float | None]
 """(steps of each participant, clip norms by client, round) -> expected L2 norm of the noise.
 
 A function of public plan values alone; None where the norm is not known.
@@ -316,7 +316,7 @@ class NoiseLength(RoundPart):
 
     def __init__(self, expected: ExpectedNoise) -> None:
         self._expected = expected
-        self._bounds: Mapping[int, LearntBound] = {}
+        self._bounds: Mapping[int, AdaptiveClipNorm] = {}
 
     def begin(self, state: ServerState, aggregator: Aggregator[Any]) -> None:
         """Keep the clip norms of the round."""
@@ -337,7 +337,7 @@ class IterateAverage(RoundPart):
     Clients continue from the last global model. The average is post-processing, so no ε changes.
 
     Attributes:
-        decay: `federation.server_averaging`, in (0, 1).
+        decay: `federation.ema_decay`, in (0, 1).
     """
 
     decay: float

@@ -8,7 +8,7 @@ from typing import Any, Literal, Self, TypedDict
 
 from fedsim.core.text_formats import finite_or_none
 from fedsim.protocol.messages import Withdrawal
-from fedsim.protocol.noisy_sums import LearntBound, whole_bound
+from fedsim.protocol.noisy_sums import AdaptiveClipNorm, whole_bound
 from fedsim.protocol.traffic import Traffic
 from fedsim.server.evaluation import EvaluationResult
 
@@ -250,7 +250,7 @@ class RoundReport:
     cost: RoundCost = field(default_factory=RoundCost)
     model: RoundModel = field(default_factory=RoundModel)
     epsilon_max: float | None = None
-    clip_norms: Mapping[int, LearntBound] = field(default_factory=dict)
+    clip_norms: Mapping[int, AdaptiveClipNorm] = field(default_factory=dict)
     aborted: str | None = None
     secure: SecureRoundReport | None = None
     evaluation: EvaluationResult | Literal["off"] | None = "off"

@@ -82,7 +82,7 @@ class EarlyStoppingSettings(Settings):
         return smaller if self.goal is None else self.goal == "min"
 
 
-WeightingName = Literal["uniform", "examples", "noise"]
+WeightingName = Literal["uniform", "examples", "examples_over_noise"]
 _DEFAULT_ALGORITHM = "fedavg"
 _Power = Annotated[float, Field(ge=0, le=4)]
 
@@ -95,10 +95,10 @@ class WeightingSettings(Settings):
 
     name: WeightingName = Field(description="name of the weighting; see `federation.weighting`")
     size_power: _Power | None = Field(
-        default=None, description="exponent of the number of examples, for name: noise; null: 1"
+        default=None, description="exponent of the number of examples, for examples_over_noise; null: 1"
     )
     noise_power: _Power | None = Field(
-        default=None, description="exponent of 1 / noise multiplier, for name: noise; null: 1"
+        default=None, description="exponent of 1 / noise multiplier, for examples_over_noise; null: 1"
     )
     max_share: Share | None = Field(
         default=None,
@@ -109,7 +109,7 @@ class WeightingSettings(Settings):
     @property
     def powers(self) -> tuple[float, float]:
         """The exponents of the number of examples and of 1 / noise in a client's weight."""
-        if self.name != "noise":
+        if self.name != "examples_over_noise":
             return (1.0 if self.name == "examples" else 0.0), 0.0
         by_size, by_noise = self.size_power, self.noise_power
         return (1.0 if by_size is None else by_size), (1.0 if by_noise is None else by_noise)
@@ -127,8 +127,8 @@ class WeightingSettings(Settings):
     @model_validator(mode="after")
     def _keys_of_noise(self) -> Self:
         for key in ("size_power", "noise_power"):
-            if self.name != "noise" and getattr(self, key) is not None:
-                raise ValueError(f"{key} belongs to name: noise, got name: {self.name}")
+            if self.name != "examples_over_noise" and getattr(self, key) is not None:
+                raise ValueError(f"{key} belongs to name: examples_over_noise, got name: {self.name}")
         return self
 
 
@@ -175,7 +175,7 @@ class FederationSettings(Settings):
         description="ends the run when a metric on the public test set no longer improves; null: "
         "all rounds run",
     )
-    server_averaging: float | None = Field(
+    ema_decay: float | None = Field(
         default=None,
         gt=0,
         lt=1,
@@ -234,7 +234,7 @@ class EvaluationSettings(Settings):
         description="share of each client's examples that it never trains on and evaluates the "
         "global model on, only without differential privacy; null: clients do not evaluate",
     )
-    every: int = Field(
+    every_rounds: int = Field(
         default=1,
         ge=1,
         le=MAX_ROUNDS,
@@ -250,7 +250,9 @@ class EvaluationSettings(Settings):
     @model_validator(mode="after")
     def _keys_of_clients(self) -> Self:
         given = [
-            name for name, value in (("every", self.every > 1), ("clients", self.clients)) if value
+            name
+            for name, value in (("every_rounds", self.every_rounds > 1), ("clients", self.clients))
+            if value
         ]
         if self.holdout is None and given:
             raise ValueError(

@@ -197,6 +197,19 @@ def test_flowers_private_modules_are_touched_in_one_place() -> None:
 
 
 @in_checkout
+def test_a_public_class_name_has_one_meaning() -> None:
+    places: dict[str, list[str]] = {}
+    for directory in PACKAGES:
+        for path in (ROOT / directory).rglob("*.py"):
+            if "starter" in path.parts:
+                continue
+            for node in ast.parse(path.read_text()).body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    places.setdefault(node.name, []).append(path.relative_to(ROOT).as_posix())
+    assert {name: where for name, where in places.items() if len(where) > 1} == {}
+
+
+@in_checkout
 def test_every_package_is_listed() -> None:
     """One missing from the list works in a checkout and is absent from the wheel."""
     config = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
@@ -360,7 +373,7 @@ NAMES_KINDS = {
     "fedsim/tools/attack": "canaries in gradients and in updates",
     "fedsim/comparison/variants.py": "arms that change the mechanism",
     "fedsim/experiment/rules/mechanisms.py": "conditions of the proofs",
-    "fedsim/federation/blocks.py": "tiles of steps of DP-SGD",
+    "fedsim/federation/blocks.py": "padded batches of steps of DP-SGD",
     "fedsim/federation/release_probes.py": "one probe for each kind",
     "fedsim/federation/release_problem.py": "what a plan needs of the model",
     "fedsim/statement/mechanism.py": "one sentence for each kind",

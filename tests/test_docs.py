@@ -104,7 +104,9 @@ def test_the_engines_example_runs() -> None:
     assert 0 < names["epsilon"] < 10
     names["engine"].detach()
     settings: dict[str, Any] = {"batch_size": 32, "sample_size": 1000, "noise_multiplier": 1.1}
-    engine = PrivacyEngine(model, **settings, augmentations=3).attach(names["optimizer"])
+    engine = PrivacyEngine(model, **settings, augmentation_multiplicity=3).attach(
+        names["optimizer"]
+    )
     exec(with_views, names | {"engine": engine, "K": 3, "nn": nn, "augment": torch.tanh})
     assert engine.get_epsilon(1e-5) == names["epsilon"]
 

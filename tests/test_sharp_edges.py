@@ -53,7 +53,7 @@ def test_it_is_linked_from_the_readme_and_named_by_the_report() -> None:
             },
             "reveal client sizes",
         ),
-        ({"privacy.adjacency": "add_remove"}, "missing; public number, such as 1000"),
+        ({"privacy.adjacency": "add_remove"}, "missing; public number of examples, such as 1000"),
         ({"privacy.sampling": "fixed_size"}, "no guarantee under adjacency zero_out"),
     ],
 )

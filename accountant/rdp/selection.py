@@ -100,7 +100,7 @@ DrawBits = Callable[[int], int]
 
 
 @dataclass(frozen=True)
-class RunLaw:
+class RunCountDistribution:
     """The distribution of the number of runs of a selection.
 
     Guarantee: `rdp_repeat_and_select` with the same mean and shape bounds a selection over a number

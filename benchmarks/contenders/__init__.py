@@ -48,7 +48,7 @@ CONTENDERS: Mapping[str, Entry] = MappingProxyType(
     {
         "bare": Entry("bare", "BareLoop"),
         "fedsim": Entry("fedsim_engines", "LocalEngine"),
-        "fedsim-alone": Entry("fedsim_engines", "LocalEngine", {"cohort": "off"}),
+        "fedsim-alone": Entry("fedsim_engines", "LocalEngine", {"vectorized_clients": "off"}),
         "fedsim-ray-1": Entry("fedsim_engines", "RayWorkers", {"workers": 1}),
         "fedsim-ray-2": Entry("fedsim_engines", "RayWorkers", {"workers": 2}),
         "fedsim-apart": Entry("apart", "TwoApart"),

@@ -27,7 +27,7 @@ class Work:
         model: mlp (784-128-10), cnn (two convolutions, as usual for MNIST), builtin-cnn (fedsim's
             own `cnn`, with group norm) or small (64-32-10).
         clients: how many.
-        private: DP-SGD on Poisson lots, and every client's epsilon after every round; else plain
+        private: DP-SGD on Poisson batches, and every client's epsilon after every round; else plain
             SGD.
     """
 
@@ -42,7 +42,7 @@ class Work:
 
     @property
     def batch(self) -> int:
-        """Examples of a batch, or expected in a lot."""
+        """Examples of a batch, or expected in a batch."""
         return 8 if self.model == "small" else 32
 
     steps = 4

@@ -49,16 +49,18 @@ class LocalEngine(Contender):
     """The rounds of a federation in one process.
 
     Args:
-        cohort: `local.cohort`.
+        vectorized_clients: `local.vectorized_clients`.
         device: `runtime.device`.
     """
 
     def __init__(
-        self, cohort: Literal["auto", "off"] = "auto", device: Literal["cpu", "cuda"] = "cpu"
+        self,
+        vectorized_clients: Literal["auto", "off"] = "auto",
+        device: Literal["cpu", "cuda"] = "cpu",
     ) -> None:
-        self._cohort: Literal["auto", "off"] = cohort
+        self._cohort: Literal["auto", "off"] = vectorized_clients
         self._device = device
-        self.name = "fedsim" if cohort == "auto" else "fedsim, one by one"
+        self.name = "fedsim" if vectorized_clients == "auto" else "fedsim, one by one"
         self.name += "" if device == "cpu" else f", {device}"
 
     def prepare(self, work: Work) -> None:
@@ -68,7 +70,7 @@ class LocalEngine(Contender):
         self._open = ExitStack()
         folder = Path(self._open.enter_context(tempfile.TemporaryDirectory()))
         runtime = {"device": self._device}
-        federation = federation_of(work, folder, runtime, cohort=self._cohort)
+        federation = federation_of(work, folder, runtime, vectorized_clients=self._cohort)
         self._open.enter_context(frozen_objects())
         self._open.enter_context(server_identity(1))
         app = client_app(federation, in_process=True, ledger=None)
@@ -157,11 +159,16 @@ def federation_of(
     folder: Path,
     runtime: Mapping[str, object],
     *,
-    cohort: Literal["auto", "off"] = "auto",
+    vectorized_clients: Literal["auto", "off"] = "auto",
 ) -> Federation:
     """Return the federation that does some work, with its ledger and its files in `folder`."""
     work.save_data(folder)
-    local = {"steps": work.steps, "batch_size": work.batch, "lr": work.lr, "cohort": cohort}
+    local = {
+        "steps": work.steps,
+        "batch_size": work.batch,
+        "lr": work.lr,
+        "vectorized_clients": vectorized_clients,
+    }
     privacy = {
         "noise_multiplier": work.noise_multiplier,
         "delta": work.delta,
@@ -173,7 +180,7 @@ def federation_of(
 
 
 def federation_of_examples(model: nn.Module, x: Tensor, y: Tensor, folder: Path) -> Federation:
-    """Return a federation of one private client whose every lot is all of its examples.
+    """Return a federation of one private client whose every batch is all of its examples.
 
     Args:
         model: the architecture.
@@ -184,7 +191,7 @@ def federation_of_examples(model: nn.Module, x: Tensor, y: Tensor, folder: Path)
     for name, values in (("x", x), ("y", y)):
         np.save(folder / f"{name}.npy", values.numpy())
     privacy = {"noise_multiplier": 1.0, "delta": 1e-3, "max_grad_norm": 1.0}
-    local = {"steps": 1, "batch_size": len(x), "lr": 0.01, "cohort": "auto"}
+    local = {"steps": 1, "batch_size": len(x), "lr": 0.01, "vectorized_clients": "auto"}
     return _assemble(model, folder, 1, local, privacy, {})
 
 
@@ -211,7 +218,7 @@ def _assemble(
             "steps": local["steps"],
             "batch_size": local["batch_size"],
             "optimizer": {"name": "sgd", "lr": local["lr"]},
-            "cohort": local["cohort"],
+            "vectorized_clients": local["vectorized_clients"],
         },
         "privacy": privacy,
         "runtime": {"device": "cpu", **runtime},

@@ -183,15 +183,15 @@ def _actor(work: Work, folder: str, accountant: str | None) -> tuple[Any, nn.Mod
         noise_multiplier=work.noise_multiplier,
         max_grad_norm=work.max_grad_norm,
     )
-    wrapped, optimizer, _ = private  # lots are drawn below, for whichever client is here
+    wrapped, optimizer, _ = private  # batches are drawn below, for whichever client is here
     loss, rate = nn.CrossEntropyLoss(), work.batch / work.examples
 
     def step(client: int) -> None:
         features, targets = examples(client).tensors
         for _ in range(work.steps):
-            lot = torch.rand(work.examples) < rate
+            batch = torch.rand(work.examples) < rate
             optimizer.zero_grad()
-            loss(wrapped(features[lot]), targets[lot]).backward()
+            loss(wrapped(features[batch]), targets[batch]).backward()
             optimizer.step()
 
     # The hook that counts steps in the accountant was attached by `make_private`.

@@ -49,7 +49,7 @@ def _sums(protocol: str | Settings, **keys: Any) -> Settings:
 
 EXPERIMENTS: Mapping[str, Settings] = {
     "dp-sgd": {
-        "federation.weighting": "noise",
+        "federation.weighting": "examples_over_noise",
         "privacy.noise_multiplier": None,
         "privacy.target_epsilon": 6,
         "privacy.clients": {"2": {"target_epsilon": 2}, "some": {"share": 0.3, "delta": 1e-4}},
@@ -113,7 +113,7 @@ EXPERIMENTS: Mapping[str, Settings] = {
         "privacy.noise_correlation": {"name": "toeplitz", "bands": 3},
     },
     "shuffle": {"privacy.sampling": "shuffle", "local.max_physical_batch": 8},
-    "bins": {"privacy.sampling": "balls_and_bins", "local.cohort": "off"},
+    "bins": {"privacy.sampling": "balls_and_bins", "local.vectorized_clients": "off"},
     "votes": {
         "task": "pate",
         "data": {"dataset": "digits", "partition": {"scheme": "iid", "num_clients": 20}},
@@ -150,6 +150,9 @@ EXPERIMENTS: Mapping[str, Settings] = {
         "faults": [{"kind": "error", "clients": [1], "rounds": [1]}],
     },
     "plain": {"privacy": None, "evaluation": {"metrics": ["f1", "accuracy"], "holdout": 0.2}},
-    "augmentation": {"local.augmentations": 2, "local.augment": [{"shift": 1}, {"noise": 0.1}]},
-    "ray": {"runtime": {"engine": "ray", "workers": 2}, "local.cohort": 2},
+    "augmentation": {
+        "local.augmentation_multiplicity": 2,
+        "local.augmentations": [{"shift": 1}, {"noise": 0.1}],
+    },
+    "ray": {"runtime": {"engine": "ray", "workers": 2}, "local.vectorized_clients": 2},
 }

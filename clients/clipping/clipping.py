@@ -32,7 +32,7 @@ from fedsim.accountant.groups import (
     explicit_clip_norms,
 )
 from fedsim.clients.gradients.parameters import FlatParameters
-from fedsim.protocol.noisy_sums import BoundRule, LearntBound, check_bound
+from fedsim.protocol.noisy_sums import AdaptiveClipNorm, BoundRule, check_bound
 
 # Rounding in float32 may raise a norm by a few units in the last place.
 _ROUNDING_MARGIN = 1.0 - 1e-6
@@ -113,11 +113,11 @@ class Clipping(ABC):
         return self
 
     @property
-    def adapted_clip_norm(self) -> LearntBound | None:
+    def adapted_clip_norm(self) -> AdaptiveClipNorm | None:
         """The current clip norm of adaptive clipping, or None if the clip norm is fixed."""
         return None
 
-    def resume(self, clip_norm: LearntBound) -> "Clipping":
+    def resume(self, clip_norm: AdaptiveClipNorm) -> "Clipping":
         """Return the clipping that continues from the adaptive clip norm `clip_norm`.
 
         Raises:
@@ -261,8 +261,8 @@ def _by_pattern(names: tuple[str, ...], patterns: tuple[str, ...]) -> tuple[tupl
     return tuple(tuple(group) for group in groups)
 
 
-# Andrew et al. 2021, section 3.1: σ_b = (expected lot) / 20 hardly costs anything.
-LOT_OVER_COUNT_NOISE = 20.0
+# Andrew et al. 2021, section 3.1: σ_b = (expected batch) / 20 hardly costs anything.
+BATCH_OVER_COUNT_NOISE = 20.0
 
 
 @dataclass(frozen=True)
@@ -299,30 +299,30 @@ class AdaptiveClipping(FlatClipping):
         self._rule()
 
     @classmethod
-    def for_lot(
+    def for_batch(
         cls,
-        expected_lot: float,
+        expected_batch: float,
         *,
         max_grad_norm: float,
         quantile: float = 0.5,
         learning_rate: float = 0.2,
     ) -> Self:
-        """Return adaptive clipping with σ_b = expected_lot / 20.
+        """Return adaptive clipping with σ_b = expected_batch / 20.
 
         Args:
-            expected_lot: public expected batch size.
+            expected_batch: public expected batch size.
             max_grad_norm: C of the first batch.
             quantile: γ in [0, 1], target share of unclipped gradients.
             learning_rate: η > 0 of the geometric update.
         """
-        return cls(max_grad_norm, expected_lot / LOT_OVER_COUNT_NOISE, quantile, learning_rate)
+        return cls(max_grad_norm, expected_batch / BATCH_OVER_COUNT_NOISE, quantile, learning_rate)
 
     @property
     def adapted_clip_norm(self) -> float:
         """C, the clip norm of the next batch."""
         return self.max_grad_norm
 
-    def resume(self, clip_norm: LearntBound) -> Self:
+    def resume(self, clip_norm: AdaptiveClipNorm) -> Self:
         """Return the clipping that continues from the adaptive clip norm `clip_norm`.
 
         Guarantee: a batch costs the same under every C: gradients are clipped to C, their noise is

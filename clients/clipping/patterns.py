@@ -11,7 +11,7 @@ from fedsim.accountant.groups import (
 )
 from fedsim.clients.clipping.clipping import Clipping, Groups
 from fedsim.clients.gradients.parameters import FlatParameters
-from fedsim.protocol.noisy_sums import BoundRule, LearntBound, check_bound
+from fedsim.protocol.noisy_sums import AdaptiveClipNorm, BoundRule, check_bound
 
 ALL_OTHERS = "*"
 
@@ -118,7 +118,7 @@ class PatternClipping(Clipping):
         """C_m of the next batch under adaptive clipping, or None if the clip norms are fixed."""
         return None if self.count_noise is None else self.bounds
 
-    def resume(self, clip_norm: LearntBound) -> Self:
+    def resume(self, clip_norm: AdaptiveClipNorm) -> Self:
         """Return the clipping that continues from adaptive clip norms.
 
         Args:

@@ -18,7 +18,11 @@ from torch.utils import _pytree as pytree
 
 from fedsim.clients.gradients.layers.base import ExampleUse
 from fedsim.clients.gradients.parameters import FlatParameters
-from fedsim.clients.gradients.per_example import PerExampleGradients, Tile, UncoveredParameterError
+from fedsim.clients.gradients.per_example import (
+    PaddedBatch,
+    PerExampleGradients,
+    UncoveredParameterError,
+)
 
 
 class Pass(Protocol):
@@ -189,19 +193,19 @@ def _has_rows(leaf: Tensor, rows: int) -> bool:
 class OneAtATime(PerExampleGradients):
     """Computes per-example gradients in a loop, with each example alone in its batch."""
 
-    def row_gradients(self, values: Tensor, tile: Tile) -> Mapping[int, ExampleUse]:
+    def row_gradients(self, values: Tensor, padded: PaddedBatch) -> Mapping[int, ExampleUse]:
         """Return the gradients of a padded batch's rows by parameter.
 
         Args:
             values: not used, as the model holds the client's parameters.
-            tile: padded batch of one client.
+            padded: padded batch of one client.
         """
         gradients = list[Sequence[Tensor]]()
-        pairs = zip(tile.features.split(1), tile.targets.split(1), strict=True)
+        pairs = zip(padded.features.split(1), padded.targets.split(1), strict=True)
         for row, (x, y) in enumerate(pairs):
-            if tile.randomness is not None:
-                tile.randomness.only(row)
-            with tile.keyed:
+            if padded.randomness is not None:
+                padded.randomness.only(row)
+            with padded.keyed:
                 gradients.append(self._of_example(x, y))
         held = {i: torch.stack(parts) for i, parts in enumerate(zip(*gradients, strict=True))}
         return dict.fromkeys(held, ExampleUse(held))

@@ -20,7 +20,7 @@ from fedsim.noise.grid import SUM_HEIGHT
 
 
 @dataclass(frozen=True)
-class LotStatistics:
+class BatchStatistics:
     """Counts of a batch's examples in clipping; they are private and need noise before release.
 
     Attributes:
@@ -33,10 +33,10 @@ class LotStatistics:
     not_finite: int
     within: tuple[int, ...]
 
-    def __add__(self, other: "LotStatistics") -> "LotStatistics":
+    def __add__(self, other: "BatchStatistics") -> "BatchStatistics":
         """Return the counts of two physical batches together."""
         within = tuple(a + b for a, b in zip(self.within, other.within, strict=True))
-        return LotStatistics(
+        return BatchStatistics(
             self.examples + other.examples, self.not_finite + other.not_finite, within
         )
 
@@ -137,7 +137,7 @@ class UncoveredParameterError(FedsimError, RuntimeError):
 
 
 @dataclass(frozen=True)
-class Tile:
+class PaddedBatch:
     """A padded batch: R rows of each of K clients, where rows without an example are zeros.
 
     Attributes:
@@ -204,12 +204,12 @@ class PerExampleGradients(ABC):
         """
         return None
 
-    def add_sums(self, values: Tensor, tile: Tile, into: Tensor) -> None:
+    def add_sums(self, values: Tensor, padded: PaddedBatch, into: Tensor) -> None:
         """Add each client's weighted sum of unclipped gradients to a tensor in place.
 
         Args:
             values: each client's flat parameters (K, size).
-            tile: padded batch of n = K · R rows, with the weights of their losses.
+            padded: padded batch of n = K · R rows, with the weights of their losses.
             into: tensor (K, size) to add Σ_i weight_i · gradient_i to.
 
         Raises:
@@ -218,14 +218,14 @@ class PerExampleGradients(ABC):
         raise TypeError("training without privacy needs gradients by rules")
 
     @abstractmethod
-    def row_gradients(self, values: Tensor, tile: Tile) -> Mapping[int, ExampleUse]:
+    def row_gradients(self, values: Tensor, padded: PaddedBatch) -> Mapping[int, ExampleUse]:
         """Return the gradients of a padded batch's rows, by index of the parameter.
 
         A parameter that has no gradient is absent.
 
         Args:
             values: each client's flat parameters (K, size).
-            tile: padded batch of n = K · R rows.
+            padded: padded batch of n = K · R rows.
         """
 
     def gradients(self, features: Tensor, targets: Tensor, values: Tensor | None = None) -> Tensor:
@@ -239,29 +239,29 @@ class PerExampleGradients(ABC):
         """
         data = self.parameters.data
         values = data.unsqueeze(0) if values is None else values
-        tile = Tile(len(values), features, targets, data.new_ones(len(features)))
+        padded = PaddedBatch(len(values), features, targets, data.new_ones(len(features)))
         rows = data.new_zeros(len(features), self.parameters.size)
         places = self.parameters.slices(range(len(self.parameters.tensors)))
         with torch.no_grad():
-            for index, use in self.row_gradients(values, tile).items():
+            for index, use in self.row_gradients(values, padded).items():
                 rows[:, places[index]] = use.per_example(index).reshape(len(rows), -1)
         return rows
 
-    def clipped(self, values: Tensor, tile: Tile, clip: ClipBounds) -> "ClippedRows":
+    def clipped(self, values: Tensor, padded: PaddedBatch, clip: ClipBounds) -> "ClippedRows":
         """Return scale · clip(gradient) of each example of a padded batch.
 
         The gradient of an example with several views is their mean, which is clipped once.
 
         Args:
             values: each client's flat parameters (K, size).
-            tile: the padded batch.
+            padded: the padded batch.
             clip: bounds and scales of the examples.
         """
-        gradients = by_example(self.row_gradients(values, tile), tile.views)
-        return clipped_rows(gradients, clip, clients=tile.clients, times=1.0 / tile.views)
+        gradients = by_example(self.row_gradients(values, padded), padded.views)
+        return clipped_rows(gradients, clip, clients=padded.clients, times=1.0 / padded.views)
 
     def add_clipped_sums(
-        self, values: Tensor, tile: Tile, clip: ClipBounds, into: Tensor
+        self, values: Tensor, padded: PaddedBatch, clip: ClipBounds, into: Tensor
     ) -> tuple[Tensor, Tensor | None]:
         """Add each client's scaled sum of clipped gradients to a tensor in place.
 
@@ -269,7 +269,7 @@ class PerExampleGradients(ABC):
 
         Args:
             values: each client's flat parameters (K, size).
-            tile: the padded batch.
+            padded: the padded batch.
             clip: bounds and scales of the examples.
             into: tensor (K, size), float32 or float64, to add scale_k · Σ_i clip(gradient_i) to.
 
@@ -277,7 +277,7 @@ class PerExampleGradients(ABC):
             Gradient norms by group, float64 (n, m), NaN for dropped examples; and which examples
             (n,) were dropped as their gradient is not finite, None if none was.
         """
-        rows = self.clipped(values, tile, clip)
+        rows = self.clipped(values, padded, clip)
         rows.add_to(self.parameters.stacked_views(into))
         return rows.norms, rows.dropped
 
@@ -290,7 +290,7 @@ class PerExampleGradients(ABC):
         into: Tensor,
         *,
         scale: float = 1.0,
-    ) -> LotStatistics:
+    ) -> BatchStatistics:
         """Add scale · Σ_i clip(gradient_i) of one client's n ≥ 0 examples to a tensor in place.
 
         Guarantee: the terms of the sum have the guarantee of `ClippedRows`.
@@ -305,13 +305,13 @@ class PerExampleGradients(ABC):
         """
         n = len(features)
         if n == 0:
-            return LotStatistics(0, 0, (0,) * len(groups.bounds))
+            return BatchStatistics(0, 0, (0,) * len(groups.bounds))
         scales = torch.full((n, 1), scale, dtype=torch.float64, device=into.device)
         clip = ClipBounds.of_client(clipping, groups, scales)
-        tile = Tile(1, features, targets, self.parameters.data.new_ones(n))
+        padded = PaddedBatch(1, features, targets, self.parameters.data.new_ones(n))
         values = self.parameters.data.unsqueeze(0)
-        norms_and_dropped = self.add_clipped_sums(values, tile, clip, into.unsqueeze(0))
-        return lot_statistics(clip, *norms_and_dropped)
+        norms_and_dropped = self.add_clipped_sums(values, padded, clip, into.unsqueeze(0))
+        return batch_statistics(clip, *norms_and_dropped)
 
 
 def by_example(found: Mapping[int, ExampleUse], views: int) -> dict[int, ExampleUse]:
@@ -417,7 +417,7 @@ def clipped_rows(
     return ClippedRows(found, clip.members, norms, columns, dropped)
 
 
-def lot_statistics(clip: ClipBounds, norms: Tensor, dropped: Tensor | None) -> LotStatistics:
+def batch_statistics(clip: ClipBounds, norms: Tensor, dropped: Tensor | None) -> BatchStatistics:
     """Return the counts of examples in clipping for a padded batch of one client.
 
     Args:
@@ -428,4 +428,4 @@ def lot_statistics(clip: ClipBounds, norms: Tensor, dropped: Tensor | None) -> L
     real = (clip.scales > 0).any(1)
     within = ((norms <= clip.bounds) & real.unsqueeze(1)).sum(0).tolist()
     lost = 0 if dropped is None else int((dropped & real).sum())
-    return LotStatistics(int(real.sum()), lost, tuple(within))
+    return BatchStatistics(int(real.sum()), lost, tuple(within))

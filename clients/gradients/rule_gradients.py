@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedsim.clients.gradients.layers.base import ExampleUse, LayerUse
 from fedsim.clients.gradients.layers.linear import LinearUse
 from fedsim.clients.gradients.parameters import FlatParameters
-from fedsim.clients.gradients.per_example import PerExampleGradients, PerExampleLoss, Tile
+from fedsim.clients.gradients.per_example import PaddedBatch, PerExampleGradients, PerExampleLoss
 from fedsim.clients.gradients.recording import RuledModel
 from fedsim.clients.gradients.sequence import ModuleSequence
 
@@ -114,55 +114,55 @@ class RuleGradients(PerExampleGradients):
         """Names of the modules that run through `torch.func`."""
         return self.ruled.units
 
-    def row_gradients(self, values: Tensor, tile: Tile) -> Mapping[int, ExampleUse]:
+    def row_gradients(self, values: Tensor, padded: PaddedBatch) -> Mapping[int, ExampleUse]:
         """Return the gradients of a padded batch's rows, by index of the parameter."""
-        return by_parameter(self.record(values, tile))
+        return by_parameter(self.record(values, padded))
 
-    def add_sums(self, values: Tensor, tile: Tile, into: Tensor) -> None:
+    def add_sums(self, values: Tensor, padded: PaddedBatch, into: Tensor) -> None:
         """Add each client's weighted sum of unclipped gradients to a tensor in place.
 
         Args:
             values: each client's flat parameters (K, size).
-            tile: padded batch of n = K · R rows, with the weights of their losses.
+            padded: padded batch of n = K · R rows, with the weights of their losses.
             into: tensor (K, size) to add Σ_i weight_i · gradient_i to.
         """
-        uses = self.record(values, tile)
+        uses = self.record(values, padded)
         views = self.parameters.stacked_views(into)
         with torch.no_grad():
             for use in uses:
                 # A function without a value at 0 is not finite in padding rows, and 0 · NaN is NaN.
                 g = use.output_gradient if isinstance(use, LayerUse) else None
                 if g is None or g.is_cuda or not g.sum().isfinite():
-                    use.drop(tile.weights == 0)
+                    use.drop(padded.weights == 0)
                 for index in use.parameters:
                     use.add_weighted(index, None, views[index])
 
-    def record(self, values: Tensor, tile: Tile) -> Sequence[ExampleUse]:
+    def record(self, values: Tensor, padded: PaddedBatch) -> Sequence[ExampleUse]:
         """Return the uses of parameters with their gradients, from one forward and backward pass.
 
         Args:
             values: each client's flat parameters (K, size).
-            tile: padded batch of n = K · R rows.
+            padded: padded batch of n = K · R rows.
 
         Raises:
             UncoveredParameterError: a parameter was used in a way that no rule covers.
         """
-        x, y, weights = tile.features, tile.targets, tile.weights
+        x, y, weights = padded.features, padded.targets, padded.weights
         recording, known = self.ruled.start(values, x.shape[0]), known_gradient(self.loss)
         if known is not None and self._sequence.is_usable:
             with torch.no_grad():
-                with tile.keyed:
+                with padded.keyed:
                     outputs, backward = self._sequence.run(recording, x)
                 backward(known.output_gradient(outputs, y, weights))
             return recording.uses
         with torch.enable_grad():
-            with self.ruled.in_place(recording), tile.keyed:
+            with self.ruled.in_place(recording), padded.keyed:
                 outputs = self.model(x)
             if known is not None:
                 g = known.output_gradient(outputs.detach(), y, weights)
                 self.ruled.fill(recording, outputs, g)
             else:
-                with tile.keyed:
+                with padded.keyed:
                     losses = self.loss(outputs, y)
                 self.ruled.fill(recording, torch.dot(losses, weights.to(losses.dtype)), None)
         return recording.uses

@@ -14,9 +14,9 @@ from torch.autograd.function import once_differentiable
 
 from fedsim.clients.gradients.layers import RULES
 from fedsim.clients.gradients.layers.base import LayerUse
+from fedsim.clients.gradients.padded_batches import padded_parts
 from fedsim.clients.gradients.per_example import UncoveredParameterError
 from fedsim.clients.gradients.recording import Recording, RuledModel
-from fedsim.clients.gradients.tiles import padded_tiles
 
 Backward = Callable[[Tensor], Tensor]
 """Function from the gradient at a module's output to the gradient at its input."""
@@ -108,15 +108,15 @@ class ModuleSequence:
             return lambda recording, module, x, is_first: function(x)
         return None
 
-    def record(self, tiles: Sequence[Recording], x: Tensor) -> Tensor:
+    def record(self, padded_batches: Sequence[Recording], x: Tensor) -> Tensor:
         """Return the outputs (n, ...), whose backward pass by torch fills the recorded uses.
 
         Args:
-            tiles: recordings of successive padded batches with the same number of rows, for the
-                rows of x and padding.
+            padded_batches: recordings of successive padded batches with the same number of rows,
+                for the rows of x and padding.
             x: features of the rows (n, ...), without a gradient.
         """
-        outputs: Any = _RunSequence.apply(tiles[0].anchor, x, self, tiles)
+        outputs: Any = _RunSequence.apply(padded_batches[0].anchor, x, self, padded_batches)
         return outputs
 
     def _backward(self, steps: Sequence[Backward], g: Tensor) -> None:
@@ -177,11 +177,17 @@ class _RunSequence(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, anchor: Tensor, x: Tensor, sequence: ModuleSequence, tiles: Sequence[Recording]
+        ctx: Any,
+        anchor: Tensor,
+        x: Tensor,
+        sequence: ModuleSequence,
+        padded_batches: Sequence[Recording],
     ) -> Tensor:
-        parts = padded_tiles(x, tiles[0].rows)
-        runs = [sequence.run(tile, part) for tile, part in zip(tiles, parts, strict=True)]
-        ctx.fill_in, ctx.rows = [fill_in for _, fill_in in runs], tiles[0].rows
+        parts = padded_parts(x, padded_batches[0].rows)
+        runs = [
+            sequence.run(padded, part) for padded, part in zip(padded_batches, parts, strict=True)
+        ]
+        ctx.fill_in, ctx.rows = [fill_in for _, fill_in in runs], padded_batches[0].rows
         # A copy, which the user may change in place.
         outputs = torch.cat([y for y, _ in runs]) if len(runs) > 1 else runs[0][0].clone()
         return outputs if len(outputs) == len(x) else outputs[: len(x)].clone()
@@ -195,8 +201,8 @@ class _RunSequence(torch.autograd.Function):
                 "backward ran twice through one forward pass (retain_graph), so gradients would be "
                 "counted twice; add the losses up and call backward once"
             )
-        for fill_in_tile, part in zip(fill_in, padded_tiles(g, ctx.rows), strict=True):
-            fill_in_tile(part)
+        for fill_in_padded, part in zip(fill_in, padded_parts(g, ctx.rows), strict=True):
+            fill_in_padded(part)
         return (None,) * len(ctx.needs_input_grad)
 
 

@@ -25,7 +25,7 @@ from fedsim.clients.sampling.sampling import Charges
 from fedsim.noise.grid import DEVIATION, SATURATION, effective_multiplier
 from fedsim.noise.release import release_
 from fedsim.noise.sources import NoiseSource
-from fedsim.protocol.noisy_sums import CLIP_COUNT, LearntBound, SumPlan, check_bound
+from fedsim.protocol.noisy_sums import CLIP_COUNT, AdaptiveClipNorm, SumPlan, check_bound
 
 COUNT_SENSITIVITY = 0.5
 """Largest |b − ½|, where b is 1 if the update is within the bound and 0 if not."""
@@ -259,7 +259,7 @@ class UpdateMechanism(UpdateRelease, SummedMechanism):
             return ReleasedUpdates(clipped, [None] * len(clipped))
         return ReleasedUpdates(clipped[:, :-1], clipped[:, -1].tolist())
 
-    def resume(self, clip_norm: LearntBound | None) -> Self:
+    def resume(self, clip_norm: AdaptiveClipNorm | None) -> Self:
         """Return the mechanism with the clip norm S that the server has adapted.
 
         Guarantee: `mechanism` is the same for every S, so a wrong one costs accuracy only.

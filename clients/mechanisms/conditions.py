@@ -109,9 +109,9 @@ class Condition:
     objection: Callable[[Choices], str]
 
 
-def _lots_have_no_event(choices: Choices) -> bool:
+def _batches_have_no_event(choices: Choices) -> bool:
     scheme = SAMPLING_SCHEMES.get(choices.sampling or "")
-    if scheme is None or not choices.kind.draws_lots:
+    if scheme is None or not choices.kind.draws_batches:
         return False
     return choices.adjacency in ADJACENCIES and choices.adjacency not in scheme.adjacencies
 
@@ -119,7 +119,7 @@ def _lots_have_no_event(choices: Choices) -> bool:
 def _no_event(choices: Choices) -> str:
     scheme = SAMPLING_SCHEMES[choices.sampling or ""]
     return (
-        f"lots drawn by {scheme.name} have no guarantee under {choices.adjacency} adjacency, "
+        f"batches drawn by {scheme.name} have no guarantee under {choices.adjacency} adjacency, "
         f"because {scheme.obstacle}"
     )
 
@@ -175,15 +175,15 @@ CONDITIONS: Mapping[str, Condition] = {
         lambda c: c.sums_steps and c.optimizer != "sgd",
         lambda c: f"optimizer {c.optimizer} keeps a state of the client's own gradients",
     ),
-    "poisson_lots": Condition(
+    "poisson_batches": Condition(
         lambda c: c.sums_steps and c.sampling != "poisson",
-        lambda c: f"lots drawn by {c.sampling} have no theorem for sums",
+        lambda c: f"batches drawn by {c.sampling} have no theorem for sums",
     ),
     "adjacency": Condition(
         lambda c: _adjacency(c) is not None,
         lambda c: _adjacency(c) or "",
     ),
-    "lots_of_adjacency": Condition(_lots_have_no_event, _no_event),
+    "batches_of_adjacency": Condition(_batches_have_no_event, _no_event),
     "drawn_clients": Condition(
         lambda c: c.draws_clients and (c.trust, c.unit) != ("central", "client"),
         lambda c: "drawing clients lowers ε only with trust: central and unit: client",
@@ -218,13 +218,13 @@ CONDITIONS: Mapping[str, Condition] = {
         lambda c: c.correlation not in ("none", *_CORRELATIONS),
         lambda c: f"the correlation of its noise, {c.correlation}, is not known",
     ),
-    "lots_of_correlation": Condition(
+    "batches_of_correlation": Condition(
         lambda c: (
             c.correlation != "none"
             and c.sampling in SAMPLING_SCHEMES
             and c.sampling not in CORRELATED["sampling"]
         ),
-        lambda c: f"its noise is correlated, and lots drawn by {c.sampling} may be close",
+        lambda c: f"its noise is correlated, and batches drawn by {c.sampling} may be close",
     ),
     "cell_of_correlation": Condition(
         lambda c: c.correlation != "none" and (c.trust != "local" or protects_client(c.unit)),

@@ -20,7 +20,7 @@ from fedsim.clients.gradients.parameters import FlatParameters
 from fedsim.clients.sampling.sampling import Charges, PoissonSampling, Sampling
 from fedsim.noise.grid import nominal_multiplier
 from fedsim.noise.sources import NoiseSource
-from fedsim.protocol.noisy_sums import LearntBound, SumPlan
+from fedsim.protocol.noisy_sums import AdaptiveClipNorm, SumPlan
 
 
 class Mechanism(ABC):
@@ -66,7 +66,7 @@ class Mechanism(ABC):
         """Noise multiplier z' ≤ z that is left after rounding to the grid."""
 
     @property
-    def adapted_clip_norm(self) -> LearntBound | None:
+    def adapted_clip_norm(self) -> AdaptiveClipNorm | None:
         """The current clip norm under adaptive clipping, or None if the clip norm is fixed."""
         return None
 
@@ -154,7 +154,7 @@ class Mechanism(ABC):
         """Return the mechanism of one round; only the mechanism of votes differs by round."""
         return self
 
-    def resume(self, clip_norm: LearntBound | None) -> Self:
+    def resume(self, clip_norm: AdaptiveClipNorm | None) -> Self:
         """Return the mechanism with an adapted clip norm.
 
         Args:

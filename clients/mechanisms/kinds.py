@@ -38,7 +38,7 @@ class ReleaseKind:
         releases: what a client releases, in words, for one line of text.
         bound: key of `privacy` that bounds the contribution of a unit; "" if the settings of the
             mechanism have the bounds.
-        draws_lots: whether each local step is a release on a batch drawn from the examples;
+        draws_batches: whether each local step is a release on a batch drawn from the examples;
             otherwise a round is one release.
         local_trust_only: whether the privacy proof holds in local trust only, so that releases
             cannot be shares of a noisy sum.
@@ -64,7 +64,7 @@ class ReleaseKind:
     mechanism: str = GRADIENT_PERTURBATION
     releases: str
     bound: str = ""
-    draws_lots: bool = False
+    draws_batches: bool = False
     local_trust_only: bool = False
     server_learns_bound: bool = False
     events: frozenset[str] = frozenset()
@@ -90,7 +90,7 @@ _DP_SGD = ReleaseKind(
     drafts_in="dp_sgd.draft",
     releases="DP-SGD in every client",
     bound="max_grad_norm",
-    draws_lots=True,
+    draws_batches=True,
     takes_canaries=True,
     sensitivity_of="a sum of clipped gradients",
     charged="every training step",

@@ -411,7 +411,7 @@ def draft(request: PlanRequest) -> Draft:
             learning_rate=optimizer.lr,
             weight_decay=optimizer.weight_decay,
             steps=whole_round_steps(request.privacy, local, examples),
-            batch=local.lot(examples),
+            batch=local.expected_batch(examples),
             examples=examples,
         )
         return release.for_training(descent, parameters.tensors[0].dtype)

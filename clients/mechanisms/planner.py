@@ -28,7 +28,7 @@ from fedsim.clients.mechanisms.plan import (
     delta_of,
 )
 from fedsim.clients.privacy_settings import PrivacySettings
-from fedsim.clients.sampling.divided_lots import CyclicPoisson
+from fedsim.clients.sampling.divided_batches import CyclicPoisson
 from fedsim.clients.sampling.sampling import PoissonSampling, Sampling
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedsim.clients.clipping.clipping import GroupClipping
 from fedsim.clients.gradients.fallback import OneAtATime
 from fedsim.clients.gradients.layers.base import ExampleUse, LayerUse
-from fedsim.clients.gradients.per_example import ClipBounds, PerExampleGradients, Tile
+from fedsim.clients.gradients.per_example import ClipBounds, PaddedBatch, PerExampleGradients
 from fedsim.clients.model_checks.safety import UnsafeModelError, preserve_state
 
 _SCALE = 0.1  # factor of the watched rows' clipped gradients, not a power of two
@@ -168,7 +168,7 @@ class _Layout:
             new.flatten(0, 1)[self.places] = old.flatten(0, 1)[self.places]
         return replace(self, features=features, targets=targets)
 
-    def tile(self, *, is_alone: bool) -> Tile:
+    def padded(self, *, is_alone: bool) -> PaddedBatch:
         """Return the padded batch.
 
         Args:
@@ -178,7 +178,7 @@ class _Layout:
         clients, rows, views = self.features.shape[:3]
         weights = torch.full((clients * rows,), 0.0 if is_alone else 1.0, device=x.device)
         weights[self.places] = 1.0
-        return Tile(clients, x, y, weights.repeat_interleave(views), views)
+        return PaddedBatch(clients, x, y, weights.repeat_interleave(views), views)
 
 
 def _many_rows(examples: tuple[Tensor, Tensor], n: int) -> tuple[Tensor, Tensor]:
@@ -223,7 +223,7 @@ class _Trial:
         self._values = data + 0.02 * moved.to(data)  # zero weights could hide a difference
         self._clipping = GroupClipping(1.0)
         self._groups = self._clipping.groups(gradients.parameters)
-        self._first = base.tile(is_alone=False)
+        self._first = base.padded(is_alone=False)
 
     def first_difference(self) -> tuple[str, str] | None:
         """Return the layer and the cause of the first difference; None if there is none."""
@@ -232,17 +232,17 @@ class _Trial:
         order = torch.arange(rows, device=base.places.device)
         for places in (order.flip(0), order.roll(_STEP)):
             layout = base.moved(places)
-            tile = layout.tile(is_alone=False)
-            results = self._pass(tile, layout.places)
+            padded = layout.padded(is_alone=False)
+            results = self._pass(padded, layout.places)
             expected = norms.unflatten(0, (-1, rows))[:, places].flatten(0, 1)
             if not _same(results[0], expected) or not _same(results[1], sums):
-                return self._layer(tile, layout.places), "its place among the rows"
+                return self._layer(padded, layout.places), "its place among the rows"
         for cause, layout, is_alone in self._companies():
-            tile = layout.tile(is_alone=is_alone)
-            results = self._pass(tile, layout.places)
+            padded = layout.padded(is_alone=is_alone)
+            results = self._pass(padded, layout.places)
             same_norms = _same(results[0][layout.places], norms[base.places])
             if not same_norms or not _same(results[1], sums):
-                return self._layer(tile, layout.places), cause
+                return self._layer(padded, layout.places), cause
         return None
 
     def _companies(self) -> Iterator[tuple[str, _Layout, bool]]:
@@ -260,27 +260,27 @@ class _Trial:
         zeros = base.with_others(torch.zeros_like(x), torch.zeros_like(y))
         yield "the number of examples", zeros, True
 
-    def _pass(self, tile: Tile, places: Tensor) -> tuple[Tensor, Tensor]:
+    def _pass(self, padded: PaddedBatch, places: Tensor) -> tuple[Tensor, Tensor]:
         """Return the norms of all rows (n, m), and the watched contributions (K, size)."""
-        groups, n = self._groups, len(tile.example_weights)
+        groups, n = self._groups, len(padded.example_weights)
         scales = torch.zeros(n, 1, dtype=torch.float64, device=places.device)
         scales[places] = _SCALE
         bounds = scales.new_tensor([groups.bounds]).expand(n, -1)
         into = torch.zeros_like(self._values, dtype=torch.float64)
         clip = ClipBounds(self._clipping, groups.members, bounds, scales)
-        norms, _ = self._gradients.add_clipped_sums(self._values, tile, clip, into)
+        norms, _ = self._gradients.add_clipped_sums(self._values, padded, clip, into)
         return norms, into
 
-    def _layer(self, tile: Tile, places: Tensor) -> str:
+    def _layer(self, padded: PaddedBatch, places: Tensor) -> str:
         """Return the name of the layer in which the watched rows' results first differ.
 
         It is the layer before the first one whose input differs; where all inputs are equal, the
         layer after the last one whose output gradient differs; else the first layer.
         """
         before = self._gradients.row_gradients(self._values, self._first)
-        after = self._gradients.row_gradients(self._values, tile)
+        after = self._gradients.row_gradients(self._values, padded)
         layers = self._groups.members
-        at = self._base.places * tile.views, places * tile.views  # of the first views
+        at = self._base.places * padded.views, places * padded.views  # of the first views
 
         def differs(part: str, number: int) -> bool:
             used = [i for i in layers[number] if i in before and i in after]
@@ -328,7 +328,8 @@ class MemberIsolation(_Isolation):
             return None
         return (
             f"in blocks of {clients} clients, a client's update changes in its last bits with "
-            f"{cause} of another client, so no ε of a client would hold; set local.cohort: off, "
+            f"{cause} of another client, so no ε of a client would hold; set "
+            f"local.vectorized_clients: off, "
             "which trains each client alone"
         )
 
@@ -336,7 +337,7 @@ class MemberIsolation(_Isolation):
         """Return the property of other clients that changes a sum; None if there is none."""
         n = clients * rows * self._views
         weights = self._gradients.parameters.data.new_full((n,), 1.0 / rows)
-        base = Tile(clients, *_many_rows(self._examples, n), weights, self._views)
+        base = PaddedBatch(clients, *_many_rows(self._examples, n), weights, self._views)
         generator = torch.Generator().manual_seed(1)
         data = self._gradients.parameters.data
         values = data + 0.02 * torch.randn(clients, len(data), generator=generator).to(data)
@@ -346,13 +347,13 @@ class MemberIsolation(_Isolation):
         for parity in (0, 1):
             watched = torch.arange(clients, device=data.device) % 2 == parity
             kept = watched.repeat_interleave(rows * self._views)
-            for cause, tile in _companies(base, kept):
-                sums = self._sums(values, tile)
+            for cause, padded in _companies(base, kept):
+                sums = self._sums(values, padded)
                 if not torch.equal(sums[watched], expected[watched]):
                     return cause
         return None
 
-    def _is_moved(self, values: Tensor, base: Tile) -> bool:
+    def _is_moved(self, values: Tensor, base: PaddedBatch) -> bool:
         """Return whether a sum depends on its client's place in the padded batch.
 
         Eval mode turns dropout off, which draws by place here.
@@ -367,17 +368,17 @@ class MemberIsolation(_Isolation):
         self._gradients.model.train(is_training)
         return not torch.equal(sums[0].roll(1, 0), sums[1])
 
-    def _sums(self, values: Tensor, tile: Tile) -> Tensor:
+    def _sums(self, values: Tensor, padded: PaddedBatch) -> Tensor:
         into = torch.zeros_like(values)
         torch.manual_seed(0)  # for dropout
-        self._gradients.add_sums(values, tile, into)
+        self._gradients.add_sums(values, padded, into)
         return into
 
 
-def _companies(base: Tile, kept: Tensor) -> Iterator[tuple[str, Tile]]:
+def _companies(base: PaddedBatch, kept: Tensor) -> Iterator[tuple[str, PaddedBatch]]:
     """Yield (changed property, padded batch in which the rows that are not kept are changed)."""
 
-    def with_others(features: Tensor, targets: Tensor) -> Tile:
+    def with_others(features: Tensor, targets: Tensor) -> PaddedBatch:
         features, targets = features.clone(), targets.clone()
         features[kept], targets[kept] = base.features[kept], base.targets[kept]
         return replace(base, features=features, targets=targets)

@@ -22,7 +22,7 @@ _SEED = 20240229
 
 
 @dataclass(frozen=True)
-class ProbeLot:
+class ProbeBatch:
     """A batch of examples for the checks.
 
     Attributes:
@@ -36,11 +36,11 @@ class ProbeLot:
     def __len__(self) -> int:
         return len(self.features)
 
-    def only(self, i: int) -> "ProbeLot":
+    def only(self, i: int) -> "ProbeBatch":
         """Return a batch of example i alone."""
-        return ProbeLot(self.features[i : i + 1], self.targets[i : i + 1])
+        return ProbeBatch(self.features[i : i + 1], self.targets[i : i + 1])
 
-    def replaced(self, j: int, features: Tensor, targets: Tensor) -> "ProbeLot":
+    def replaced(self, j: int, features: Tensor, targets: Tensor) -> "ProbeBatch":
         """Return the batch with example j replaced.
 
         Args:
@@ -50,7 +50,7 @@ class ProbeLot:
         """
         x, y = self.features.clone(), self.targets.clone()
         x[j], y[j] = features, targets
-        return ProbeLot(x, y)
+        return ProbeBatch(x, y)
 
 
 def _seed_torch(seed: int, device: torch.device) -> None:
@@ -61,23 +61,23 @@ def _seed_torch(seed: int, device: torch.device) -> None:
         torch.manual_seed(seed)
 
 
-def lots_to_compare(lot: ProbeLot) -> Iterator[tuple[int, ProbeLot]]:
+def batches_to_compare(batch: ProbeBatch) -> Iterator[tuple[int, ProbeBatch]]:
     """Yield pairs (j, batch with example j replaced), by another example and by large values."""
     generator = torch.Generator().manual_seed(_SEED)
-    x, y = lot.features, lot.targets
-    for j in range(len(lot)):
-        k = (j + 1) % len(lot)
-        yield j, lot.replaced(j, x[k], y[k])
+    x, y = batch.features, batch.targets
+    for j in range(len(batch)):
+        k = (j + 1) % len(batch)
+        yield j, batch.replaced(j, x[k], y[k])
         if x.is_floating_point():
             noise = torch.randn(x[j].shape, generator=generator).to(x)
-            yield j, lot.replaced(j, (noise - 3.0) * x.abs().mean().clamp(min=1e-3), y[j])
+            yield j, batch.replaced(j, (noise - 3.0) * x.abs().mean().clamp(min=1e-3), y[j])
 
 
 @dataclass(frozen=True)
 class _Seen:
     """Results of a pass over a batch: outputs with one row per example, and gradients."""
 
-    lot: ProbeLot
+    batch: ProbeBatch
     outputs: list[Tensor]
     gradients: list[Tensor]
 
@@ -113,55 +113,55 @@ class Probe:
         self.model.train()
         self._seen = None
 
-    def outputs(self, lot: ProbeLot, seed: int = _SEED) -> Any:
+    def outputs(self, batch: ProbeBatch, seed: int = _SEED) -> Any:
         """Return the model's outputs on a batch.
 
         Args:
-            lot: the batch of n examples.
+            batch: the batch of n examples.
             seed: seed of the model's random numbers.
         """
-        _seed_torch(seed, lot.features.device)
+        _seed_torch(seed, batch.features.device)
         random.seed(seed)
-        return self.model(lot.features)
+        return self.model(batch.features)
 
-    def losses(self, lot: ProbeLot, seed: int = _SEED) -> Tensor:
+    def losses(self, batch: ProbeBatch, seed: int = _SEED) -> Tensor:
         """Return the losses of the examples (n,), or a single loss ().
 
         Args:
-            lot: the batch of n examples.
+            batch: the batch of n examples.
             seed: seed of the model's random numbers.
         """
-        return self._losses_of(self.outputs(lot, seed), lot)
+        return self._losses_of(self.outputs(batch, seed), batch)
 
-    def _losses_of(self, outputs: Any, lot: ProbeLot) -> Tensor:
-        values = self.loss(outputs, lot.targets)
+    def _losses_of(self, outputs: Any, batch: ProbeBatch) -> Tensor:
+        values = self.loss(outputs, batch.targets)
         if not isinstance(values, Tensor):
             kind = type(values).__name__
             raise UnsafeModelError(f"the loss must return a tensor at every call, got {kind}")
         if values.ndim == 0:
             return values
-        if len(values) != len(lot):
+        if len(values) != len(batch):
             raise UnsafeModelError(
-                f"the loss returned shape {tuple(values.shape)} for {len(lot)} examples, so its "
+                f"the loss returned shape {tuple(values.shape)} for {len(batch)} examples, so its "
                 "values cannot be told apart by example; return one value per example, as with "
                 "reduction='none'"
             )
         return values.flatten(1).sum(1) if values.ndim > 1 else values
 
-    def gradients(self, lot: ProbeLot, seed: int = _SEED) -> list[Tensor]:
+    def gradients(self, batch: ProbeBatch, seed: int = _SEED) -> list[Tensor]:
         """Return the flat gradient (size,) of each example's loss, or of the single loss.
 
         Args:
-            lot: the batch of n examples.
+            batch: the batch of n examples.
             seed: seed of the model's random numbers.
         """
-        losses = self.losses(lot, seed)
+        losses = self.losses(batch, seed)
         return [self._gradient(value) for value in (losses if losses.ndim else [losses])]
 
-    def is_repeatable(self, lot: ProbeLot) -> bool:
+    def is_repeatable(self, batch: ProbeBatch) -> bool:
         """Return whether the same batch and seed give the same gradients twice."""
         self._seen = None
-        first, second = self._see(lot).gradients, self.gradients(lot)
+        first, second = self._see(batch).gradients, self.gradients(batch)
         if not any(bool(g.isfinite().all()) for g in first):
             raise UnsafeModelError(
                 "the gradients of the examples are not finite, so it cannot be checked that "
@@ -169,21 +169,21 @@ class Probe:
             )
         return not any(map(self._is_far, first, second))
 
-    def is_random(self, lot: ProbeLot) -> bool:
+    def is_random(self, batch: ProbeBatch) -> bool:
         """Return whether the gradients depend on the random seed."""
-        return any(map(self._is_far, self._see(lot).gradients, self.gradients(lot, _SEED + 1)))
+        return any(map(self._is_far, self._see(batch).gradients, self.gradients(batch, _SEED + 1)))
 
-    def first_moved_example(self, lot: ProbeLot, other: ProbeLot, j: int) -> int | None:
+    def first_moved_example(self, batch: ProbeBatch, other: ProbeBatch, j: int) -> int | None:
         """Return the first example whose outputs or gradient differ between two batches.
 
         Args:
-            lot: the batch.
+            batch: the batch.
             other: the batch with example j replaced.
             j: index of the replaced example, which is skipped.
         """
-        seen, outputs = self._see(lot), self.outputs(other)
-        others = [i for i in range(len(lot)) if i != j]
-        pairs = list(zip(seen.outputs, rows(outputs, len(lot)), strict=False))
+        seen, outputs = self._see(batch), self.outputs(other)
+        others = [i for i in range(len(batch)) if i != j]
+        pairs = list(zip(seen.outputs, rows(outputs, len(batch)), strict=False))
         for i in others:
             if any(self._is_far(before[i], after.detach()[i]) for before, after in pairs):
                 return i
@@ -194,34 +194,34 @@ class Probe:
                 (i for i, gradient in gradients if self._is_far(seen.gradients[i], gradient)), None
             )
         before, after = seen.gradients[0], self._gradient(losses)
-        changed = (i for i in others if self._not_additive(lot, other, i, before, after))
+        changed = (i for i in others if self._not_additive(batch, other, i, before, after))
         return next(changed, None)
 
     def _not_additive(
-        self, lot: ProbeLot, other: ProbeLot, i: int, before: Tensor, after: Tensor
+        self, batch: ProbeBatch, other: ProbeBatch, i: int, before: Tensor, after: Tensor
     ) -> bool:
         """Return whether replacing example i changes two batches' total gradients differently.
 
         Args:
-            lot: the batch.
+            batch: the batch.
             other: the batch with another example replaced.
             i: index of the example.
-            before: total gradient of `lot`.
+            before: total gradient of `batch`.
             after: total gradient of `other`.
         """
-        k = (i + 1) % len(lot)
-        x, y = lot.features[k], lot.targets[k]
-        left, right = (self.gradients(given.replaced(i, x, y))[0] for given in (lot, other))
+        k = (i + 1) % len(batch)
+        x, y = batch.features[k], batch.targets[k]
+        left, right = (self.gradients(given.replaced(i, x, y))[0] for given in (batch, other))
         scale = torch.stack([before, after, left, right]).norm(dim=1).max()
         return bool(
             ((before - left) - (after - right)).norm() > 10 * self._tolerance_same_shape * scale
         )
 
-    def first_different_alone(self, lot: ProbeLot) -> int | None:
+    def first_different_alone(self, batch: ProbeBatch) -> int | None:
         """Return the first example whose gradient alone differs from its gradient in the batch."""
-        together = self._see(lot).gradients
-        alone = [self._gradient_alone(lot, i) for i in range(len(lot))]
-        if len(together) > 1 or len(lot) == 1:
+        together = self._see(batch).gradients
+        alone = [self._gradient_alone(batch, i) for i in range(len(batch))]
+        if len(together) > 1 or len(batch) == 1:
             most = max(float(g.norm()) for g in together)
             for i, (g, other) in enumerate(zip(together, alone, strict=True)):
                 if bool(g.isfinite().all()) and not bool(
@@ -232,26 +232,26 @@ class Probe:
         total = torch.stack(alone).sum(0)
         bound = self.tolerance_other_shape * torch.stack(alone).norm(dim=1).sum()
         as_sum = (together[0] - total).norm() <= bound
-        as_mean = (together[0] * len(lot) - total).norm() <= bound
+        as_mean = (together[0] * len(batch) - total).norm() <= bound
         return None if bool(as_sum | as_mean) or not bool(total.isfinite().all()) else 0
 
-    def _gradient_alone(self, lot: ProbeLot, i: int) -> Tensor:
+    def _gradient_alone(self, batch: ProbeBatch, i: int) -> Tensor:
         try:
-            return self.gradients(lot.only(i))[0]
+            return self.gradients(batch.only(i))[0]
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
             raise UnsafeModelError(
                 f"the model or the loss fails on one example alone ({error}), and batches may have "
                 "any size; keep the first dimension for the examples, whatever their number"
             ) from error
 
-    def _see(self, lot: ProbeLot) -> _Seen:
+    def _see(self, batch: ProbeBatch) -> _Seen:
         """Return the results of a batch in the current mode, cached for the last batch."""
-        if self._seen is None or self._seen.lot is not lot:
-            outputs = self.outputs(lot)
-            kept = [value.detach().clone() for value in rows(outputs, len(lot))]
-            losses = self._losses_of(outputs, lot)
+        if self._seen is None or self._seen.batch is not batch:
+            outputs = self.outputs(batch)
+            kept = [value.detach().clone() for value in rows(outputs, len(batch))]
+            losses = self._losses_of(outputs, batch)
             gradients = [self._gradient(value) for value in (losses if losses.ndim else [losses])]
-            self._seen = _Seen(lot, kept, gradients)
+            self._seen = _Seen(batch, kept, gradients)
         return self._seen
 
     def _gradient(self, value: Tensor) -> Tensor:
@@ -328,44 +328,44 @@ def check_isolation(model: nn.Module, loss: Loss, features: Tensor, targets: Ten
             f"the isolation check needs at least 2 examples with targets, got {len(features)} "
             f"examples and {len(targets)} targets"
         )
-    lot = ProbeLot(features[:_MAX_EXAMPLES], targets[:_MAX_EXAMPLES])
+    batch = ProbeBatch(features[:_MAX_EXAMPLES], targets[:_MAX_EXAMPLES])
     with preserve_state(model), torch.enable_grad():
         model.train()
         probe = Probe(model, loss)
         for _ in _at_two_points(probe.parameters):
-            _check(probe, lot)
+            _check(probe, batch)
 
 
-def _check(probe: Probe, lot: ProbeLot) -> None:
-    if not probe.is_repeatable(lot):
+def _check(probe: Probe, batch: ProbeBatch) -> None:
+    if not probe.is_repeatable(batch):
         # The model draws random numbers that torch's seed does not fix; eval mode may draw none.
         probe.use_eval_mode()
-        if not probe.is_repeatable(lot):
+        if not probe.is_repeatable(batch):
             raise UnsafeModelError(
                 "the model gives different gradients for the same examples and the same torch "
                 "seed, so it cannot be checked that examples are kept apart; draw random numbers "
                 "with torch"
             )
-    _check_replaced(probe, lot)
-    if probe.is_random(lot):
+    _check_replaced(probe, batch)
+    if probe.is_random(batch):
         probe.use_eval_mode()
-    _check_alone(probe, lot)
+    _check_alone(probe, batch)
     probe.use_train_mode()
 
 
-def _check_replaced(probe: Probe, lot: ProbeLot) -> None:
-    for j, other in lots_to_compare(lot):
-        i = probe.first_moved_example(lot, other, j)
+def _check_replaced(probe: Probe, batch: ProbeBatch) -> None:
+    for j, other in batches_to_compare(batch):
+        i = probe.first_moved_example(batch, other, j)
         if i is not None:
             raise UnsafeModelError(
                 f"example {i} is coupled to example {j}: its gradient changes when example {j} "
-                f"is replaced by another; {likely_cause(probe, lot, other, i)}"
+                f"is replaced by another; {likely_cause(probe, batch, other, i)}"
             )
 
 
-def _check_alone(probe: Probe, lot: ProbeLot) -> None:
-    i = probe.first_different_alone(lot)
-    if i is not None and probe.is_random(lot):
+def _check_alone(probe: Probe, batch: ProbeBatch) -> None:
+    i = probe.first_different_alone(batch)
+    if i is not None and probe.is_random(batch):
         raise UnsafeModelError(
             "the model's forward draws random numbers in evaluation mode, too, so an example alone "
             "cannot be compared with the same example in a batch; draw them only if self.training "
@@ -375,7 +375,7 @@ def _check_alone(probe: Probe, lot: ProbeLot) -> None:
         j = 0 if i else 1
         raise UnsafeModelError(
             f"example {i} is coupled to example {j}: its gradient in a batch differs from its "
-            f"gradient alone; {likely_cause(probe, lot, lot.only(i), i)}"
+            f"gradient alone; {likely_cause(probe, batch, batch.only(i), i)}"
         )
 
 
@@ -397,12 +397,12 @@ def _at_two_points(parameters: list[nn.Parameter]) -> Iterator[None]:
                 parameter.copy_(values)
 
 
-def likely_cause(probe: Probe, lot: ProbeLot, other: ProbeLot, i: int) -> str:
+def likely_cause(probe: Probe, batch: ProbeBatch, other: ProbeBatch, i: int) -> str:
     """Return the likely cause of a coupling of examples and its fix, as text.
 
     Args:
         probe: the model and the loss.
-        lot: a batch of examples.
+        batch: a batch of examples.
         other: the batch with another example replaced, or example i alone.
         i: index of the example whose gradient changed.
     """
@@ -414,8 +414,8 @@ def likely_cause(probe: Probe, lot: ProbeLot, other: ProbeLot, i: int) -> str:
             f"nn.GroupNorm(num_groups, {module.num_features}) or nn.LayerNorm"
         )
     place = 0 if len(other) == 1 else i
-    before, after = _traces(probe, lot), _traces(probe, other)
-    tolerance = 1e-6 if len(other) == len(lot) else 1e-3
+    before, after = _traces(probe, batch), _traces(probe, other)
+    tolerance = 1e-6 if len(other) == len(batch) else 1e-3
     for (name, outputs), (_, others) in zip(before, after, strict=False):
         if _differ(outputs, i, others, place, tolerance):
             module = probe.model.get_submodule(name)
@@ -431,19 +431,19 @@ def likely_cause(probe: Probe, lot: ProbeLot, other: ProbeLot, i: int) -> str:
     )
 
 
-def _traces(probe: Probe, lot: ProbeLot) -> list[tuple[str, list[Tensor]]]:
+def _traces(probe: Probe, batch: ProbeBatch) -> list[tuple[str, list[Tensor]]]:
     """Return the name and outputs of every layer, in the order in which the layers finish."""
     traces: list[tuple[str, list[Tensor]]] = []
     hooks = []
     for name, module in probe.model.named_modules():
 
         def note(module: nn.Module, args: Any, output: Any, name: str = name) -> None:
-            traces.append((name, [value.detach().clone() for value in rows(output, len(lot))]))
+            traces.append((name, [value.detach().clone() for value in rows(output, len(batch))]))
 
         hooks.append(module.register_forward_hook(note))
     try:
         with torch.no_grad():
-            probe.outputs(lot)
+            probe.outputs(batch)
     finally:
         for hook in hooks:
             hook.remove()

@@ -19,11 +19,11 @@ from fedsim.clients.clipping.clipping import Clipping, Groups
 from fedsim.clients.gradients.layers.base import Part
 from fedsim.clients.gradients.parameters import FlatParameters
 from fedsim.clients.gradients.per_example import (
+    BatchStatistics,
     ClipBounds,
-    LotStatistics,
+    batch_statistics,
     by_example,
     clipped_rows,
-    lot_statistics,
 )
 from fedsim.clients.gradients.recording import RuledModel
 from fedsim.clients.gradients.rule_gradients import by_parameter
@@ -31,7 +31,7 @@ from fedsim.clients.gradients.sequence import ModuleSequence
 from fedsim.clients.model_checks.safety import UnsafeModelError, check_parameter_types
 from fedsim.clients.privacy_engine.forward_checks import (
     Layout,
-    call_in_tiles,
+    call_in_padded_batches,
     check_forward,
     join_outputs,
     leading_tensor,
@@ -69,7 +69,7 @@ class AttachedModel:
 
     The model runs on padded batches of a public number of rows, so that the last bits of an
     example's contribution do not depend on how many others are in the batch (see
-    `fedsim.clients.gradients.tiles`).
+    `fedsim.clients.gradients.padded_batches`).
 
     Args:
         model: the model, whose currently trainable parameters are trained.
@@ -77,7 +77,7 @@ class AttachedModel:
 
     Attributes:
         passes: the state that all forward passes share.
-        tile_examples: R, the public number of examples in a padded batch.
+        padded_examples: R, the public number of examples in a padded batch.
 
     Raises:
         ValueError: nothing is trainable, parameters differ in dtype or device, or their dtype has
@@ -87,7 +87,7 @@ class AttachedModel:
     def __init__(self, model: nn.Module, views: int = 1) -> None:
         self.model, self.views = model, views
         self.passes = PassContext([])
-        self.tile_examples = 1
+        self.padded_examples = 1
         self.parameters = InPlaceParameters(model)
         check_parameter_types(zip(self.parameters.names, self.parameters.tensors, strict=True))
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
@@ -164,20 +164,20 @@ class AttachedModel:
             public: whether the arguments' values may be used; otherwise only their shapes are.
         """
         with self.paused():
-            units, self.tile_examples = check_forward(
+            units, self.padded_examples = check_forward(
                 self.model,
                 args,
                 kwargs,
-                tile_examples=self.tile_examples,
+                padded_examples=self.padded_examples,
                 views=self.views,
                 public=public,
             )
             self._checked = _CheckedModel(RuledModel(self.model, self.parameters, units))
         return self._checked
 
-    def use_tiles(self, examples: int) -> None:
+    def use_padded_batches(self, examples: int) -> None:
         """Set the number of examples in a padded batch; the next pass checks the model again."""
-        self.tile_examples, self._checked = examples, None
+        self.padded_examples, self._checked = examples, None
 
     def paused(self) -> AbstractContextManager[None]:
         """Return a context in which the model runs as if it were not attached."""
@@ -218,7 +218,7 @@ class AttachedModel:
         *,
         scales: Sequence[float],
         divided_by_batch: bool,
-    ) -> LotStatistics:
+    ) -> BatchStatistics:
         """Add scale_m · Σ_i clip(gradient_i) of a forward pass to `into`, and drop its gradients.
 
         Args:
@@ -236,21 +236,21 @@ class AttachedModel:
         """
         views = self.parameters.stacked_views(into.unsqueeze(0))
         times = recorded.gradient_factor(is_mean=divided_by_batch)
-        sizes = _sizes(recorded.examples, self.tile_examples)
-        statistics = LotStatistics(0, 0, (0,) * len(groups.bounds))
+        sizes = _sizes(recorded.examples, self.padded_examples)
+        statistics = BatchStatistics(0, 0, (0,) * len(groups.bounds))
         # A step within autocast would round the sums to its type.
         off = torch.autocast(into.device.type, enabled=False)
         try:
-            for tile, examples in zip(recorded.tiles, sizes, strict=True):
-                n = tile.rows // self.views
+            for padded, examples in zip(recorded.padded_batches, sizes, strict=True):
+                n = padded.rows // self.views
                 rows = torch.zeros(n, len(scales), dtype=torch.float64, device=into.device)
                 rows[:examples] = rows.new_tensor(list(scales))
                 clip = ClipBounds.of_client(clipping, groups, rows)
-                uses = by_example(by_parameter(tile.uses), self.views)
+                uses = by_example(by_parameter(padded.uses), self.views)
                 with off if _is_autocast(into) else nullcontext():
                     clipped = clipped_rows(uses, clip, times=times)
                     clipped.add_to(views, Part(rows=slice(0, examples)))
-                statistics += lot_statistics(clip, clipped.norms, clipped.dropped)
+                statistics += batch_statistics(clip, clipped.norms, clipped.dropped)
         finally:
             recorded.clear()  # frees activations now, not with the user's graph
         return statistics
@@ -262,26 +262,27 @@ class AttachedModel:
         n = len(first)
         if n % self.views:
             raise BackwardError(
-                f"the model got {n} rows, and augmentations={self.views} means {self.views} rows "
+                f"the model got {n} rows, and augmentation_multiplicity={self.views} means "
+                f"{self.views} rows "
                 "for each example, side by side, as x.repeat_interleave(K, 0) makes them"
             )
         checked = self._checked
         if checked is None or not checked.is_current():
             checked = self.check(args, kwargs, public=False)
         ruled, sequence = checked.ruled, checked.sequence
-        rows = self.tile_examples * self.views
+        rows = self.padded_examples * self.views
         origin = ForwardPass(n, self.backward)
         if not n:
             return with_origin(_without_examples(forward, args, kwargs), origin)
         recorded = RecordedPass(self.parameters, n // self.views, self.views, self.passes)
-        tiles = [recorded.start_tile(rows) for _ in range(0, n, rows)]
+        padded_batches = [recorded.start_padded(rows) for _ in range(0, n, rows)]
         by_hand = len(args) == 1 and not kwargs and first is args[0] and sequence.is_usable
         if by_hand and not first.requires_grad and not _is_autocast(first):
-            return self._noted(sequence.record(tiles, first), origin)
+            return self._noted(sequence.record(padded_batches, first), origin)
         outputs = []
-        calls = call_in_tiles(args, kwargs, n, rows, checked.layout)
-        for tile, (positional, named) in zip(tiles, calls, strict=True):
-            with ruled.in_place(tile):
+        calls = call_in_padded_batches(args, kwargs, n, rows, checked.layout)
+        for padded, (positional, named) in zip(padded_batches, calls, strict=True):
+            with ruled.in_place(padded):
                 run = self.model.forward if ruled.covers_root else forward
                 outputs.append(run(*positional, **named))
         return self._noted(join_outputs(outputs, n, rows), origin)

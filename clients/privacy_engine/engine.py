@@ -22,17 +22,17 @@ from torch.utils.data import DataLoader
 from fedsim.accountant import Event, PrivacyLedger
 from fedsim.accountant.events import Adjacency
 from fedsim.clients.clipping.clipping import Clipping
-from fedsim.clients.gradients.per_example import LotStatistics
+from fedsim.clients.gradients.per_example import BatchStatistics
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.mechanisms.dp_sgd.noise_allocation import NoiseAllocation
 from fedsim.clients.model_checks.isolation import check_isolation
 from fedsim.clients.privacy_engine.attachment import AttachedModel
+from fedsim.clients.privacy_engine.batch_schedule import EngineStreams
 from fedsim.clients.privacy_engine.loaders import PrivateLoader, loader_sizes, tensor_batches
-from fedsim.clients.privacy_engine.lot_schedule import EngineStreams
 from fedsim.clients.privacy_engine.opacus_names import (
     accountant_name,
     attribute_hint,
-    lot_and_population,
+    batch_and_population,
     without_opacus_arguments,
 )
 from fedsim.clients.privacy_engine.opacus_style import OpacusStyle
@@ -46,9 +46,9 @@ from fedsim.clients.privacy_engine.state import (
 )
 from fedsim.clients.privacy_engine.steps import PrivateSteps
 from fedsim.clients.privacy_engine.terms import (
+    BatchSource,
     EngineSamplingName,
     LossReduction,
-    LotSource,
     PrivacyTerms,
     checked_count,
     clipping_for,
@@ -79,14 +79,14 @@ class PrivacyEngine(OpacusStyle):
     depends on that example alone. Batches of `batches`, `private_loader` and `make_private` are
     drawn as they are charged, and each of their examples comes through backward passes once, or
     nothing is released. Batches of any other loader are charged without amplification by sampling,
-    unless you declare `lots="poisson"`; no example may occur twice in a batch. A step without a
+    unless you declare `batches="poisson"`; no example may occur twice in a batch. A step without a
     backward pass is an empty batch: pure noise, and charged. Noise does not depend on torch's
     global seed.
 
     The model runs on padded batches of a fixed, public number of rows, so the outputs of an example
-    do not depend on how many others are in the batch (`fedsim.clients.gradients.tiles`). Tensors
-    among its arguments with one row for each example are cut into padded batches; all tensors among
-    its outputs must have a row for each example.
+    do not depend on how many others are in the batch (`fedsim.clients.gradients.padded_batches`).
+    Tensors among its arguments with one row for each example are cut into padded batches; all
+    tensors among its outputs must have a row for each example.
 
     Not guaranteed: the last bits of what the training loop computes from the outputs. A loss that
     is a mean over the batch divides by the number of examples, which may round an example's
@@ -122,12 +122,13 @@ class PrivacyEngine(OpacusStyle):
             private: `sample_size` must be a number that does not depend on it.
         max_physical_batch: largest physical batch that `batches` yields; `optimizer.step()` then
             updates the model only after the last physical batch of a logical batch.
-        lots: "poisson" declares that a loader that the engine did not make draws each example
+        batches: "poisson" declares that a loader that the engine did not make draws each example
             independently with probability batch_size / sample_size. With "engine" its batches are
             charged without amplification, and refused if there is a target ε.
-        augmentations: K, the views of each example: the model gets K rows for each example, side by
-            side (`x.repeat_interleave(K, 0)`, each then changed), in one forward pass. The mean of
-            an example's K gradients is clipped, at the same ε (De et al. 2022, arXiv 2204.13650).
+        augmentation_multiplicity: K, the views of each example: the model gets K rows for each
+            example, side by side (`x.repeat_interleave(K, 0)`, each then changed), in one forward
+            pass. The mean of an example's K gradients is clipped, at the same ε (De et al. 2022,
+            arXiv 2204.13650).
         seed: seed of sampling and noise; None draws it from the operating system. Use a seed for
             simulations only: who knows it can subtract the noise, and the same seed gives the same
             noise again, so give each client and round another seed (a `SeedSequence`), or continue
@@ -169,8 +170,8 @@ class PrivacyEngine(OpacusStyle):
         accountant: str | None = None,
         adjacency: Adjacency = "zero_out",
         max_physical_batch: int | None = None,
-        lots: LotSource = "engine",
-        augmentations: int = 1,
+        batches: BatchSource = "engine",
+        augmentation_multiplicity: int = 1,
         seed: int | np.random.SeedSequence | None = None,
         secure_mode: bool = False,
         secure_rng: bool = False,
@@ -194,15 +195,15 @@ class PrivacyEngine(OpacusStyle):
             "accountant": None if accountant is None else accountant_name(accountant),
             "adjacency": adjacency,
             "max_physical_batch": max_physical_batch,
-            "lots": lots,
-            "augmentations": augmentations,
+            "batches": batches,
+            "augmentation_multiplicity": augmentation_multiplicity,
             "seed": seed,
             "secure_mode": secure_mode or secure_rng,
         }
         model = module if model is None else model
         if model is not None:
-            lot, population = lot_and_population(batch_size, sample_size, sample_rate)
-            self._set_up(model, lot, population, self._settings)
+            batch, population = batch_and_population(batch_size, sample_size, sample_rate)
+            self._set_up(model, batch, population, self._settings)
         elif not all(value is None for value in (batch_size, sample_size, sample_rate)):
             raise ValueError(
                 "batch_size, sample_size and sample_rate need the model: PrivacyEngine(model, "
@@ -217,20 +218,20 @@ class PrivacyEngine(OpacusStyle):
         max_grad_norm, allocation = of_terms.pop("max_grad_norm"), of_terms.pop("noise_allocation")
         seed, secure_mode = of_terms.pop("seed"), of_terms.pop("secure_mode")
         terms = privacy_terms(batch_size=batch_size, sample_size=sample_size, **of_terms)
-        attached = AttachedModel(model, terms.augmentations)
+        attached = AttachedModel(model, terms.augmentation_multiplicity)
         parameters, noise = attached.parameters, terms.noise_multiplier
         mechanism = DpSgdMechanism(
             sampling=terms.sampling,
             clipping=clipping_for(max_grad_norm, parameters, noisy=noise > 0.0),
             noise_multiplier=noise,
-            expected_lot=float(terms.batch_size),
+            expected_batch=float(terms.batch_size),
             allocation=allocation,
             max_physical_batch=terms.max_physical_batch,
-            largest_lot=terms.sample_size,
+            largest_batch=terms.sample_size,
         ).for_model(parameters)
         if terms.target_epsilon is not None:
             mechanism = mechanism.with_effective_noise(noise)
-        attached.tile_examples = mechanism.tile_rows
+        attached.padded_examples = mechanism.padded_rows
         self.terms, self._model = terms, attached
         self._streams = EngineStreams(seed, secure=secure_mode, noisy=noise > 0.0)
         self._steps = PrivateSteps(attached, mechanism, terms, self._streams)
@@ -264,7 +265,7 @@ class PrivacyEngine(OpacusStyle):
         return self._steps.mechanism.event
 
     @property
-    def private_statistics(self) -> LotStatistics | None:
+    def private_statistics(self) -> BatchStatistics | None:
         """Counts of the last batch's examples. They are private: they must not leave the client."""
         return self._steps.private_statistics
 
@@ -285,7 +286,7 @@ class PrivacyEngine(OpacusStyle):
     def max_physical_batch(self, most: int | None) -> None:
         if most is not None:
             checked_count("max_physical_batch", most, "the most examples in a forward pass")
-        self._steps.split_lots(most)
+        self._steps.split_batches(most)
 
     def attach(self, optimizer: Optimizer) -> Self:
         """Make the optimizer's steps private, and record the model's forward passes.
@@ -333,8 +334,8 @@ class PrivacyEngine(OpacusStyle):
         without a factor of the number of examples. A loss must depend on one example alone.
 
         Args:
-            losses: losses of the n examples (n,), as with reduction="none". With `augmentations`,
-                losses of the rows (n · K,) or of the examples (n,).
+            losses: losses of the n examples (n,), as with reduction="none". With
+                `augmentation_multiplicity`, losses of the rows (n · K,) or of the examples (n,).
 
         Raises:
             ValueError: the losses are not a vector.
@@ -380,11 +381,11 @@ class PrivacyEngine(OpacusStyle):
             ValueError: the loss has another reduction than `loss_reduction`.
         """
         terms = self.terms
-        lot = min(terms.batch_size, terms.max_physical_batch or terms.batch_size)
+        batch = min(terms.batch_size, terms.max_physical_batch or terms.batch_size)
         with self._model.paused():
             check_isolation(self._model.model, loss, features, targets)
             reduction = find_reduction(
-                self._model.model, loss, features, targets, lot * terms.augmentations
+                self._model.model, loss, features, targets, batch * terms.augmentation_multiplicity
             )
         if reduction == "none":  # a loss for engine.backward, which needs no check
             return
@@ -413,7 +414,7 @@ class PrivacyEngine(OpacusStyle):
         """
         planned = self.terms.planned_steps
         if steps is None:
-            steps = self.terms.lots_per_epoch if planned is None else planned - self.steps
+            steps = self.terms.batches_per_epoch if planned is None else planned - self.steps
         return tensor_batches(self._steps.feed, tensors, steps)
 
     def private_loader(self, loader: DataLoader[Any]) -> PrivateLoader:
@@ -423,7 +424,7 @@ class PrivacyEngine(OpacusStyle):
             ValueError: the loader cannot be replaced, as `loader_sizes` says.
         """
         loader_sizes(loader)
-        return PrivateLoader(loader, self._steps.feed, self.terms.lots_per_epoch, self)
+        return PrivateLoader(loader, self._steps.feed, self.terms.batches_per_epoch, self)
 
     def begin_epoch(self) -> None:
         """Announce that a loader that the engine did not make starts a pass over shuffled data.
@@ -477,7 +478,7 @@ class PrivacyEngine(OpacusStyle):
         events = affordable_events(ledger, terms, event, target_epsilon, delta)
         if events is None:
             return 0
-        steps = events * (terms.lots_per_epoch if terms.by_epoch else 1)
+        steps = events * (terms.batches_per_epoch if terms.by_epoch else 1)
         steps += self._steps.schedule.steps_paid
         return (
             steps if terms.planned_steps is None else min(steps, terms.planned_steps - self.steps)

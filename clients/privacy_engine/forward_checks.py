@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from fedsim.clients.gradients.choice import BackendError, gradients_for
+from fedsim.clients.gradients.padded_batches import padded_parts
 from fedsim.clients.gradients.per_example import UncoveredParameterError
 from fedsim.clients.gradients.rule_gradients import RuleGradients
-from fedsim.clients.gradients.tiles import padded_tiles
 from fedsim.clients.model_checks.bit_isolation import RowIsolation
-from fedsim.clients.model_checks.isolation import Probe, ProbeLot
+from fedsim.clients.model_checks.isolation import Probe, ProbeBatch
 from fedsim.clients.model_checks.isolation import rows as tensor_rows
 from fedsim.clients.model_checks.safety import UnsafeModelError, check_private_model, preserve_state
 
@@ -45,7 +45,7 @@ def check_forward(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     *,
-    tile_examples: int,
+    padded_examples: int,
     views: int = 1,
     public: bool = False,
 ) -> tuple[Sequence[str], int]:
@@ -59,14 +59,15 @@ def check_forward(
         model: the model; its values, modes and buffers and global random generators are restored.
         args: positional arguments of a call; the first tensor holds the examples.
         kwargs: keyword arguments of the call.
-        tile_examples: wanted number of examples in a padded batch.
+        padded_examples: wanted number of examples in a padded batch.
         views: number of rows of each example, side by side.
         public: whether the arguments' values are used; otherwise only their shapes and dtypes are,
             with synthetic examples.
 
     Returns:
         Names of the modules that run through `torch.func`, because they have no layer rule; and the
-        number of examples of a padded batch in which examples do not mix, at most `tile_examples`.
+        number of examples of a padded batch in which examples do not mix, at most
+        `padded_examples`.
 
     Raises:
         UnsafeModelError: the model has batch normalisation, a buffer that changes in forward, or
@@ -92,9 +93,9 @@ def check_forward(
         units = chosen.units if isinstance(chosen, RuleGradients) else ()
         if call is not model and "" in units:
             raise BackendError("other arguments than the first tensor are not taken apart by row")
-        _check_training_mode(call, examples, tile_examples * views)
+        _check_training_mode(call, examples, padded_examples * views)
         isolation = RowIsolation(chosen, examples, targets)
-        height = isolation.height(1, tile_examples, most=tile_examples, unit=views)
+        height = isolation.height(1, padded_examples, most=padded_examples, unit=views)
     return units if call is model else [unit.partition(".")[2] for unit in units], height
 
 
@@ -110,7 +111,7 @@ def _check_training_mode(call: nn.Module, examples: Tensor, rows: int) -> None:
         probe = Probe(call, _fixed_function)
 
         def watched(features: Tensor) -> list[Tensor]:
-            outputs = tensor_rows(probe.outputs(ProbeLot(features, targets)), rows)
+            outputs = tensor_rows(probe.outputs(ProbeBatch(features, targets)), rows)
             return [value[half:].nan_to_num() for value in outputs]
 
         expected = watched(x)
@@ -273,7 +274,7 @@ Layout = dict[tuple[int, int], bool]
 """(number of tensors in a call, position of a tensor) → whether it has a row for each example."""
 
 
-def call_in_tiles(
+def call_in_padded_batches(
     args: tuple[Any, ...], kwargs: dict[str, Any], n: int, rows: int, layout: Layout
 ) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
     """Yield the arguments of a model's call for one padded batch after the other.
@@ -306,7 +307,7 @@ def call_in_tiles(
         def cut(value: Tensor, start: int = start, places: Iterator[int] = places) -> Tensor:
             if not layout[len(tensors), next(places)]:
                 return value
-            return padded_tiles(value[start : start + rows], rows)[0]
+            return padded_parts(value[start : start + rows], rows)[0]
 
         yield map_tensors((args, kwargs), cut)
 

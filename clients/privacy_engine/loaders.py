@@ -16,20 +16,20 @@ from torch.utils.data import (
     default_collate,
 )
 
+from fedsim.clients.privacy_engine.batch_schedule import Batch, BatchSchedule, EpochError
 from fedsim.clients.privacy_engine.forward_checks import map_tensors
-from fedsim.clients.privacy_engine.lot_schedule import EpochError, Lot, LotSchedule
 from fedsim.core.errors import FedsimError
 
 
-class SkippedLotError(FedsimError, RuntimeError):
+class SkippedBatchError(FedsimError, RuntimeError):
     """A batch was drawn, but no optimizer step was taken on it."""
 
 
-class LotReuseError(FedsimError, RuntimeError):
+class BatchReuseError(FedsimError, RuntimeError):
     """The examples of the backward passes are not exactly those of the drawn batch."""
 
 
-class LotFeed:
+class BatchFeed:
     """Yields batches to a training loop, and checks that each is used and released exactly once.
 
     A logical batch is split into parts, the physical batches.
@@ -51,7 +51,7 @@ class LotFeed:
 
     def __init__(
         self,
-        schedule: LotSchedule,
+        schedule: BatchSchedule,
         max_physical_batch: int | None,
         drop: Callable[[], None],
     ) -> None:
@@ -59,16 +59,16 @@ class LotFeed:
         self.parts_left = self.part = 0
         self._parts_given = 0  # over all batches
         self.most, self._drop = max_physical_batch, drop
-        self._current: Lot | None = None
+        self._current: Batch | None = None
         self._is_looping = False  # whether the loop that asked for the current batch goes on
         self._drawn = self._used = 0  # numbers of examples of the current part
 
-    def take(self) -> Lot | None:
+    def take(self) -> Batch | None:
         """Return the current batch for a step, once; None if the engine did not draw the batch."""
-        lot, self._current = self._current, None
+        batch, self._current = self._current, None
         if not self._is_looping:
             self.part = 0
-        return lot
+        return batch
 
     def count(self, examples: int, part: int, *, has_views: bool = False) -> None:
         """Count the examples of a backward pass.
@@ -80,11 +80,11 @@ class LotFeed:
                 passes on one view each would have as many rows in total.
 
         Raises:
-            LotReuseError: the examples are more than were drawn, or of another part, or of a batch
-                that is released already.
+            BatchReuseError: the examples are more than were drawn, or of another part, or of a
+                batch that is released already.
         """
         if part != self.part:
-            raise LotReuseError(
+            raise BatchReuseError(
                 "a forward pass was made before this batch was given out, so its examples are of "
                 "another batch; run model(x) on the batch of this step"
             )
@@ -92,16 +92,17 @@ class LotFeed:
             return
         self.check_open()
         if has_views and examples != self._drawn:
-            raise LotReuseError(
+            raise BatchReuseError(
                 f"the views of {examples} examples came through one backward pass, of a batch of "
                 f"{self._drawn} examples: run the model once on all views of all its examples, "
                 "those of an example side by side; max_physical_batch splits large batches"
             )
         if self._used + examples > self._drawn:
-            raise LotReuseError(
+            raise BatchReuseError(
                 f"{self._used + examples} examples came through backward passes, of a batch of "
                 f"{self._drawn}, which is charged for one clipped gradient of each. For K views of "
-                "each example make the engine with augmentations=K; where an example is a "
+                "each example make the engine with augmentation_multiplicity=K; where an example "
+                "is a "
                 "sequence, give the model (examples, tokens, ...) and flatten inside it"
             )
         self._used += examples
@@ -110,10 +111,10 @@ class LotFeed:
         """Check that the current batch of a loop is not released yet.
 
         Raises:
-            LotReuseError: this is a second step on one batch.
+            BatchReuseError: this is a second step on one batch.
         """
         if self.part and self._current is None:
-            raise LotReuseError(
+            raise BatchReuseError(
                 "the batch is released already, and a batch that the engine drew is used once: "
                 "take the next one from the loop, and call optimizer.step() once for each batch"
             )
@@ -122,32 +123,33 @@ class LotFeed:
         """Check that all examples of the current part came through backward passes.
 
         Raises:
-            LotReuseError: fewer came, so that examples were left out or one row has several.
+            BatchReuseError: fewer came, so that examples were left out or one row has several.
         """
         if self.part and self._used != self._drawn:
-            raise LotReuseError(
+            raise BatchReuseError(
                 f"{self._used} examples came through backward passes, of a batch of "
                 f"{self._drawn}: run the model and loss.backward() on all of them, one row (or "
-                "augmentations=K rows) each, as a row of several examples or a choice of examples "
+                "augmentation_multiplicity=K rows) each, as a row of several examples or a choice "
+                "of examples "
                 "has another sensitivity; to leave examples out, remove them from the dataset "
                 "before training"
             )
 
-    def indices(self, lots: Iterable[Lot]) -> Generator[np.ndarray, None, None]:
+    def indices(self, batches: Iterable[Batch]) -> Generator[np.ndarray, None, None]:
         """Yield the example indices of each part of each batch.
 
         Args:
-            lots: the batches to yield.
+            batches: the batches to yield.
 
         Raises:
-            SkippedLotError: the loop went on without a step on the batch.
-            LotReuseError: the loop went on without a backward pass on all of a part.
+            SkippedBatchError: the loop went on without a step on the batch.
+            BatchReuseError: the loop went on without a backward pass on all of a part.
             EpochError: another loop has taken a batch in the meantime.
         """
-        for lot in lots:
-            step, parts = self.schedule.steps, self.split(lot)
+        for batch in batches:
+            step, parts = self.schedule.steps, self.split(batch)
             self._drop()  # parts from an abandoned loop must not join this batch
-            self._current, given = lot, 0
+            self._current, given = batch, 0
             try:
                 for left, part in zip(reversed(range(len(parts))), parts, strict=True):
                     given = self._give(left, len(part))
@@ -155,17 +157,17 @@ class LotFeed:
                     if left:
                         self._check_next(given)
             finally:
-                self._end_lot(lot, given)
+                self._end_batch(batch, given)
             if self.schedule.steps != step + 1:
-                raise SkippedLotError(
+                raise SkippedBatchError(
                     f"the batch of step {step} was followed by {self.schedule.steps - step} calls "
                     "of optimizer.step() instead of one. A batch that is skipped, even an empty "
                     "one, reveals who is in it: call optimizer.step() once for each batch"
                 )
 
-    def split(self, lot: Lot) -> list[np.ndarray]:
+    def split(self, batch: Batch) -> list[np.ndarray]:
         """Return the example indices of each part of a batch; an empty batch is one empty part."""
-        whole = lot.indices
+        whole = batch.indices
         most = max(1, len(whole)) if self.most is None else self.most
         return [whole[start : start + most] for start in range(0, max(1, len(whole)), most)]
 
@@ -183,12 +185,12 @@ class LotFeed:
             )
         self.check_used()
 
-    def _end_lot(self, lot: Lot, given: int) -> None:
+    def _end_batch(self, batch: Batch, given: int) -> None:
         """End a batch that its loop has left; one that was yielded whole may still be released."""
         if self.part != given:  # another loop has begun
             return
         self._is_looping = False
-        if self._current is not lot:
+        if self._current is not batch:
             self.part = 0
         elif self.parts_left:
             self.part, self.parts_left, self._current = 0, 0, None
@@ -196,7 +198,7 @@ class LotFeed:
 
 
 def tensor_batches(
-    feed: LotFeed, tensors: Sequence[Tensor], steps: int
+    feed: BatchFeed, tensors: Sequence[Tensor], steps: int
 ) -> Iterator[tuple[Tensor, ...]]:
     """Yield the batches of some steps as tuples of rows of the tensors.
 
@@ -215,9 +217,9 @@ def tensor_batches(
 
 
 def _tensor_batches(
-    feed: LotFeed, tensors: Sequence[Tensor], length: int, steps: int
+    feed: BatchFeed, tensors: Sequence[Tensor], length: int, steps: int
 ) -> Iterator[tuple[Tensor, ...]]:
-    with closing(feed.indices(feed.schedule.lots(length, steps))) as parts:
+    with closing(feed.indices(feed.schedule.draw_batches(length, steps))) as parts:
         for part in parts:
             index = torch.from_numpy(part)
             yield tuple(tensor[index.to(tensor.device)] for tensor in tensors)
@@ -237,36 +239,38 @@ class PrivateLoader:
         loader: the original loader; its dataset, collate function and workers are used, and its
             sampler is replaced.
         feed: draws and checks the batches of the engine.
-        lots: number of batches in an iteration.
+        batches: number of batches in an iteration.
         owner: the engine.
     """
 
-    def __init__(self, loader: DataLoader[Any], feed: LotFeed, lots: int, owner: object) -> None:
+    def __init__(
+        self, loader: DataLoader[Any], feed: BatchFeed, batches: int, owner: object
+    ) -> None:
         self.dataset: Any = loader.dataset
         self.privacy_engine = owner
-        self._loader, self._feed, self._lots = loader, feed, lots
+        self._loader, self._feed, self._batches = loader, feed, batches
         self._collate = _EmptyCollate(loader)
 
     def __len__(self) -> int:
-        return self._lots
+        return self._batches
 
     def __iter__(self) -> Iterator[Any]:
-        lots = self._feed.schedule.lots(len(self.dataset), self._lots)
+        batches = self._feed.schedule.draw_batches(len(self.dataset), self._batches)
         loader = self._loader
         in_memory = isinstance(self.dataset, TensorDataset) and not loader.num_workers
         if in_memory and loader.collate_fn is default_collate and not loader.pin_memory:
-            yield from self._from_tensors(lots)
+            yield from self._from_tensors(batches)
             return
         # Workers fetch ahead, so the batches of the iteration are drawn before it starts.
-        drawn = list(lots)
-        parts = [part.tolist() for lot in drawn for part in self._feed.split(lot)]
+        drawn = list(batches)
+        parts = [part.tolist() for one_batch in drawn for part in self._feed.split(one_batch)]
         with closing(self._feed.indices(drawn)) as indices:
             for _, batch in zip(indices, self._fetched(parts), strict=False):
                 yield batch
 
-    def _from_tensors(self, lots: Iterator[Lot]) -> Iterator[list[Tensor]]:
+    def _from_tensors(self, batches: Iterator[Batch]) -> Iterator[list[Tensor]]:
         tensors: Sequence[Tensor] = self.dataset.tensors
-        with closing(self._feed.indices(lots)) as indices:
+        with closing(self._feed.indices(batches)) as indices:
             for part in indices:
                 yield [tensor[torch.from_numpy(part)] for tensor in tensors]
 

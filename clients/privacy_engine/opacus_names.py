@@ -29,7 +29,7 @@ ARGUMENTS: Mapping[str, OpacusArgument] = {
     "clipping": OpacusArgument(
         ("flat",),
         "give max_grad_norm a list of bounds for clipping by layer, or "
-        "AdaptiveClipping.for_lot(batch_size, max_grad_norm=...) of "
+        "AdaptiveClipping.for_batch(batch_size, max_grad_norm=...) of "
         "fedsim.clients.clipping.clipping for an adaptive bound",
     ),
     "distributed": OpacusArgument((False,), "train in one process"),
@@ -52,7 +52,7 @@ ARGUMENTS: Mapping[str, OpacusArgument] = {
     ),
 }
 _ADAPTIVE = (
-    "pass max_grad_norm=AdaptiveClipping.for_lot(batch_size, max_grad_norm=..., quantile=..., "
+    "pass max_grad_norm=AdaptiveClipping.for_batch(batch_size, max_grad_norm=..., quantile=..., "
     "learning_rate=...) of fedsim.clients.clipping.clipping"
 )
 RETIRED: Mapping[str, str] = {
@@ -125,7 +125,7 @@ def accountant_name(name: str) -> str:
     return _ACCOUNTANTS.get(name, name)
 
 
-def lot_and_population(
+def batch_and_population(
     batch_size: int | None, sample_size: int | None, sample_rate: float | None
 ) -> tuple[int, int]:
     """Return the expected batch size and the public number of examples, given two of three numbers.

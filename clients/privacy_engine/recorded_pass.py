@@ -52,7 +52,7 @@ class RecordedPass:
     Attributes:
         examples: n, number of examples.
         views: K, number of rows of each example.
-        tiles: the recordings of the padded batches, in the order of their examples.
+        padded_batches: the recordings of the padded batches, in the order of their examples.
         part: number of the physical batch that the training loop had at the forward pass.
         losses: number of losses given to `engine.backward`, or None if the training loop called
             `loss.backward()`.
@@ -61,7 +61,7 @@ class RecordedPass:
     def __init__(
         self, parameters: FlatParameters, examples: int, views: int, context: PassContext
     ) -> None:
-        self.examples, self.views, self.tiles = examples, views, list[TileRecording]()
+        self.examples, self.views, self.padded_batches = examples, views, list[PaddedRecording]()
         self.part = context.part()
         self.losses: int | None = None
         self._context, self._taken = context, False
@@ -69,11 +69,11 @@ class RecordedPass:
         self._parameters = parameters
         self._values = [tensor.detach().unsqueeze(0) for tensor in parameters.tensors]
 
-    def start_tile(self, rows: int) -> "TileRecording":
+    def start_padded(self, rows: int) -> "PaddedRecording":
         """Return the recording of the next padded batch, which has `rows` rows."""
-        tile = TileRecording(self._parameters, self._values, rows, self)
-        self.tiles.append(tile)
-        return tile
+        padded = PaddedRecording(self._parameters, self._values, rows, self)
+        self.padded_batches.append(padded)
+        return padded
 
     def note(self) -> None:
         """Record that a backward pass has reached a use of a parameter.
@@ -98,7 +98,7 @@ class RecordedPass:
             BackwardError: two backward passes went through one use of a parameter, or backward
                 passes had losses of different kinds.
         """
-        uses = [use for tile in self.tiles for use in tile.uses]
+        uses = [use for padded in self.padded_batches for use in padded.uses]
         if len({id(use) for use in uses}) < len(uses):
             self.clear()
             raise BackwardError(
@@ -132,14 +132,14 @@ class RecordedPass:
     def clear(self) -> None:
         """Drop the recorded gradients and activations."""
         self._ways.clear()
-        for tile in self.tiles:
+        for padded in self.padded_batches:
             if self._taken:  # the training loop may still hold the autograd graph
-                for use in tile.uses:
+                for use in padded.uses:
                     use.forget()
-            tile.uses.clear()
+            padded.uses.clear()
 
 
-class TileRecording(Recording):
+class PaddedRecording(Recording):
     """Records the uses of parameters in one padded batch of a forward pass.
 
     Args:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils import _pytree as pytree
 
-from fedsim.clients.model_checks.isolation import Probe, ProbeLot
+from fedsim.clients.model_checks.isolation import Probe, ProbeBatch
 from fedsim.clients.model_checks.safety import UnsafeModelError, preserve_state
 
 
@@ -272,7 +272,7 @@ def find_reduction(
     loss: Callable[[Tensor, Tensor], Tensor],
     features: Tensor,
     targets: Tensor,
-    lot: int,
+    batch: int,
 ) -> Reduction:
     """Return how a loss reduces over the examples of a batch: "mean", "sum" or "none".
 
@@ -286,7 +286,7 @@ def find_reduction(
         features: features of at least 2 public examples (n, ...); the first 32 are used.
         targets: targets of these examples (n, ...), with all kinds of labels that the loss treats
             differently.
-        lot: batch size of the training.
+        batch: batch size of the training.
 
     Guarantee:
         parameters, buffers, modes and global random generators are restored.
@@ -296,10 +296,10 @@ def find_reduction(
             of the examples are 0.
     """
     most = min(len(features), _MAX_EXAMPLES)
-    places = torch.arange(max(lot, most)) % most
+    places = torch.arange(max(batch, most)) % most
     counts = torch.bincount(places).double()
-    few = ProbeLot(features[:most], targets[:most])
-    whole = ProbeLot(features[places.to(features.device)], targets[places.to(targets.device)])
+    few = ProbeBatch(features[:most], targets[:most])
+    whole = ProbeBatch(features[places.to(features.device)], targets[places.to(targets.device)])
     with preserve_state(model), torch.enable_grad():
         model.eval()  # dropout would draw different masks for a batch and for one example
         probe = Probe(model, loss)

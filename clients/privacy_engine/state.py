@@ -14,7 +14,7 @@ from fedsim.accountant import (
 from fedsim.accountant.privacy_filter import PrivacyFilter
 from fedsim.accountant.sampler_slack import SHARE, epsilon_with_slack, target_without_slack
 from fedsim.accountant.search import largest_count
-from fedsim.clients.privacy_engine.lot_schedule import EngineStreams
+from fedsim.clients.privacy_engine.batch_schedule import EngineStreams
 from fedsim.clients.privacy_engine.steps import PrivateSteps
 from fedsim.clients.privacy_engine.terms import PrivacyTerms
 

@@ -10,26 +10,26 @@ from torch import Tensor
 
 from fedsim.accountant import PrivacyLedger
 from fedsim.accountant.sampler_slack import MAX_DRAWS
-from fedsim.clients.gradients.per_example import LotStatistics
-from fedsim.clients.mechanisms.dp_sgd.lot_sums import products_are_exact
+from fedsim.clients.gradients.per_example import BatchStatistics
+from fedsim.clients.mechanisms.dp_sgd.batch_sums import products_are_exact
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.privacy_engine.attachment import AttachedModel
-from fedsim.clients.privacy_engine.loaders import LotFeed, LotReuseError
-from fedsim.clients.privacy_engine.lot_schedule import (
+from fedsim.clients.privacy_engine.batch_schedule import (
+    BatchSchedule,
     BudgetExhaustedError,
     EngineStreams,
-    LotSchedule,
 )
-from fedsim.clients.privacy_engine.outside_lots import OutsideLotError
+from fedsim.clients.privacy_engine.loaders import BatchFeed, BatchReuseError
+from fedsim.clients.privacy_engine.outside_batches import OutsideBatchError
 from fedsim.clients.privacy_engine.recorded_pass import RecordedPass
 from fedsim.clients.privacy_engine.terms import PrivacyTerms
 from fedsim.core.errors import FedsimError
 from fedsim.noise.release import Scales, release_
-from fedsim.protocol.noisy_sums import LearntBound
+from fedsim.protocol.noisy_sums import AdaptiveClipNorm
 
 
 @dataclass
-class _OpenLot:
+class _OpenBatch:
     """The clipped sum of the physical batches of a logical batch so far, in grid steps.
 
     Attributes:
@@ -39,7 +39,7 @@ class _OpenLot:
     """
 
     total: Tensor
-    statistics: LotStatistics
+    statistics: BatchStatistics
 
 
 logger = logging.getLogger(__name__)
@@ -132,39 +132,40 @@ class PrivateSteps:
     ) -> None:
         self.mechanism = mechanism
         self.ledger = PrivacyLedger()
-        self.schedule = LotSchedule(terms, streams)
-        self.feed = LotFeed(self.schedule, terms.max_physical_batch, self.drop)
+        self.schedule = BatchSchedule(terms, streams)
+        self.feed = BatchFeed(self.schedule, terms.max_physical_batch, self.drop)
         self.losses = LossEvidence()
-        self.private_statistics: LotStatistics | None = None
+        self.private_statistics: BatchStatistics | None = None
         self._model, self._terms, self._streams = model, terms, streams
-        self._lot: _OpenLot | None = None
+        self._batch: _OpenBatch | None = None
         model.passes.part = lambda: self.feed.part
 
     @property
     def is_open(self) -> bool:
         """Whether a logical batch has physical batches, but is not released yet."""
-        return self._lot is not None
+        return self._batch is not None
 
     def virtual_step(self) -> None:
         """Add the clipped gradients of the last backward pass to the logical batch, without noise.
 
         Raises:
-            LotReuseError: the examples are not those of the batch that the engine drew.
-            OutsideLotError: with augmentations, the engine did not draw the batch.
+            BatchReuseError: the examples are not those of the batch that the engine drew.
+            OutsideBatchError: with augmentation_multiplicity, the engine did not draw the batch.
         """
         recorded = self._take()
         if recorded is not None:
             if recorded.views > 1 and not self.feed.part:
                 recorded.clear()
-                raise OutsideLotError(
-                    "with augmentations, a batch that the engine did not draw needs one forward "
+                raise OutsideBatchError(
+                    "with augmentation_multiplicity, a batch that the engine did not draw needs "
+                    "one forward "
                     "pass on all views of all its examples, those of an example side by side; if "
                     "that exceeds memory, take batches from engine.batches(x, y) with "
                     "max_physical_batch"
                 )
-            lot = self._new_lot(recorded) if self._lot is None else self._lot
-            self._add(recorded, lot)
-            self._lot = lot
+            batch = self._new_batch(recorded) if self._batch is None else self._batch
+            self._add(recorded, batch)
+            self._batch = batch
 
     def step(self, update: Callable[[], Any]) -> Any:
         """Release the noisy sum of the batch as the parameters' gradients, and call `update`.
@@ -179,9 +180,9 @@ class PrivateSteps:
 
         Raises:
             BudgetExhaustedError: all calibrated steps are taken.
-            LotReuseError: the examples are not those of the batch that the engine drew.
+            BatchReuseError: the examples are not those of the batch that the engine drew.
             NotPoissonError: batches were declared Poisson samples, but cannot be.
-            OutsideLotError: a batch that the engine did not draw has no privacy guarantee.
+            OutsideBatchError: a batch that the engine did not draw has no privacy guarantee.
             EpochError: the batch is outside the passes over shuffled data.
         """
         if self.feed.parts_left:
@@ -192,17 +193,17 @@ class PrivateSteps:
         last = self._take()
         self.feed.check_used()
         # From here on the batch is closed: an interrupted step does not release it again.
-        lot, self._lot = self._lot, None
-        examples = (lot.statistics.examples if lot else 0) + (last.examples if last else 0)
+        batch, self._batch = self._batch, None
+        examples = (batch.statistics.examples if batch else 0) + (last.examples if last else 0)
         number = self.schedule.steps
         for event, count in self.schedule.charges(examples, self.feed.take(), self.mechanism):
             self.ledger.record(event, count)
-        self._release(lot, last, number)
+        self._release(batch, last, number)
         return update()
 
     def drop(self) -> None:
         """Drop the sum of the unfinished batch, and all gradients that are not in a sum yet."""
-        self._lot = None
+        self._batch = None
         self._model.discard()
 
     def use_mechanism(self, mechanism: DpSgdMechanism) -> None:
@@ -210,7 +211,7 @@ class PrivateSteps:
         if mechanism is not self.mechanism:
             self.mechanism = mechanism.for_model(self._model.parameters)
 
-    def split_lots(self, most: int | None) -> None:
+    def split_batches(self, most: int | None) -> None:
         """Set the largest physical batch, and drop the sum of the unfinished batch.
 
         Args:
@@ -219,14 +220,14 @@ class PrivateSteps:
         self.drop()
         self.mechanism = replace(self.mechanism, max_physical_batch=most)
         self.feed.most = most
-        self._model.use_tiles(self.mechanism.tile_rows)
+        self._model.use_padded_batches(self.mechanism.padded_rows)
 
-    def clipping_state(self) -> dict[str, LearntBound] | None:
+    def clipping_state(self) -> dict[str, AdaptiveClipNorm] | None:
         """Return the state of adaptive clipping, or None if the clip norm is fixed."""
         norm = self.mechanism.clipping.adapted_clip_norm
         return None if norm is None else {"max_grad_norm": norm}
 
-    def clipping_from(self, state: Mapping[str, LearntBound]) -> None:
+    def clipping_from(self, state: Mapping[str, AdaptiveClipNorm]) -> None:
         """Resume adaptive clipping from what `clipping_state` returned."""
         self.use_mechanism(self.mechanism.resume(state["max_grad_norm"]))
 
@@ -236,63 +237,63 @@ class PrivateSteps:
         if recorded is not None:
             try:
                 self.feed.count(recorded.examples, recorded.part, has_views=recorded.views > 1)
-            except LotReuseError:
+            except BatchReuseError:
                 recorded.clear()
                 raise
             if recorded.losses is None:
                 self.losses.note_plain_backward()
         return recorded
 
-    def _release(self, lot: _OpenLot | None, last: RecordedPass | None, number: int) -> None:
+    def _release(self, batch: _OpenBatch | None, last: RecordedPass | None, number: int) -> None:
         """Release the noisy sum of the batch and the last pass as the parameters' gradients."""
         parameters, noise = self._model.parameters, self._streams.noise(number)
-        lot = lot or self._new_lot(last)
+        batch = batch or self._new_batch(last)
         if last is not None:
-            self._add(last, lot)
+            self._add(last, batch)
         released = parameters.tensors[0].new_empty(1, parameters.size)
         used = noise if self.mechanism.noise_multiplier else None
-        release_(lot.total.unsqueeze(0), [used], self._lengths(), released)
+        release_(batch.total.unsqueeze(0), [used], self._lengths(), released)
         views = parameters.views(released[0])
         for parameter, gradient in zip(parameters.tensors, views, strict=True):
             parameter.grad = gradient
-        self.private_statistics = lot.statistics
-        self.use_mechanism(self.mechanism.adapt(lot.statistics, noise))
+        self.private_statistics = batch.statistics
+        self.use_mechanism(self.mechanism.adapt(batch.statistics, noise))
 
     def _lengths(self) -> Scales:
         """Return the length of a grid step of each group, in units of the released gradient."""
         parameters, mechanism = self._model.parameters, self.mechanism
         groups = mechanism.groups(parameters)
         steps = torch.tensor([mechanism.grid_steps(groups)], dtype=torch.float64)
-        lengths = steps.to(parameters.tensors[0].device) / mechanism.expected_lot
+        lengths = steps.to(parameters.tensors[0].device) / mechanism.expected_batch
         places = parameters.group_slices(groups.members)
         return [(place, lengths[:, group : group + 1]) for place, group in places]
 
-    def _add(self, recorded: RecordedPass, lot: _OpenLot) -> None:
+    def _add(self, recorded: RecordedPass, batch: _OpenBatch) -> None:
         """Add the clipped gradients of a pass to the sum of a batch."""
         groups = self.mechanism.groups(self._model.parameters)
-        if lot.statistics.examples:
-            lot.total = lot.total.double()
-        lot.statistics += self._model.add_clipped_sum(
+        if batch.statistics.examples:
+            batch.total = batch.total.double()
+        batch.statistics += self._model.add_clipped_sum(
             recorded,
             self.mechanism.clipping,
             groups,
-            lot.total,
+            batch.total,
             scales=[1.0 / step for step in self.mechanism.grid_steps(groups)],
             divided_by_batch=self._terms.loss_reduction == "mean",
         )
 
-    def _new_lot(self, first: RecordedPass | None) -> _OpenLot:
+    def _new_batch(self, first: RecordedPass | None) -> _OpenBatch:
         parameters = self._model.parameters
         kind, device = parameters.tensors[0].dtype, parameters.tensors[0].device
         if (
             first is None
-            or first.examples > min(self.mechanism.rounding.rows, self._model.tile_examples)
+            or first.examples > min(self.mechanism.rounding.rows, self._model.padded_examples)
             or not products_are_exact(device)
         ):
             kind = torch.float64
         total = torch.zeros(parameters.size, dtype=kind, device=device)
         groups = self.mechanism.groups(parameters)
-        return _OpenLot(total, LotStatistics(0, 0, (0,) * len(groups.bounds)))
+        return _OpenBatch(total, BatchStatistics(0, 0, (0,) * len(groups.bounds)))
 
     def _refuse_beyond_plan(self) -> None:
         if (self.schedule.steps + 1) * (self._model.parameters.size + 1) > MAX_DRAWS:

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 # A loader that the engine did not make can draw its batches in one of these two ways only.
 EngineSamplingName = Literal["poisson", "shuffle"]
 LossReduction = Literal["mean", "sum"]
-LotSource = Literal["engine", "poisson"]
+BatchSource = Literal["engine", "poisson"]
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ class PrivacyTerms:
         target_epsilon: ε that the noise was calibrated to, or None if the noise was given.
         planned_steps: number of steps that the noise was calibrated for, or None if it was given.
         max_physical_batch: largest number of examples in a forward pass, or None without a limit.
-        lots: "poisson" if the caller declares that batches of other loaders than the engine's are
-            Poisson samples; "engine" if only batches that the engine draws are.
-        augmentations: K, number of views of each example that the model gets.
+        batches: "poisson" if the caller declares that batches of other loaders than the engine's
+            are Poisson samples; "engine" if only batches that the engine draws are.
+        augmentation_multiplicity: K, number of views of each example that the model gets.
         alphas: Rényi orders of the accountant; None stands for the accountant's default orders.
     """
 
@@ -60,12 +60,12 @@ class PrivacyTerms:
     target_epsilon: float | None = None
     planned_steps: int | None = None
     max_physical_batch: int | None = None
-    lots: LotSource = "engine"
-    augmentations: int = 1
+    batches: BatchSource = "engine"
+    augmentation_multiplicity: int = 1
     alphas: tuple[float, ...] | None = None
 
     @property
-    def lots_per_epoch(self) -> int:
+    def batches_per_epoch(self) -> int:
         """Number of batches in a pass over the data: ⌈sample_size / batch_size⌉."""
         return math.ceil(self.sample_size / self.batch_size)
 
@@ -89,8 +89,8 @@ def privacy_terms(
     accountant: AccountantName | None,
     adjacency: Adjacency,
     max_physical_batch: int | None,
-    lots: LotSource,
-    augmentations: int,
+    batches: BatchSource,
+    augmentation_multiplicity: int,
     alphas: Sequence[float] | None = None,
 ) -> PrivacyTerms:
     """Check the arguments of `PrivacyEngine`, and calibrate the noise if `target_epsilon` is given.
@@ -107,12 +107,15 @@ def privacy_terms(
         )
     _one_of("sampling", sampling, get_args(EngineSamplingName))
     _one_of("loss_reduction", loss_reduction, get_args(LossReduction))
-    _one_of("lots", lots, get_args(LotSource))
-    if lots == "poisson" and sampling != "poisson":
+    _one_of("batches", batches, get_args(BatchSource))
+    if batches == "poisson" and sampling != "poisson":
         raise ValueError(
-            f"lots='poisson' declares Poisson samples, but sampling is {sampling!r}; leave lots out"
+            f"batches='poisson' declares Poisson samples, but sampling is {sampling!r}; leave "
+            f"batches out"
         )
-    augmentations = checked_count("augmentations", augmentations, "the views of each example")
+    augmentation_multiplicity = checked_count(
+        "augmentation_multiplicity", augmentation_multiplicity, "the views of each example"
+    )
     accountant, orders = _accountant(accountant, alphas, target_epsilon)
     make_accountant(accountant, adjacency=adjacency)  # refuses unknown names, listing the known
     if max_physical_batch is not None:
@@ -148,8 +151,8 @@ def privacy_terms(
         target_epsilon=target_epsilon,
         planned_steps=planned,
         max_physical_batch=max_physical_batch,
-        lots=lots,
-        augmentations=augmentations,
+        batches=batches,
+        augmentation_multiplicity=augmentation_multiplicity,
         alphas=orders,
     )
 
@@ -249,7 +252,7 @@ def _planned_steps(
     target_epsilon: float | None,
     steps: int | None,
     epochs: float | None,
-    lots_per_epoch: float,
+    batches_per_epoch: float,
 ) -> int | None:
     if (noise_multiplier is None) == (target_epsilon is None):
         given = "neither" if noise_multiplier is None else "both"
@@ -274,7 +277,7 @@ def _planned_steps(
         return checked_count("steps", steps, "the number of optimizer steps of the whole training")
     if epochs is None or not 0.0 < epochs < math.inf:
         raise ValueError(f"epochs must be finite and > 0, got {epochs!r}")
-    return math.ceil(epochs * lots_per_epoch)
+    return math.ceil(epochs * batches_per_epoch)
 
 
 def _noise_multiplier(value: float | None) -> float:

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
-from fedsim.clients.sampling.divided_lots import (
+from fedsim.clients.sampling.divided_batches import (
     BallsAndBins,
-    CyclicLots,
+    CyclicBatches,
     CyclicPoisson,
     ShuffledEpochs,
 )
@@ -17,7 +17,7 @@ SAMPLINGS: Mapping[str, type[Sampling]] = {
         FixedSizeSampling,
         ShuffledEpochs,
         BallsAndBins,
-        CyclicLots,
+        CyclicBatches,
         CyclicPoisson,
     )
 }

@@ -26,17 +26,18 @@ class Sampling(ABC):
 
     Steps are numbered from 0 over the whole run of a client, across its rounds.
 
-    Guarantee: a client that runs steps first_step ... first_step + steps − 1 with batches of `lots`
-    and applies `mechanism` to each batch has released no more than `charges(mechanism, first_step,
-    steps)` under each adjacency of `scheme`, given that earlier steps were charged likewise.
+    Guarantee: a client that runs steps first_step ... first_step + steps − 1 with batches of
+    `batches` and applies `mechanism` to each batch has released no more than `charges(mechanism,
+    first_step, steps)` under each adjacency of `scheme`, given that earlier steps were charged
+    likewise.
 
     Attributes:
         scheme: name and properties of the sampling.
-        has_even_lots: whether batch sizes differ by at most one.
+        has_even_batches: whether batch sizes differ by at most one.
     """
 
     scheme: ClassVar[SamplingScheme]
-    has_even_lots: ClassVar[bool] = False
+    has_even_batches: ClassVar[bool] = False
 
     @classmethod
     @abstractmethod
@@ -88,14 +89,14 @@ class Sampling(ABC):
             )
         return self
 
-    def usual_lot(self, expected_lot: float) -> int:
+    def usual_batch(self, expected_batch: float) -> int:
         """Return a public batch size that fewer than one batch in a hundred exceeds.
 
         Args:
-            expected_lot: expected batch size.
+            expected_batch: expected batch size.
         """
-        variance = 0.0 if self.has_even_lots else expected_lot * (1 - self.sampling_rate)
-        return math.ceil(expected_lot + 2.5 * math.sqrt(variance))
+        variance = 0.0 if self.has_even_batches else expected_batch * (1 - self.sampling_rate)
+        return math.ceil(expected_batch + 2.5 * math.sqrt(variance))
 
     @abstractmethod
     def event(self, mechanism: Event) -> Event:
@@ -121,7 +122,7 @@ class Sampling(ABC):
         return [(self.event(mechanism), count)] if count else []
 
     @abstractmethod
-    def lots(
+    def draw_batches(
         self,
         num_examples: int,
         stream: np.random.Generator,
@@ -140,11 +141,11 @@ class Sampling(ABC):
         """
 
 
-class IndependentLots(Sampling):
+class IndependentBatches(Sampling):
     """A sampling that draws each batch independently, so that every step is one event."""
 
     @abstractmethod
-    def lot(self, num_examples: int, generator: np.random.Generator) -> np.ndarray:
+    def draw_batch(self, num_examples: int, generator: np.random.Generator) -> np.ndarray:
         """Return the ascending example indices of one batch.
 
         Args:
@@ -156,7 +157,7 @@ class IndependentLots(Sampling):
         """Return `steps`: every step is one event."""
         return steps
 
-    def lots(
+    def draw_batches(
         self,
         num_examples: int,
         stream: np.random.Generator,
@@ -166,11 +167,11 @@ class IndependentLots(Sampling):
     ) -> Iterator[np.ndarray]:
         """Yield the example indices of one batch after the other, drawn from `stream`."""
         while True:
-            yield self.lot(num_examples, stream)
+            yield self.draw_batch(num_examples, stream)
 
 
 @dataclass(frozen=True)
-class EpochLots(Sampling):
+class EpochBatches(Sampling):
     """A sampling that divides all examples among the `batches` batches of an epoch.
 
     Each epoch has a separate random stream and there is no hidden state, so an epoch continues over
@@ -212,7 +213,7 @@ class EpochLots(Sampling):
         """Return the number of epochs that the first `steps` steps start, each one event."""
         return -(-steps // self.batches)
 
-    def lots(
+    def draw_batches(
         self,
         num_examples: int,
         stream: np.random.Generator,
@@ -241,7 +242,7 @@ class EpochLots(Sampling):
 
 
 @dataclass(frozen=True)
-class PoissonSampling(IndependentLots):
+class PoissonSampling(IndependentBatches):
     """Each example enters each batch independently with probability `rate`.
 
     Guarantee: inclusion is independent over examples and steps; a batch may be empty, and is then
@@ -272,15 +273,15 @@ class PoissonSampling(IndependentLots):
         """
         if sampling_rate is not None:
             return cls(sampling_rate), sampling_rate * num_examples
-        lot = min(batch_size, num_examples)
-        return cls(lot / num_examples), float(lot)
+        batch = min(batch_size, num_examples)
+        return cls(batch / num_examples), float(batch)
 
     @property
     def sampling_rate(self) -> float:
         """Expected share of the examples in a batch: `rate`."""
         return self.rate
 
-    def lot(self, num_examples: int, generator: np.random.Generator) -> np.ndarray:
+    def draw_batch(self, num_examples: int, generator: np.random.Generator) -> np.ndarray:
         """Return the ascending example indices of one batch, whose size is random."""
         if self.rate == 1.0:
             return np.arange(num_examples)
@@ -292,7 +293,7 @@ class PoissonSampling(IndependentLots):
 
 
 @dataclass(frozen=True)
-class FixedSizeSampling(IndependentLots):
+class FixedSizeSampling(IndependentBatches):
     """Each batch is a uniformly random subset of `batch` of the `population` examples.
 
     Guarantee: subsets are independent over steps. Another example takes the place of a missing
@@ -306,7 +307,7 @@ class FixedSizeSampling(IndependentLots):
     population: int
     batch: int
     scheme: ClassVar[SamplingScheme] = FIXED_SIZE
-    has_even_lots: ClassVar[bool] = True
+    has_even_batches: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 1 <= self.batch <= self.population:
@@ -325,15 +326,15 @@ class FixedSizeSampling(IndependentLots):
             batch_size: number of examples in a batch.
             sampling_rate: not used.
         """
-        lot = min(batch_size, num_examples)
-        return cls(num_examples, lot), float(lot)
+        batch = min(batch_size, num_examples)
+        return cls(num_examples, batch), float(batch)
 
     @property
     def sampling_rate(self) -> float:
         """Share of the examples in a batch: batch / population."""
         return self.batch / self.population
 
-    def lot(self, num_examples: int, generator: np.random.Generator) -> np.ndarray:
+    def draw_batch(self, num_examples: int, generator: np.random.Generator) -> np.ndarray:
         """Return the ascending example indices of one batch.
 
         Raises:

@@ -59,10 +59,10 @@ class SamplingScheme:
 
 POISSON = SamplingScheme(
     name="poisson",
-    description="each example enters each lot independently",
+    description="each example enters each batch independently",
     event="PoissonSampled",
     adjacencies=("zero_out", "add_remove", "replace_one"),
-    statement="lots were drawn by Poisson sampling, and accounted for as Poisson sampling",
+    statement="batches were drawn by Poisson sampling, and accounted for as Poisson sampling",
 )
 FIXED_SIZE = SamplingScheme(
     name="fixed_size",
@@ -70,52 +70,52 @@ FIXED_SIZE = SamplingScheme(
     event="FixedSizeSampled",
     adjacencies=("replace_one",),
     obstacle="another example fills the place of a missing one",
-    statement="lots of fixed size were drawn without replacement, and accounted for as such",
+    statement="batches of fixed size were drawn without replacement, and accounted for as such",
 )
 SHUFFLE = SamplingScheme(
     name="shuffle",
-    description="the data shuffled and cut into ⌈size / `batch_size`⌉ lots; epochs continue over "
-    "rounds",
+    description="the data shuffled and cut into ⌈size / `batch_size`⌉ batches; epochs continue "
+    "over rounds",
     event="EpochShuffled",
     adjacencies=("zero_out", "replace_one"),
-    obstacle="one more example moves others to another lot",
+    obstacle="one more example moves others to another batch",
     by_epoch=True,
-    statement="lots were cut from shuffled data, without amplification by sampling: an epoch is "
-    "accounted for as one release on known lots",
+    statement="batches were cut from shuffled data, without amplification by sampling: an epoch is "
+    "accounted for as one release on known batches",
 )
 BALLS_AND_BINS = SamplingScheme(
     name="balls_and_bins",
-    description="each example thrown into one of ⌈size / `batch_size`⌉ lots an epoch, "
+    description="each example thrown into one of ⌈size / `batch_size`⌉ batches an epoch, "
     "independently; epochs continue over rounds, and start anew in each under `noise: secure`",
     event="RandomAllocation",
     adjacencies=("zero_out", "add_remove", "replace_one"),
     by_epoch=True,
     divides_rounds=True,
-    statement="each epoch allocated every example to one lot at random, and is accounted for as "
+    statement="each epoch allocated every example to one batch at random, and is accounted for as "
     "random allocation",
 )
 CYCLIC = SamplingScheme(
     name="cyclic",
-    description="the data cut once into ⌈size / `batch_size`⌉ lots, which come in the same order "
-    "again and again",
+    description="the data cut once into ⌈size / `batch_size`⌉ batches, which come in the same "
+    "order again and again",
     event="EpochShuffled",
     adjacencies=("zero_out", "replace_one"),
-    obstacle="one more example moves others to another lot",
+    obstacle="one more example moves others to another batch",
     by_epoch=True,
     is_cyclic=True,
-    statement="the same lots came in the same order in every cycle, without amplification by "
-    "sampling: a cycle is accounted for as one release on known lots",
+    statement="the same batches came in the same order in every cycle, without amplification by "
+    "sampling: a cycle is accounted for as one release on known batches",
 )
 CYCLIC_POISSON = SamplingScheme(
     name="cyclic_poisson",
     description="the data divided once into as many groups as `noise_correlation` has bands (one "
-    "without it); groups take turns, and each example of a group enters the lot independently",
+    "without it); groups take turns, and each example of a group enters the batch independently",
     event="PoissonSampled",
     adjacencies=("zero_out", "replace_one"),
     obstacle="one more example moves others to another group",
     by_epoch=True,
     is_cyclic=True,
-    statement="fixed groups of examples took turns, lots were drawn from a group by Poisson "
+    statement="fixed groups of examples took turns, batches were drawn from a group by Poisson "
     "sampling, and a cycle is accounted for as Poisson sampling once",
 )
 

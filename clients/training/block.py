@@ -16,13 +16,13 @@ from torch import Tensor
 
 from fedsim.algorithms.algorithm import ClientRule
 from fedsim.clients.correlated_noise import CorrelatedNoise
+from fedsim.clients.gradients.padded_batches import BatchReader
 from fedsim.clients.gradients.per_example import (
-    LotStatistics,
+    BatchStatistics,
+    PaddedBatch,
     PerExampleGradients,
     PerExampleLoss,
-    Tile,
 )
-from fedsim.clients.gradients.tiles import LotReader
 from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.mechanisms.contract import ModelRelease
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
@@ -45,7 +45,7 @@ from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.training.streams import generator_state, seeded_torch
 from fedsim.core.streams import Purpose
 from fedsim.noise.sources import NoiseSource, NoNoise
-from fedsim.protocol.noisy_sums import LearntBound
+from fedsim.protocol.noisy_sums import AdaptiveClipNorm
 
 
 def block_of(
@@ -150,11 +150,11 @@ class _SgdBlock(Block):
         data = [None if m is None else (m.features, m.targets) for m in members]
         rows = max(member_rows(m, local) for m in present) if rows is None else rows
         self.rows = rows
-        self._lots = [None if m is None else self.lots(m) for m in members]
+        self._batches = [None if m is None else self.draw_batches(m) for m in members]
         start = start_values(shared_model, members)
         self._rule, self._start, self._sent = rule, start, sent_arrays(members, start)
         views = [None if m is None else m.key.views(local) for m in members]
-        self._reader = LotReader(
+        self._reader = BatchReader(
             data,
             rows,
             dtype=start.dtype,
@@ -181,7 +181,7 @@ class _SgdBlock(Block):
         """Each member's mechanism for the next step; None without privacy."""
         return [None] * len(self.members)
 
-    def lots(self, member: BlockMember) -> Iterator[np.ndarray]:
+    def draw_batches(self, member: BlockMember) -> Iterator[np.ndarray]:
         """Return an endless iterator over a member's batches, as indices of examples."""
         return batches_of(self.local, len(member.features), member.key)
 
@@ -193,16 +193,16 @@ class _SgdBlock(Block):
         with self._keyed_draws():
             for step in range(max(ends)):
                 active = [step < end for end in ends]
-                lots = [
+                batches = [
                     next(batches) if batches and on else None
-                    for batches, on in zip(self._lots, active, strict=True)
+                    for batches, on in zip(self._batches, active, strict=True)
                 ]
                 used = self.mechanisms
                 self.step_number = step
                 place = self.gradients.begin_step(self._round_number, step, self.values)
-                self.fill_released(active, lots)
+                self.fill_released(active, batches)
                 if on_step is not None:
-                    on_step(lots, self.released, used)
+                    on_step(batches, self.released, used)
                 if self.sends_releases:
                     break
                 if self._rule is not None:
@@ -251,35 +251,35 @@ class _SgdBlock(Block):
     def end(self) -> None:
         """Store the state that the next round needs."""
 
-    def fill_released(self, active: Sequence[bool], lots: Sequence[np.ndarray | None]) -> None:
+    def fill_released(self, active: Sequence[bool], batches: Sequence[np.ndarray | None]) -> None:
         """Overwrite `released` (K, size) with the members' gradients of a step.
 
         Args:
             active: whether each member takes this step.
-            lots: indices of the examples in each member's batch; None where it is not active.
+            batches: indices of the examples in each member's batch; None where it is not active.
         """
         self.released.zero_()
-        sizes = [1 if lot is None else max(1, len(lot)) for lot in lots]
+        sizes = [1 if batch is None else max(1, len(batch)) for batch in batches]
         shares = torch.tensor(sizes).to(self.values).reciprocal_()
         if self.places is None:
-            for tile in self._reader.tiles(lots, self.step_number):
-                self._add_sums(self.values, tile, shares, self.released)
+            for padded in self._reader.padded_batches(batches, self.step_number):
+                self._add_sums(self.values, padded, shares, self.released)
             return
         sums = self.values.new_empty(self.places, self.values.shape[1])
-        for members, tile in self._reader.packed(lots, self.places, self.step_number):
+        for members, padded in self._reader.packed(batches, self.places, self.step_number):
             index = torch.tensor([*members, *[0] * (self.places - len(members))])
             index = index.to(self.values.device)
-            self._add_sums(self.values[index], tile, shares[index], sums.zero_())
+            self._add_sums(self.values[index], padded, shares[index], sums.zero_())
             for member, total in zip(members, sums):  # noqa: B905  places may be left over
                 self.released[member] += total
 
-    def _add_sums(self, values: Tensor, tile: Tile, shares: Tensor, into: Tensor) -> None:
+    def _add_sums(self, values: Tensor, padded: PaddedBatch, shares: Tensor, into: Tensor) -> None:
         """Add the gradient of each place to `into`, with its examples weighted by `shares`."""
-        share = (shares / tile.views).unsqueeze(1)
-        weights = (tile.weights.view(tile.clients, -1) * share).flatten()
-        self.gradients.add_sums(values, replace(tile, weights=weights), into)
+        share = (shares / padded.views).unsqueeze(1)
+        weights = (padded.weights.view(padded.clients, -1) * share).flatten()
+        self.gradients.add_sums(values, replace(padded, weights=weights), into)
 
-    def adapted_clip_norms(self) -> tuple[LearntBound | None, ...]:
+    def adapted_clip_norms(self) -> tuple[AdaptiveClipNorm | None, ...]:
         """Return each member's adaptive clip norm after the round; None where it is fixed."""
         return (None,) * len(self.members)
 
@@ -340,13 +340,13 @@ class _DpSgdBlock(_SgdBlock):
         """Each member's mechanism for the next step."""
         return tuple(self._mechanisms)
 
-    def lots(self, member: BlockMember) -> Iterator[np.ndarray]:
+    def draw_batches(self, member: BlockMember) -> Iterator[np.ndarray]:
         """Return an endless iterator over a member's batches, drawn by its sampling."""
         if member.mechanism is None:
             raise ValueError("a private block has private members")
         first, secure = member.steps.start, member.secure
         sampling, n = member.mechanism.sampling, len(member.features)
-        return member.key.lots(sampling, n, first_step=first, secure=secure)
+        return member.key.draw_batches(sampling, n, first_step=first, secure=secure)
 
     def end(self) -> None:
         """Store the state of correlated noise."""
@@ -354,27 +354,27 @@ class _DpSgdBlock(_SgdBlock):
             if isinstance(noise, CorrelatedNoise):
                 noise.keep_state()
 
-    def fill_released(self, active: Sequence[bool], lots: Sequence[np.ndarray | None]) -> None:
+    def fill_released(self, active: Sequence[bool], batches: Sequence[np.ndarray | None]) -> None:
         """Overwrite `released` (K, size) with the active members' noisy releases."""
         noises = [
             noise if on and mechanism is not None and mechanism.noise_multiplier else None
             for noise, on, mechanism in zip(self._noises, active, self._mechanisms, strict=True)
         ]
-        tiles = self._reader.tiles(lots, self.step_number)
-        sizes = [0 if lot is None else len(lot) for lot in lots]
-        within = self._private_step.take(self.values, tiles, sizes, noises, self.released)
+        padded_batches = self._reader.padded_batches(batches, self.step_number)
+        sizes = [0 if batch is None else len(batch) for batch in batches]
+        within = self._private_step.take(self.values, padded_batches, sizes, noises, self.released)
         if self._private_step.adapts:
-            self._adapt(lots, within)
+            self._adapt(batches, within)
 
-    def adapted_clip_norms(self) -> tuple[LearntBound | None, ...]:
+    def adapted_clip_norms(self) -> tuple[AdaptiveClipNorm | None, ...]:
         """Return each member's adaptive clip norm after the round; None where it is fixed."""
         return tuple(None if m is None else m.clipping.adapted_clip_norm for m in self._mechanisms)
 
-    def _adapt(self, lots: Sequence[np.ndarray | None], within: np.ndarray) -> None:
+    def _adapt(self, batches: Sequence[np.ndarray | None], within: np.ndarray) -> None:
         """Update the adaptive clip norm of each active member from the counts of its batch."""
-        for k, lot in enumerate(lots):
+        for k, batch in enumerate(batches):
             mechanism, noise = self._mechanisms[k], self._noises[k]
-            if lot is not None and mechanism is not None and noise is not None:
-                seen = LotStatistics(len(lot), 0, tuple(int(count) for count in within[k]))
+            if batch is not None and mechanism is not None and noise is not None:
+                seen = BatchStatistics(len(batch), 0, tuple(int(count) for count in within[k]))
                 self._mechanisms[k] = mechanism.adapt(seen, noise)
         self._private_step.use(self._mechanisms)

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from fedsim.clients.gradients.model_randomness import ModelRandomness
-from fedsim.clients.gradients.tiles import tile_rows
+from fedsim.clients.gradients.padded_batches import padded_rows
 from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.mechanisms.contract import Mechanism, SumPart, UpdateRelease
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.training.streams import StreamKey
 from fedsim.noise.sources import NoiseSource, NoNoise
-from fedsim.protocol.noisy_sums import LearntBound
+from fedsim.protocol.noisy_sums import AdaptiveClipNorm
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class BlockResult:
     """
 
     values: Tensor
-    adapted_clip_norm: tuple[LearntBound | None, ...]
+    adapted_clip_norm: tuple[AdaptiveClipNorm | None, ...]
     counts: tuple[float | None, ...]
 
 
@@ -117,8 +117,8 @@ def member_rows(member: BlockMember, local: LocalSettings) -> int:
         local: batch size and largest physical batch, which count without privacy.
     """
     if member.mechanism is not None:
-        return member.mechanism.tile_rows
-    return tile_rows(local.lot(len(member.features)), local.max_physical_batch)
+        return member.mechanism.padded_rows
+    return padded_rows(local.expected_batch(len(member.features)), local.max_physical_batch)
 
 
 def with_releases(

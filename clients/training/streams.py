@@ -42,7 +42,7 @@ class StreamKey:
         """Return the stream that divides the client's examples in an epoch, in any round."""
         return stream(self.seed, Purpose.EPOCH, client=self.client, round_number=number)
 
-    def lots(
+    def draw_batches(
         self, sampling: Sampling, num_examples: int, *, first_step: int, secure: bool = False
     ) -> Iterator[np.ndarray]:
         """Return an endless iterator over the client's batches of the round, as example indices.
@@ -54,13 +54,13 @@ class StreamKey:
             secure: whether independent batches are drawn with randomness of the operating system.
         """
         steps = secret_stream() if secure else self.generator(Purpose.SAMPLING)
-        return sampling.lots(num_examples, steps, epochs=self.epoch, first_step=first_step)
+        return sampling.draw_batches(num_examples, steps, epochs=self.epoch, first_step=first_step)
 
     def views(self, local: LocalSettings) -> Views | None:
         """Return the source of the client's random views in the round; None without views."""
         if local.views is None:
             return None
-        return Views(local.augmentations, local.views, self.generator(Purpose.VIEWS))
+        return Views(local.augmentation_multiplicity, local.views, self.generator(Purpose.VIEWS))
 
     def noise(self, *, secure: bool = False) -> NoiseSource:
         """Return the noise source of the round.

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from fedsim.clients.gradients.layers.base import ExampleUse
 from fedsim.clients.gradients.parameters import FlatParameters
-from fedsim.clients.gradients.per_example import PerExampleGradients, PerExampleLoss, Tile
+from fedsim.clients.gradients.per_example import PaddedBatch, PerExampleGradients, PerExampleLoss
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.protocol.arrays import COEFFICIENTS, digest, is_live, live_record, to_arrays
 from fedsim.zeroth_order.directions import Directions
@@ -107,26 +107,26 @@ class Slopes(PerExampleGradients):
         data.copy_(here)
         return torch.stack(slopes, 1).to(data.dtype)
 
-    def row_gradients(self, values: Tensor, tile: Tile) -> Mapping[int, ExampleUse]:
+    def row_gradients(self, values: Tensor, padded: PaddedBatch) -> Mapping[int, ExampleUse]:
         """Return the weighted slopes of a padded batch's rows, which are 0 in padding rows.
 
         Args:
             values: not used, as slopes are measured at `point`.
-            tile: padded batch of one client.
+            padded: padded batch of one client.
         """
-        weights = tile.weights.unsqueeze(1)
-        slopes = self.slopes(tile.features, tile.targets) * weights
+        weights = padded.weights.unsqueeze(1)
+        slopes = self.slopes(padded.features, padded.targets) * weights
         return {0: ExampleUse({0: slopes.masked_fill(weights == 0, 0.0)})}
 
-    def add_sums(self, values: Tensor, tile: Tile, into: Tensor) -> None:
+    def add_sums(self, values: Tensor, padded: PaddedBatch, into: Tensor) -> None:
         """Add the weighted sum of unclipped slopes Σ_i weight_i · slopes_i to a tensor in place.
 
         Args:
             values: not used, as slopes are measured at `point`.
-            tile: padded batch of one client, with the weights of its rows.
+            padded: padded batch of one client, with the weights of its rows.
             into: tensor (1, P) to add to.
         """
-        into += self.row_gradients(values, tile)[0].rows(0).sum(0)
+        into += self.row_gradients(values, padded)[0].rows(0).sum(0)
 
     def _direction(self, number: int) -> Tensor:
         drawn = torch.tensor(self.directions.direction(*self._now, number))

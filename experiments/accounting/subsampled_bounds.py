@@ -58,7 +58,7 @@ def main(given: argparse.Namespace) -> None:
 def options() -> argparse.ArgumentParser:
     """Returns the parser of the options."""
     parser = argparse.ArgumentParser(description="RDP of sampling without replacement.")
-    parser.add_argument("-m", "--sample", type=int, default=100, help="examples in a lot")
+    parser.add_argument("-m", "--sample", type=int, default=100, help="examples in a batch")
     parser.add_argument("-n", "--dataset", type=int, default=1001, help="all examples, odd")
     parser.add_argument("-z", "--noise-multiplier", type=float, default=10.0)
     parser.add_argument("-T", "--steps", type=int, default=1000)

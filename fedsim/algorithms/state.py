@@ -9,7 +9,7 @@ import numpy as np
 from flwr.app import ArrayRecord
 
 from fedsim.protocol.arrays import to_arrays, to_numpy
-from fedsim.protocol.noisy_sums import LearntBound
+from fedsim.protocol.noisy_sums import AdaptiveClipNorm
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -30,7 +30,7 @@ class ServerState:
         memory: the algorithm's arrays by name, such as moments; empty for FedAvg.
         client_memory: the algorithm's arrays for all clients by name, one row per client (N, ...).
         average: the average of the global models so far, float64 by name (`next_average`); empty
-            without `federation.server_averaging`.
+            without `federation.ema_decay`.
         versions: older global models that clients still train from, by the round after which each
             was the global model; empty in synchronous rounds.
         best: the best value so far of the metric of `federation.early_stopping`, and its round;
@@ -39,7 +39,7 @@ class ServerState:
 
     arrays: ArrayRecord
     round_number: int = 0
-    clip_norms: Mapping[int, LearntBound] = field(default_factory=dict)
+    clip_norms: Mapping[int, AdaptiveClipNorm] = field(default_factory=dict)
     withdrawn: frozenset[int] = frozenset()
     memory: Arrays = field(default_factory=dict)
     client_memory: Arrays = field(default_factory=dict)

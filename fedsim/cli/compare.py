@@ -131,7 +131,7 @@ def _compare_variants(
             client_metrics=options["client_metrics"] or None,
             out=out,
             workers=workers,
-            observer=None if quiet else ComparisonProgress(),
+            callback=None if quiet else ComparisonProgress(),
         )
     except NothingFinishedError as error:
         fail(str(error), ExitCode.FAILED)

@@ -29,7 +29,7 @@ SECTIONS = {
         "report": "fedsim.cli.report:report_command",
         "predict": "fedsim.cli.predict:predict_command",
         "verify": "fedsim.cli.verify:verify_command",
-        "account": COMMANDS["account"],
+        "totals": COMMANDS["totals"],
     },
     "Attack": {"audit": COMMANDS["audit"]},
     "Deployment": {

@@ -13,7 +13,7 @@ from fedsim.core.settings import Settings
 
 COMMANDS = {
     "curve": "fedsim.tools.curve:curve_command",
-    "account": "fedsim.tools.totals.command:account_command",
+    "totals": "fedsim.tools.totals.command:account_command",
     "audit": "fedsim.tools.attack.command:audit_command",
     "deploy": "fedsim.tools.deployment.commands:deploy_command",
     "node-policy": "fedsim.tools.deployment.commands:node_policy_command",

@@ -40,21 +40,21 @@ def run_command(
     """
     with quick_imports():
         from fedsim.profiling import profile_to
-        from fedsim.report.progress import ProgressObserver
+        from fedsim.report.progress import ProgressCallback
         from fedsim.report.run import run
         from fedsim.report.terminal import print_result
         from fedsim.runs.directory import RunDirectory
         from fedsim.runs.manifest import root_of
         from fedsim.runs.resume import resume_command
         from fedsim.runs.runner import RunFailedError
-        from fedsim.tracking.observer import CheckingObserver
+        from fedsim.tracking.callbacks import CheckingCallback
 
-    observer = None if quiet else ProgressObserver()
+    observer = None if quiet else ProgressCallback()
     if interruption is not None:
-        observer = CheckingObserver(interruption.raise_again, observer)
+        observer = CheckingCallback(interruption.raise_again, observer)
     try:
         with profile_to(None if profile is None else Path(profile), name=file):
-            result = run(file, overrides=overrides, out=out, resume=resume, observer=observer)
+            result = run(file, overrides=overrides, out=out, resume=resume, callback=observer)
     except RunFailedError as error:
         go_on = resume_command(file, overrides, error.result.path)
         fail(f"{error}\nfiles of the run: {error.result.path}; to go on: {go_on}", ExitCode.FAILED)

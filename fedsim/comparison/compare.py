@@ -45,8 +45,8 @@ DEFAULT_SEEDS = 5
 """Seeds of a comparison of varied values, where none are given."""
 
 
-class ComparisonObserver(Protocol):
-    """An observer of a comparison's progress, such as the terminal."""
+class ComparisonCallback(Protocol):
+    """a callback of a comparison's progress, such as the terminal."""
 
     def planned(self, comparison: LoadedComparison, jobs: list[Job], workers: int) -> None:
         """Called when every variant is known to be valid, before the first run."""
@@ -73,7 +73,7 @@ def compare(
     client_metrics: bool | None = None,
     out: str | Path | None = None,
     workers: int | None = None,
-    observer: ComparisonObserver | None = None,
+    callback: ComparisonCallback | None = None,
 ) -> ComparisonResult:
     """Run every variant of a comparison with every seed and return the comparison.
 
@@ -97,7 +97,7 @@ def compare(
         out: the output directory; default `runs/<name>`.
         workers: number of parallel worker processes with one thread each; default: one per
             processor, at most 16.
-        observer: receives the progress of every run; None: a notebook shows it.
+        callback: receives the progress of every run; None: a notebook shows it.
 
     Raises:
         ExperimentError: the file, its base or a variant is wrong; it lists every mistake.
@@ -119,7 +119,7 @@ def compare(
     changes = {key: value for key, value in given.items() if value is not None}
     comparison = _load(source, vary, overrides, changes, one_at_a_time=one_at_a_time)
     directory = Path(out) if out is not None else Path("runs") / comparison.name
-    return _perform(comparison, directory, workers, observer or notebook_comparison())
+    return _perform(comparison, directory, workers, callback or notebook_comparison())
 
 
 def _load(
@@ -157,7 +157,7 @@ def _perform(
     comparison: LoadedComparison,
     directory: Path,
     workers: int | None,
-    observer: ComparisonObserver | None,
+    callback: ComparisonCallback | None,
 ) -> ComparisonResult:
     """Run what is not finished in a directory, and return the result with its files."""
     check_directory(directory)
@@ -165,7 +165,7 @@ def _perform(
     write_settings(comparison, directory / MARKER)
     with lock_directory(directory) as locks:
         jobs = plan_jobs(comparison, directory)
-        failures, interrupted = _run(comparison, jobs, directory, workers, locks, observer)
+        failures, interrupted = _run(comparison, jobs, directory, workers, locks, callback)
         return _conclude(comparison, jobs, directory, failures, interrupted)
 
 
@@ -196,21 +196,21 @@ def _run(
     directory: Path,
     workers: int | None,
     locks: tuple[int, ...],
-    observer: ComparisonObserver | None,
+    callback: ComparisonCallback | None,
 ) -> tuple[dict[int, str], bool]:
     """Run the pending jobs; return the reasons of failures and whether the user interrupted."""
     pending = [index for index, job in enumerate(jobs) if job.is_pending]
     count = min(workers or default_workers(), max(len(pending), 1))
     failures: dict[int, str] = {}
-    if observer is not None:
-        observer.planned(comparison, jobs, count)
+    if callback is not None:
+        callback.planned(comparison, jobs, count)
 
     def on_message(number: int, message: Mapping[str, Any]) -> None:
         index = pending[number]
         if message["event"] == "failed":
             failures[index] = message["reason"]
-        if observer is not None:
-            observer.worker_message(jobs[index], message)
+        if callback is not None:
+            callback.worker_message(jobs[index], message)
 
     messages = [jobs[index].to_message() for index in pending]
     try:
@@ -219,8 +219,8 @@ def _run(
     except KeyboardInterrupt:
         return failures, True
     finally:
-        if observer is not None:
-            observer.ended()
+        if callback is not None:
+            callback.ended()
     return failures, False
 
 

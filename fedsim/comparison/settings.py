@@ -158,7 +158,7 @@ class ComparisonSettings(Settings):
 
 _NOT_IN_A_SEARCH = {
     "seeds": "a search has the seed of its base: it sets split, partition, initial model and "
-    "participants, and every run draws lots and noise anew; leave seeds out",
+    "participants, and every run draws batches and noise anew; leave seeds out",
     "baseline": "a search compares nothing and keeps one model alone; leave baseline out",
     "client_metrics": "they are private figures of every run, which a search destroys; leave "
     "client_metrics out",

@@ -141,7 +141,7 @@ def _on_seeds(results: Results) -> Iterator[str]:
         return
     yield (
         f"± is half a 95 % t interval over {seeds_text(results)}. A seed sets data split, "
-        "partition, initial model, participants, lots and noise, so an interval covers the "
+        "partition, initial model, participants, batches and noise, so an interval covers the "
         "variation of all of these, but not that of another dataset."
     )
     pairs = {one.name: len(one.difference.seeds) for one in results.variants if one.difference}

@@ -50,7 +50,7 @@ def _plain(base: Mapping[str, Any]) -> Changes:
 
 def _local_only(base: Mapping[str, Any]) -> Changes:
     changes: Changes = {"federation.strategy": "local_only", "federation.weighting": "uniform"}
-    return {**changes, **_alone(base), **_absent(base, "federation", "server_averaging")}
+    return {**changes, **_alone(base), **_absent(base, "federation", "ema_decay")}
 
 
 def _pooled(base: Mapping[str, Any]) -> Changes:
@@ -127,7 +127,11 @@ def _local_trust(base: Mapping[str, Any]) -> Changes:
 
 def _without_noise_weights(base: Mapping[str, Any]) -> Changes:
     weighting = _section(base, "federation").get("weighting")
-    return {"federation.weighting": "examples"} if written_name(weighting) == "noise" else {}
+    return (
+        {"federation.weighting": "examples"}
+        if written_name(weighting) == "examples_over_noise"
+        else {}
+    )
 
 
 def _absent(base: Mapping[str, Any], section: str, key: str) -> Changes:
@@ -146,7 +150,8 @@ ARMS: dict[str, Arm] = {
         _plain,
     ),
     "pooled": Arm(
-        "all examples on one client, which trains by the same steps with lots as large as those of "
+        "all examples on one client, which trains by the same steps with batches as large as "
+        "those of "
         "a round together",
         "one holder of all examples is trusted with them; its ε protects them from those who see "
         "models, and nothing protects them from the holder.",

@@ -82,7 +82,7 @@ def _execute(job: Mapping[str, Any], send: SendMessage) -> str:
             base=job["base"],
             out=path,
             resume=job["action"] == "resume",
-            observer=reporter,
+            callback=reporter,
         ).status
     if job["measure"] and status not in ("interrupted", "failed"):
         loaded = load_experiment(job["experiment"], base=job["base"])

@@ -42,6 +42,10 @@ MOVED_KEYS = {
         for key in EncodingSettings.model_fields
     },
     "federation.strategy.lr": "federation.strategy.server_lr",
+    "federation.server_averaging": "federation.ema_decay",
+    "evaluation.every": "evaluation.every_rounds",
+    "local.cohort": "local.vectorized_clients",
+    "local.augment": "local.augmentations",
     "privacy.perturbation": "privacy.mechanism",
     "privacy.max_feature_norm": "privacy.mechanism.max_feature_norm",
     "privacy.max_target_norm": "privacy.mechanism.max_target_norm",

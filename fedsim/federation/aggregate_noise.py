@@ -27,7 +27,7 @@ from fedsim.core.shared_values import map_shared
 from fedsim.experiment import ExperimentWithClients
 from fedsim.federation.schedule import participation_of
 from fedsim.noise.grid import DEVIATION, MAX_DRAW
-from fedsim.protocol.noisy_sums import LearntBound, SumPlan, whole_bound
+from fedsim.protocol.noisy_sums import AdaptiveClipNorm, SumPlan, whole_bound
 from fedsim.server.aggregation.weights import ClientWeights
 
 
@@ -168,7 +168,7 @@ class SumNoise:
     def norm(
         self,
         steps: Mapping[int, int],
-        clip_norms: Mapping[int, LearntBound],
+        clip_norms: Mapping[int, AdaptiveClipNorm],
         round_number: int = 1,
     ) -> float | None:
         """Return the expected L2 norm of the noise in the mean, or None for an empty sum.
@@ -248,7 +248,7 @@ class ClientNoise:
     def norm(
         self,
         steps: Mapping[int, int],
-        clip_norms: Mapping[int, LearntBound],
+        clip_norms: Mapping[int, AdaptiveClipNorm],
         round_number: int = 1,
     ) -> float | None:
         """Return the expected L2 norm of the noise in the mean, or None where it is not known.

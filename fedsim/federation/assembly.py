@@ -94,7 +94,7 @@ def _assemble(
     if in_process:
         largest = max(data.clients.sizes)
         steps = whole_round_steps(None, experiment.local, largest)
-        per_round = steps * experiment.local.lot(largest)
+        per_round = steps * experiment.local.expected_batch(largest)
         data = replace(data, clients=order_by_client(data.clients, examples_per_round=per_round))
     loss = resolve_loss(experiment.model.loss, base=base)
     task = task_for(experiment.model.loss, data.test.targets, num_classes=data.num_classes)
@@ -161,7 +161,7 @@ def _checked_model(
         preflight(model, loss, task, data.test)
         model = model.to(device)
         features, targets = to_tensors(public_examples(data, NUM_CHECK_EXAMPLES), device)
-        if experiment.release_kind.draws_lots or local_base(model) is not None:
+        if experiment.release_kind.draws_batches or local_base(model) is not None:
             check_private_model(model, features)
         if experiment.personalization is not None:
             from fedsim.personalization.personalize import check_personalization

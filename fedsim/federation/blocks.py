@@ -16,9 +16,9 @@ import torch
 from torch import nn
 
 from fedsim.clients.app import one_thread
+from fedsim.clients.gradients.padded_batches import padded_rows
 from fedsim.clients.gradients.per_example import PerExampleGradients
 from fedsim.clients.gradients.rule_gradients import RuleGradients
-from fedsim.clients.gradients.tiles import tile_rows
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.mechanisms.plan import PrivacyPlan
 from fedsim.clients.model_checks.bit_isolation import MemberIsolation, RowIsolation
@@ -29,7 +29,7 @@ from fedsim.federation.trained_model import NUM_CHECK_EXAMPLES, public_examples,
 from fedsim.server.participation.participation import Participation
 
 MAX_RANGES = 64
-MAX_LOT_RATIO = 2.0  # in a block, as every member's batch is padded to the longest
+MAX_BATCH_RATIO = 2.0  # in a block, as every member's batch is padded to the longest
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,12 @@ class BlockPlan:
     Attributes:
         participation: the schedule of the clients.
         max_clients: the most clients of a block, ≥ 1.
-        expected_lots: the public expected batch size of each client, in examples.
+        expected_batches: the public expected batch size of each client, in examples.
     """
 
     participation: Participation
     max_clients: int
-    expected_lots: tuple[float, ...]
+    expected_batches: tuple[float, ...]
     _last_round: dict[int, Mapping[int, tuple[int, ...]]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -73,7 +73,7 @@ class BlockPlan:
         return tuple(
             similar[part]
             for start, end in pairwise([0, *ends])
-            for similar in self._split_by_lot(scheduled[start:end])
+            for similar in self._split_by_batch(scheduled[start:end])
             for part in _even_parts(len(similar), -(-len(similar) // self.max_clients))
         )
 
@@ -94,15 +94,15 @@ class BlockPlan:
             self._last_round[round_number] = block_by_member
         return self._last_round[round_number].get(client, (client,))
 
-    def _split_by_lot(self, clients: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-        """Yield runs of clients whose expected batch sizes differ by at most `MAX_LOT_RATIO`."""
+    def _split_by_batch(self, clients: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+        """Yield runs of clients whose expected batch sizes differ by at most `MAX_BATCH_RATIO`."""
         start, least, most = 0, float("inf"), 0.0
         for place, client in enumerate(clients):
-            lot = self.expected_lots[client]
-            least, most = min(least, lot), max(most, lot)
-            if most > MAX_LOT_RATIO * least:
+            batch = self.expected_batches[client]
+            least, most = min(least, batch), max(most, batch)
+            if most > MAX_BATCH_RATIO * least:
                 yield clients[start:place]
-                start, least, most = place, lot, lot
+                start, least, most = place, batch, batch
         if start < len(clients):
             yield clients[start:]
 
@@ -159,7 +159,7 @@ class Blocks:
         size, participation = self._most, self.participation
         if not participation.is_keyed and size > 1:  # most clients of a block are absent
             size = min(participation.num_clients, round(size / participation.rate))
-        return BlockPlan(participation, size, tuple(self._expected_lots()))
+        return BlockPlan(participation, size, tuple(self._expected_batches()))
 
     @property
     def places(self) -> int | None:
@@ -218,8 +218,8 @@ class Blocks:
             return None
         examples = to_tensors(public_examples(self.data, NUM_CHECK_EXAMPLES), self.device)
         local = self.experiment.local
-        views = 1 if local.views is None else local.augmentations
-        if self.experiment.release_kind.draws_lots:
+        views = 1 if local.views is None else local.augmentation_multiplicity
+        if self.experiment.release_kind.draws_batches:
             return RowIsolation(self.gradients, *examples, views=views)
         if not isinstance(self.gradients, RuleGradients):
             return None
@@ -234,7 +234,9 @@ class Blocks:
         if not self.participation.is_keyed and not self._has_private_sizes:
             return 1
         _, participants = self.participation.round_sizes
-        size = block_size(self.model, gradients.parameters.size, participants, local.cohort)
+        size = block_size(
+            self.model, gradients.parameters.size, participants, local.vectorized_clients
+        )
         if size == 1 or local.max_physical_batch is None:
             return size
         everybody = range(self.participation.num_clients)
@@ -243,31 +245,33 @@ class Blocks:
 
     def _planned_rows(self, members: Sequence[int]) -> int:
         local, size_of = self.experiment.local, self.data.clients.size  # all are in this process
-        if self.experiment.release_kind.draws_lots:
+        if self.experiment.release_kind.draws_batches:
             return max(self._step_rows[client] for client in members)
         if self.places is not None:
             return self._packed_rows
-        usual = max(local.lot(size_of(client)) for client in members)
-        return tile_rows(usual, local.max_physical_batch)
+        usual = max(local.expected_batch(size_of(client)) for client in members)
+        return padded_rows(usual, local.max_physical_batch)
 
     @property
     def _packed_rows(self) -> int:
         local = self.experiment.local
         usual = _FULL_ROWS if local.batch_size == "full" else local.batch_size
-        return tile_rows(usual, local.max_physical_batch)
+        return padded_rows(usual, local.max_physical_batch)
 
     @cached_property
     def _step_rows(self) -> tuple[int, ...]:
         """The rows of each private client in the padded batch of a block of one client."""
-        return tuple(plan.release_as(DpSgdMechanism).tile_rows for plan in self.plans or ())
+        return tuple(plan.release_as(DpSgdMechanism).padded_rows for plan in self.plans or ())
 
-    def _expected_lots(self) -> Sequence[float]:
+    def _expected_batches(self) -> Sequence[float]:
         """Return the public expected batch size of each client, by which blocks are divided."""
         if self._has_private_sizes:
             return [1.0] * self.participation.num_clients
-        if self.plans is not None and self.experiment.release_kind.draws_lots:
-            return [plan.release_as(DpSgdMechanism).expected_lot for plan in self.plans]
-        return [float(self.experiment.local.lot(size)) for size in self.data.clients.sizes]
+        if self.plans is not None and self.experiment.release_kind.draws_batches:
+            return [plan.release_as(DpSgdMechanism).expected_batch for plan in self.plans]
+        return [
+            float(self.experiment.local.expected_batch(size)) for size in self.data.clients.sizes
+        ]
 
     @property
     def _has_private_sizes(self) -> bool:
@@ -289,7 +293,7 @@ def block_size(
         model: the model, whose layers decide.
         num_values: the number of trainable values of the model.
         participants: the number of clients of a round.
-        setting: `local.cohort`; a number is returned unchanged.
+        setting: `local.vectorized_clients`; a number is returned unchanged.
     """
     if setting == "off":
         return 1

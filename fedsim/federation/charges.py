@@ -79,7 +79,7 @@ class ServerCharges:
         """Return the digest of the release that a charge is for, which names no participant."""
         inputs = AnswerInputs(
             block=(),
-            tile_rows=None,
+            padded_rows=None,
             model=model,
             clip_norm=None,
             mechanism=plan.mechanism_text,

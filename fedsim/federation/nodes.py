@@ -40,7 +40,7 @@ from fedsim.simulation.shardable_app import ShardFactory
 
 if TYPE_CHECKING:
     from fedsim.secagg.identity import IdentityKey
-    from fedsim.server.secure.helper import Release
+    from fedsim.server.secure.helper import HelperRelease
 
 
 def num_helpers(experiment: Experiment) -> int:
@@ -49,7 +49,7 @@ def num_helpers(experiment: Experiment) -> int:
     return 0 if settings is None else settings.helpers
 
 
-RecordRelease: TypeAlias = "Callable[[int, Release], None]"
+RecordRelease: TypeAlias = "Callable[[int, HelperRelease], None]"
 """(helper, release) -> None: records a sum that a helper is about to release."""
 
 
@@ -83,7 +83,7 @@ def make_node_app(
             settings, helper_number(context), base=base, node_config=context.node_config
         )
 
-    def record_of(context: Context, release: "Release") -> None:
+    def record_of(context: Context, release: "HelperRelease") -> None:
         record(helper_number(context), release)
 
     helper = make_helper_app(settings, helper_number, identity_of, record_of, first)
@@ -226,7 +226,7 @@ class FederationClientApp(ClientApp):
         local, steps = federation.experiment.local, federation.plan.steps.whole_rounds
         rounds = federation.plan.participation.planned_rounds()
         clients = [
-            float(planned * steps_of_round * local.lot(size))
+            float(planned * steps_of_round * local.expected_batch(size))
             for planned, steps_of_round, size in zip(
                 rounds, steps, federation.data.clients.sizes, strict=True
             )

@@ -71,7 +71,11 @@ def full_batch_note(experiment: Experiment, sizes: Sequence[int]) -> str | None:
 def _declared_sizes(experiment: Experiment, sizes: Sequence[int]) -> Sequence[int]:
     """Return the public client sizes that set sampling rates; empty if `batch_size` sets none."""
     privacy = experiment.privacy
-    if privacy is None or not privacy.release_kind.draws_lots or privacy.sampling.rate is not None:
+    if (
+        privacy is None
+        or not privacy.release_kind.draws_batches
+        or privacy.sampling.rate is not None
+    ):
         return ()
     declared = privacy.adjacency.declared_examples
     return sizes if declared is None else [declared] * len(sizes)

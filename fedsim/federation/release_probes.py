@@ -213,14 +213,14 @@ class StepProbe(_TrainedProbe[DpSgdMechanism]):
         )
 
         def record(
-            lots: Sequence[np.ndarray | None],
+            batches: Sequence[np.ndarray | None],
             released: Tensor,
             used: Sequence[DpSgdMechanism | None],
         ) -> None:
-            for client, lot, row, step in zip(self.block, lots, released, used, strict=True):
+            for client, batch, row, step in zip(self.block, batches, released, used, strict=True):
                 if step is not None:
                     values = self._fresh(client, step, row).unsqueeze(0)
-                    reach = 1 if lot is None else max(1, len(lot))
+                    reach = 1 if batch is None else max(1, len(batch))
                     see(Release(client, values, self._parts(client, step), reach=reach))
 
         self._past = self._past if trial.steps.start else {}
@@ -248,7 +248,7 @@ class StepProbe(_TrainedProbe[DpSgdMechanism]):
         return [
             ChargedPart(
                 norm * multiplier,
-                step.expected_lot / bound if length is None else length,
+                step.expected_batch / bound if length is None else length,
                 parameters.slices(members),
             )
             for multiplier, bound, members in zip(  # noqa: B905  counts come last

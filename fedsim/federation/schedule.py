@@ -78,7 +78,7 @@ class StepSchedule:
         steps = map_shared(
             lambda privacy, size: whole_round_steps(privacy, local, size), private, sizes
         )
-        whole = experiment.privacy is not None and not experiment.release_kind.draws_lots
+        whole = experiment.privacy is not None and not experiment.release_kind.draws_batches
         return cls(participation, tuple(steps), releases_updates=whole)
 
     def local_steps(self, client: int, round_number: int) -> int:

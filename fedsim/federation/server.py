@@ -128,8 +128,8 @@ def _parts(federation: Federation, ledgers: ClientLedgers | None) -> Iterator[Ro
     expected = _expected_noise(federation)
     if expected is not None:
         yield NoiseLength(expected)
-    if settings.server_averaging is not None:
-        yield IterateAverage(settings.server_averaging)
+    if settings.ema_decay is not None:
+        yield IterateAverage(settings.ema_decay)
     first_ends = privacy is not None and privacy.on_exhausted == "stop"
     yield Withdrawals(federation.num_clients, first_ends)
     if settings.early_stopping is not None:

@@ -118,7 +118,7 @@ def trained_parts(
         UnsafeModelError: gradients are to be clipped per example, but an example affects the
             gradient of another.
     """
-    base, private = local_base(model), experiment.release_kind.draws_lots
+    base, private = local_base(model), experiment.release_kind.draws_batches
     if isinstance(base, RebuiltModel):
         # Padded batches of slopes are checked bit for bit by forward passes (`RowIsolation`).
         slopes = Slopes(model, loss, base.directions)
@@ -139,6 +139,6 @@ def release_parameters(
         gradients: the per-example gradients of the model; None if torch's autograd is used.
         shared_model: the model that clients share.
     """
-    if experiment.release_kind.draws_lots and isinstance(gradients, Slopes):
+    if experiment.release_kind.draws_batches and isinstance(gradients, Slopes):
         return gradients.parameters
     return shared_model.parameters

@@ -28,7 +28,10 @@ class StudentSettings(Settings):
     def local(self) -> LocalSettings:
         """The student's settings in the form of settings of local training."""
         return LocalSettings(
-            steps=self.steps, batch_size=self.batch_size, optimizer=self.optimizer, cohort="off"
+            steps=self.steps,
+            batch_size=self.batch_size,
+            optimizer=self.optimizer,
+            vectorized_clients="off",
         )
 
 

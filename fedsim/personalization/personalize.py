@@ -154,7 +154,7 @@ Scores = Mapping[str, float]
 
 
 @dataclass(frozen=True)
-class ClientScores:
+class PersonalScores:
     """Scores of the global and the personal model on one client.
 
     Attributes:
@@ -197,7 +197,7 @@ class ScoredModel:
 
 def score_clients(
     settings: PersonalizationSettings, scored: ScoredModel, data: FederatedData, *, seed: int
-) -> Iterator[ClientScores]:
+) -> Iterator[PersonalScores]:
     """Yield the scores of each client; personal models are not kept.
 
     Args:
@@ -222,7 +222,7 @@ def score_clients(
                 torch.from_numpy(part).to(device) for part in (examples.features, examples.targets)
             )
             personal = method(scored.model, scored.loss, x, y, personal_key(seed, client))
-        yield ClientScores(
+        yield PersonalScores(
             client=client,
             examples=len(examples),
             held_out=len(rest),

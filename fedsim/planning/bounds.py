@@ -14,11 +14,11 @@ _TICKS = (1, 2, 5)  # of each decade of a range of steps
 
 
 @dataclass(frozen=True)
-class StepSchedule:
+class CurveSchedule:
     """Equal steps, those of one kind of clients or given by their settings.
 
     Attributes:
-        sampling_rate: expected share of the examples in a lot.
+        sampling_rate: expected share of the examples in a batch.
         noise_multiplier: z of each step.
         delta: δ of every ε.
         steps: number of all steps.
@@ -53,7 +53,7 @@ class BoundCurve:
             a bound does not cover the steps.
     """
 
-    schedule: StepSchedule
+    schedule: CurveSchedule
     bounds: tuple[Bound, ...]
     points: tuple[tuple[int, tuple[float | None, ...]], ...]
 
@@ -93,7 +93,7 @@ class BoundCurve:
 
 def given_schedule(
     *, sampling_rate: float, noise_multiplier: float, delta: float, steps: int
-) -> StepSchedule:
+) -> CurveSchedule:
     """Return the schedule of Poisson-sampled Gaussian steps, under zero-out or add-remove.
 
     Args:
@@ -107,7 +107,7 @@ def given_schedule(
     """
     rate = checks.positive("sampling_rate", checks.probability("sampling_rate", sampling_rate))
     step = PoissonSampled(rate, Gaussian(checks.positive("noise_multiplier", noise_multiplier)))
-    return StepSchedule(
+    return CurveSchedule(
         sampling_rate=rate,
         noise_multiplier=noise_multiplier,
         delta=checks.open_probability("delta", delta),
@@ -117,7 +117,7 @@ def given_schedule(
 
 
 def bound_curve(
-    schedule: StepSchedule, bounds: Sequence[Bound], steps: Sequence[int] | None = None
+    schedule: CurveSchedule, bounds: Sequence[Bound], steps: Sequence[int] | None = None
 ) -> BoundCurve:
     """Return ε of a schedule by each bound, without the slack of the sampler.
 

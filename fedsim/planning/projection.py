@@ -25,7 +25,7 @@ from fedsim.experiment import LoadedExperiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.federation import Federation
 from fedsim.federation.plan_checks import full_batch_note, last_round, refuse_overspending
-from fedsim.planning.bounds import BoundCurve, StepSchedule, bound_curve, even_numbers
+from fedsim.planning.bounds import BoundCurve, CurveSchedule, bound_curve, even_numbers
 from fedsim.planning.cells import PlannedCell, plan_cells, planned_epsilon
 
 
@@ -63,7 +63,7 @@ def experiment_curves(
     return curves
 
 
-def client_kinds(federation: Federation) -> tuple[StepSchedule, ...]:
+def client_kinds(federation: Federation) -> tuple[CurveSchedule, ...]:
     """Return a schedule for each kind of clients: those with one q, z, δ and number of steps.
 
     The noise of a kind is that of its client with the least of it, after the grid.
@@ -83,7 +83,7 @@ def client_kinds(federation: Federation) -> tuple[StepSchedule, ...]:
         least = min(clients, key=lambda one: plans[one].release.effective_noise_multiplier)
         plan, privacy = plans[least], terms[least].privacy
         kinds.append(
-            StepSchedule(
+            CurveSchedule(
                 sampling_rate=plan.release.sampling_rate,
                 noise_multiplier=plan.noise_multiplier,
                 delta=plan.delta,
@@ -111,7 +111,7 @@ class PlannedClient:
     Attributes:
         client: the client's number.
         examples: public number of examples, which sets the sampling rate.
-        sampling_rate: expected share of the examples in a lot.
+        sampling_rate: expected share of the examples in a batch.
         noise_multiplier: z, given or calibrated.
         rounds: number of rounds that the client is scheduled for.
         delta: δ of the guarantee.
@@ -364,30 +364,32 @@ def _changes(
     local: LocalSettings, privacy: PrivacySettings, rounds: int
 ) -> Iterator[tuple[str, LocalSettings, PrivacySettings, int]]:
     yield "as planned", local, privacy, rounds
-    if privacy.release_kind.draws_lots:
-        yield from _lots(local, privacy, rounds)
+    if privacy.release_kind.draws_batches:
+        yield from _batches(local, privacy, rounds)
     if privacy.accountant.orders is not None:
         other = privacy.with_choice("accountant", orders=None)
         yield "the accountant's orders: privacy.accountant.orders=null", local, other, rounds
     for factor, name in ((0.5, "half"), (2, "double")):
         yield f"{name} the rounds", local, privacy, max(1, round(rounds * factor))
-    if privacy.release_kind.draws_lots and privacy.trust.name == "local":  # one sampling elsewhere
+    if (
+        privacy.release_kind.draws_batches and privacy.trust.name == "local"
+    ):  # one sampling elsewhere
         yield from _samplings(local, privacy, rounds)
 
 
-def _lots(
+def _batches(
     local: LocalSettings, privacy: PrivacySettings, rounds: int
 ) -> Iterator[tuple[str, LocalSettings, PrivacySettings, int]]:
     for factor, name in ((0.5, "half"), (2, "double")):
         if privacy.sampling.rate is not None:
             rate = min(1.0, privacy.sampling.rate * factor)
             other = privacy.with_choice("sampling", rate=rate)
-            yield f"{name} the lot: privacy.sampling.rate={rate:g}", local, other, rounds
+            yield f"{name} the batch: privacy.sampling.rate={rate:g}", local, other, rounds
             continue
         if local.batch_size == "full":
             if factor < 1:
                 other = privacy.with_choice("sampling", rate=factor)
-                change = f"half the lot: a number for local.batch_size, sampling.rate={factor:g}"
+                change = f"half the batch: a number for local.batch_size, sampling.rate={factor:g}"
                 yield change, local, other, rounds
             continue
         batch = max(1, round(local.batch_size * factor))

@@ -14,7 +14,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 
 from fedsim.protocol.client_spend import ClientSpend
 from fedsim.protocol.errors import ProtocolError
-from fedsim.protocol.noisy_sums import LearntBound
+from fedsim.protocol.noisy_sums import AdaptiveClipNorm
 
 _Record = TypeVar("_Record", ArrayRecord, ConfigRecord, MetricRecord)
 
@@ -76,7 +76,7 @@ class TrainRequest:
     round_number: int
     arrays: ArrayRecord
     offer: ConfigRecord | None = None
-    clip_norm: LearntBound | None = None
+    clip_norm: AdaptiveClipNorm | None = None
     weight: int | None = None
     sent: Mapping[str, ArrayRecord] = field(default_factory=dict)
 
@@ -141,7 +141,7 @@ class TrainReply:
     examples: int
     spend: ClientSpend | None
     delay: float = 0.0
-    clip_norm: LearntBound | None = None
+    clip_norm: AdaptiveClipNorm | None = None
     clip_count: float | None = None
     numbers: Mapping[str, float] = field(default_factory=dict)
 
@@ -323,7 +323,7 @@ class Withdrawal:
         return cls(client, reason)
 
 
-def _clip_norm(record: ConfigRecord) -> LearntBound | None:
+def _clip_norm(record: ConfigRecord) -> AdaptiveClipNorm | None:
     value = record.get(CLIP_NORM)
     if value is None:
         return None
@@ -334,7 +334,7 @@ def _clip_norm(record: ConfigRecord) -> LearntBound | None:
     return bounds if isinstance(value, list) else bounds[0]
 
 
-def _bound_field(bound: LearntBound) -> float | list[float]:
+def _bound_field(bound: AdaptiveClipNorm) -> float | list[float]:
     """Return a clip norm as a field of a Flower record."""
     return list(bound) if isinstance(bound, tuple) else bound
 

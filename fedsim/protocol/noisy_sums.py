@@ -41,11 +41,11 @@ class SumPlan:
 
 MIN_BOUND, MAX_BOUND = 1e-10, 1e10
 
-LearntBound = float | tuple[float, ...]
+AdaptiveClipNorm = float | tuple[float, ...]
 """An adaptive clip norm: of the whole gradient or update, or C_m of each group of parameters."""
 
 
-def whole_bound(bound: LearntBound) -> float:
+def whole_bound(bound: AdaptiveClipNorm) -> float:
     """Return the clip norm of the whole gradient, (Σ C_m²)^(1/2) for groups of parameters."""
     return math.hypot(*bound) if isinstance(bound, tuple) else bound
 
@@ -86,7 +86,7 @@ class BoundRule:
         return min(max(moved, MIN_BOUND), MAX_BOUND)
 
 
-def check_bound(bound: LearntBound) -> float:
+def check_bound(bound: AdaptiveClipNorm) -> float:
     """Return an adaptive clip norm, checked to be one that `BoundRule.next_bound` can return.
 
     Raises:

@@ -97,8 +97,8 @@ def _federation(contents: RunContents) -> str:
     if participation.get("scheme") == "buffered":
         at_once = f"{_text(participation.get('concurrency'))} train at once"
         parts.append(f"asynchronous ({at_once}, durations {_durations(participation)})")
-    if federation.get("server_averaging"):
-        parts.append(f"server averaging {_text(federation['server_averaging'])}")
+    if federation.get("ema_decay"):
+        parts.append(f"server averaging {_text(federation['ema_decay'])}")
     return ", ".join(parts)
 
 
@@ -135,12 +135,12 @@ def _local(contents: RunContents) -> str:
     if epochs:
         length = f"{_text(epochs)} epoch{'' if epochs == 1 else 's'}"
     batch = local.get("batch_size")
-    lots = "all examples" if batch == "full" else f"{_text(batch)} examples"
-    parts = [f"{length} of {lots}", _call(local.get("optimizer") or {}, "name")]
+    batches = "all examples" if batch == "full" else f"{_text(batch)} examples"
+    parts = [f"{length} of {batches}", _call(local.get("optimizer") or {}, "name")]
     if local.get("lr_schedule"):
         parts.append(f"learning rate {_name_of(local['lr_schedule'])}")
-    if (local.get("augmentations") or 1) > 1:
-        parts.append(f"{_text(local['augmentations'])} augmentations")
+    if (local.get("augmentation_multiplicity") or 1) > 1:
+        parts.append(f"{_text(local['augmentation_multiplicity'])} augmentation_multiplicity")
     return ", ".join(part for part in parts if part)
 
 
@@ -162,7 +162,7 @@ def _privacy(contents: RunContents) -> str:
         parts.append(f"mechanism {off.get('name')}, features of norm at most {bound}")
     elif bounds or bound is not None:  # votes have no bound
         parts.append(f"clipping {_name_of(privacy.get('clipping'))} at {where}")
-    if facts.kind.draws_lots:
+    if facts.kind.draws_batches:
         parts.append(f"sampling {_text(contents.privacy.get('sampling'))}")
     parts.append(f"accountant {_text(contents.privacy['accountant'])}")
     orders = _section(privacy, "accountant").get("orders")

@@ -162,7 +162,7 @@ def _expression(event: dict[str, Any]) -> str:
             terms = " + ".join(f"{float(noise)!r}**-2" for noise in noises)
             return f"dp.GaussianDpEvent({'0.0' if 0.0 in noises else f'({terms})**-0.5'})"
         case {"type": "EpochShuffled", "event": inner}:
-            return _expression(inner)  # each example is in one lot of the pass
+            return _expression(inner)  # each example is in one batch of the pass
         case {"type": "PoissonSampled", "sampling_rate": rate, "event": inner}:
             return f"dp.PoissonSampledDpEvent({float(rate)!r}, {_expression(inner)})"
         case {"type": "SelfComposed", "event": inner, "count": count}:

@@ -232,7 +232,7 @@ _MAX_METRICS = 3  # in the line of a round
 # of parameters in a warning
 
 
-class ProgressObserver:
+class ProgressCallback:
     """A progress bar with the current metric and the largest ε; without a terminal, lines."""
 
     def __init__(self, console: Console | None = None) -> None:
@@ -362,10 +362,10 @@ _WIDTH = 100
 _PASSING = re.compile(r"(round )?\d+/\d+\b.*|.* \.\.\.")
 
 
-def notebook_progress() -> ProgressObserver | None:
-    """Return an observer that shows a run in the notebook; None outside of one."""
+def notebook_progress() -> ProgressCallback | None:
+    """Return a callback that shows a run in the notebook; None outside of one."""
     console = notebook_console()
-    return None if console is None else ProgressObserver(console)
+    return None if console is None else ProgressCallback(console)
 
 
 def notebook_console() -> Console | None:

@@ -13,7 +13,7 @@ from fedsim.runs.directory import RunDirectory
 from fedsim.runs.runner import RunFailedError, RunResult, run_experiment
 from fedsim.simulation.engine import Engine
 from fedsim.statement import statement_of
-from fedsim.tracking.observer import RunObserver
+from fedsim.tracking.callbacks import RunCallback
 
 
 def render_head(path: Path) -> str:
@@ -48,7 +48,7 @@ def run(
     out: str | Path | None = None,
     resume: bool = False,
     base: str | Path | None = None,
-    observer: RunObserver | None = None,
+    callback: RunCallback | None = None,
     engine: Engine | None = None,
 ) -> RunResult:
     """Run an experiment, write its run directory with `report.html`, and return its result.
@@ -62,7 +62,7 @@ def run(
         resume: continue the run in `out` after its last finished round. The result equals that of
             an uninterrupted run to the bit; the charges of an interrupted round remain.
         base: base directory of relative paths in the experiment; see `load_experiment`.
-        observer: receives every round; None: a notebook shows the progress, a script nothing.
+        callback: receives every round; None: a notebook shows the progress, a script nothing.
         engine: executes the federation instead of the engine in `runtime`.
 
     Raises:
@@ -78,7 +78,7 @@ def run(
             out=out,
             resume=resume,
             base=base,
-            observer=observer or notebook_progress(),
+            callback=callback or notebook_progress(),
             engine=engine,
             add_pages=write_report,
         )

@@ -23,7 +23,7 @@ from fedsim.experiment import ExperimentWithClients
 from fedsim.federation.charges import RecordedSpend
 from fedsim.federation.federation import Federation
 from fedsim.protocol.client_spend import ClientSpend
-from fedsim.protocol.noisy_sums import LearntBound
+from fedsim.protocol.noisy_sums import AdaptiveClipNorm
 from fedsim.runs.files import SCHEMAS
 from fedsim.runs.recorded_terms import recorded_client_terms, recorded_terms, server_ledger
 from fedsim.secagg.encoding import FixedPointEncoder
@@ -53,7 +53,7 @@ class ClientSummary(ClientSpend):
     epsilon_rdp: float
     terms: Mapping[str, Any]
     withdrawn_round: int | None = None
-    clip_norm: LearntBound | None = None
+    clip_norm: AdaptiveClipNorm | None = None
     epsilon_against_server: float | None = None
     name: str | None = None
 
@@ -180,7 +180,7 @@ def summarise_privacy(
     federation: Federation,
     *,
     withdrawn: Mapping[int, int] | None = None,
-    clip_norms: Mapping[int, LearntBound] | None = None,
+    clip_norms: Mapping[int, AdaptiveClipNorm] | None = None,
     secure_aggregation: Mapping[str, Any] | None = None,
 ) -> PrivacySummary | None:
     """Return every client's spend by the durable ledger; None without privacy.

@@ -40,7 +40,7 @@ from fedsim.runs.directory import RunFiles
 from fedsim.runs.files import alike
 
 if TYPE_CHECKING:
-    from fedsim.personalization.personalize import ClientScores
+    from fedsim.personalization.personalize import PersonalScores
 
 
 @dataclass(frozen=True)
@@ -372,7 +372,7 @@ def _personal_problems(files: RunFiles) -> Iterator[str]:
         yield f"{PERSONALIZATION}: held_out is not the sum over its clients"
 
 
-def _row(found: "ClientScores") -> dict[str, Any]:
+def _row(found: "PersonalScores") -> dict[str, Any]:
     return {
         "client": found.client,
         "examples": found.examples,

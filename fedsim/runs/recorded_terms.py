@@ -15,7 +15,7 @@ from fedsim.clients.privacy_settings import PrivacySettings
 from fedsim.experiment import Experiment, ExperimentWithClients
 from fedsim.federation.schedule import participation_of
 from fedsim.protocol.client_spend import ClientSpend
-from fedsim.protocol.noisy_sums import LearntBound, whole_bound
+from fedsim.protocol.noisy_sums import AdaptiveClipNorm, whole_bound
 
 
 def recorded_terms(experiment: ExperimentWithClients) -> dict[str, Any]:
@@ -29,7 +29,7 @@ def recorded_terms(experiment: ExperimentWithClients) -> dict[str, Any]:
 
 
 def recorded_client_terms(
-    own: ClientPrivacy, plan: PrivacyPlan, clip_norm: LearntBound | None
+    own: ClientPrivacy, plan: PrivacyPlan, clip_norm: AdaptiveClipNorm | None
 ) -> dict[str, Any]:
     """Return the terms of one client, without those that its row lacks.
 
@@ -113,7 +113,7 @@ def _weighting(experiment: Experiment, privacy: PrivacySettings) -> str | None:
 
 
 def _sampling(experiment: Experiment, privacy: PrivacySettings) -> str | None:
-    return privacy.sampling.name if privacy.release_kind.draws_lots else None
+    return privacy.sampling.name if privacy.release_kind.draws_batches else None
 
 
 def _mechanism(experiment: Experiment, privacy: PrivacySettings) -> dict[str, Any] | None:

@@ -14,7 +14,7 @@ from fedsim.core.formatting import count_text, metric_text
 from fedsim.runs.client_columns import client_columns
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.privacy_summary import PrivacySummary
-from fedsim.tracking.observer import row_numbers
+from fedsim.tracking.callbacks import row_numbers
 
 if TYPE_CHECKING:
     import pandas

@@ -50,7 +50,7 @@ from fedsim.server.secure.opened_sums import OpenedSums
 from fedsim.simulation.engine import Engine
 from fedsim.simulation.engines import engine_for
 from fedsim.simulation.local_engine import LocalEngine
-from fedsim.tracking.observer import RunObserver, phases_of
+from fedsim.tracking.callbacks import RunCallback, phases_of
 from fedsim.tracking.trackers import add_trackers
 
 _CHECKING = "checking noise and clipping"
@@ -64,13 +64,13 @@ class RunParts:
 
     Attributes:
         engine: executes the federation.
-        observer: receives every round.
+        callback: receives every round.
         add_pages: writes the pages of a run at its end.
         phases: what is done before and after the rounds.
     """
 
     engine: Engine
-    observer: RunObserver | None = None
+    callback: RunCallback | None = None
     add_pages: AddPages | None = None
     phases: Phases = field(default_factory=Phases)
 
@@ -91,7 +91,7 @@ def run_experiment(
     out: str | Path | None = None,
     resume: bool = False,
     base: str | Path | None = None,
-    observer: RunObserver | None = None,
+    callback: RunCallback | None = None,
     engine: Engine | None = None,
     add_pages: AddPages | None = None,
 ) -> RunResult:
@@ -101,9 +101,9 @@ def run_experiment(
     the report; it is called at the end, also of a failed or interrupted run.
     """
     loaded = load_experiment(source, overrides, base=base)
-    observer = add_trackers(loaded.experiment.runtime.trackers, observer, base=loaded.base)
+    callback = add_trackers(loaded.experiment.runtime.trackers, callback, base=loaded.base)
     engine = engine or engine_for(loaded.experiment.runtime)
-    parts = RunParts(engine, observer, add_pages, phases_of(observer))
+    parts = RunParts(engine, callback, add_pages, phases_of(callback))
     if resume and out is None:
         raise RunDirectoryError("to resume, name the run directory with --out")
     path = Path(out) if out is not None else _default_path(loaded)
@@ -269,11 +269,11 @@ class _Recorder:
 
     @contextmanager
     def ending(self) -> Iterator[None]:
-        """Keep how the rounds inside end, and tell the observer of their begin and end."""
-        observer = self._parts.observer
+        """Keep how the rounds inside end, and tell the callback of their begin and end."""
+        callback = self._parts.callback
         try:
-            if observer is not None:
-                observer.started(self._federation, self._directory.path)
+            if callback is not None:
+                callback.started(self._federation, self._directory.path)
             yield
         except RoundError as error:  # not checkpointed: a resumed run repeats the round
             with suppress(OSError):  # the disk may be full
@@ -282,8 +282,8 @@ class _Recorder:
         except Exception as error:  # noqa: BLE001  raised when the files are written
             self._outcome = _Outcome("failed", one_line(error), error)
         finally:
-            if observer is not None:
-                observer.ended()
+            if callback is not None:
+                callback.ended()
 
     def _on_stop(self, reason: str) -> None:
         self._outcome = _Outcome("stopped", reason)
@@ -309,8 +309,8 @@ class _Recorder:
         self._rows.append(row)
 
     def _observe(self, report: RoundReport) -> None:
-        if self._parts.observer is not None:
-            self._parts.observer.round_finished(report.to_json())
+        if self._parts.callback is not None:
+            self._parts.callback.round_finished(report.to_json())
 
     def _heads(self) -> dict[int, str]:
         """Return the hash of the last record of every charged client that the server knows."""

@@ -334,10 +334,10 @@ def _objections(facts: Facts) -> Iterator[str]:
 
 
 def _objections_to_events(facts: Facts, mechanism: MechanismFacts) -> Iterator[str]:
-    """Yield the events that were not accounted for as the lots or the clients were drawn."""
+    """Yield the events that were not accounted for as the batches or the clients were drawn."""
     scheme = SAMPLING_SCHEMES.get(mechanism.sampling or "")
-    if scheme is None and facts.kind.draws_lots:
-        yield "the sampling of its lots is not recorded"
+    if scheme is None and facts.kind.draws_batches:
+        yield "the sampling of its batches is not recorded"
         return
     types = facts.trust.event_types(None if scheme is None else scheme.event)
     if mechanism.off_gradients is not None or facts.kind.events:
@@ -349,7 +349,7 @@ def _objections_to_events(facts: Facts, mechanism: MechanismFacts) -> Iterator[s
                 f"which {mechanism.off_gradients.get('name')} does not release"
             )
             return
-        how = "clients" if facts.protects_clients else "lots"
+        how = "clients" if facts.protects_clients else "batches"
         by = mechanism.sampling
         if facts.protects_clients:
             by = "the schedule" if facts.trust.participation_rate is None else "poisson"

@@ -13,9 +13,9 @@ from fedsim.core.formatting import clients_text, count_text, delta_text, epsilon
 from fedsim.statement.facts import COUNTING_CLIPPINGS, Facts
 from fedsim.statement.observers import OBSERVER_NAMES, core_text, view_of
 from fedsim.statement.privacy_file import Certificate
-from fedsim.statement.sentence import Table, is_private
+from fedsim.statement.sentence import StatementTable, is_private
 
-TABLE = Table()
+TABLE = StatementTable()
 warning = partial(TABLE.sentence, "guarantee", "warning")
 claim = partial(TABLE.sentence, "guarantee", "claim")
 
@@ -213,7 +213,7 @@ def released(facts: Facts) -> str:
     return (
         f"A client sends {upload} after every round that it {rounds}{mask}{bound}, its settings "
         f"and its ledger. The server computes the global models from {source} alone. Per-example "
-        f"gradients, training losses and lot sizes stay on the client. {failed}"
+        f"gradients, training losses and batch sizes stay on the client. {failed}"
     )
 
 

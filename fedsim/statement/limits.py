@@ -6,10 +6,10 @@ from typing import Any
 
 from fedsim.core.formatting import count_text
 from fedsim.statement.facts import Facts
-from fedsim.statement.sentence import Table
+from fedsim.statement.sentence import StatementTable
 from fedsim.statement.trust_facts import UNMET_CONDITIONS, unmet_conditions
 
-TABLE = Table()
+TABLE = StatementTable()
 limit = partial(TABLE.sentence, "limit", "limit")
 
 
@@ -137,7 +137,7 @@ def seeded_noise(facts: Facts) -> str:
 def secure_noise(facts: Facts) -> str:
     """Noise from the operating system, which cannot be repeated."""
     return (
-        "Lots and noise come from the operating system's random number generator. Neither "
+        "Batches and noise come from the operating system's random number generator. Neither "
         "they nor this run can be repeated."
     )
 
@@ -154,7 +154,7 @@ def floating_point(facts: Facts) -> str:
     sums, examples = "", ""
     if facts.trust.trust == "distributed":
         sums = "Integers of one grid add up exactly, so a sum has the noise of all its clients. "
-    if facts.kind.draws_lots:
+    if facts.kind.draws_batches:
         examples = (
             "The proof assumes that what an example adds depends on the model and the example "
             "alone, which a test before the first round checks. "

@@ -8,9 +8,9 @@ from fedsim.clients.mechanisms.kinds import KINDS, ReleaseKind
 from fedsim.clients.sampling.schemes import SAMPLING_SCHEMES
 from fedsim.core.formatting import count_text, range_text
 from fedsim.statement.facts import COUNTING_CLIPPINGS, Facts
-from fedsim.statement.sentence import Holds, Row, Table
+from fedsim.statement.sentence import Holds, Row, StatementTable
 
-TABLE = Table()
+TABLE = StatementTable()
 mechanism = partial(TABLE.sentence, "mechanism", "fact")
 sampling = partial(TABLE.sentence, "sampling", "claim")
 
@@ -34,7 +34,8 @@ _CLIPPINGS = {
     "adaptive": _Clipping(
         "clipped to L2 norm C as a whole",
         "of standard deviation above z · C",
-        " A count of the lot's examples with norm below C, with Gaussian noise, moves C towards a "
+        " A count of the batch's examples with norm below C, with Gaussian noise, moves C towards "
+        "a "
         "quantile of the norms for the next step. Sum and count are accounted for as one Gaussian "
         "release with noise multiplier z; C is a function of these releases (Andrew et al. 2021).",
     ),
@@ -45,7 +46,7 @@ _CLIPPINGS = {
     "adaptive_groups": _Clipping(
         "clipped by groups of parameters, each to a bound of its own",
         _OF_GROUPS,
-        " In each group a count of the lot's examples with norm within its bound, with Gaussian "
+        " In each group a count of the batch's examples with norm within its bound, with Gaussian "
         "noise, moves the bound towards a quantile of the norms for the next step. Sums and counts "
         "of all groups are accounted for as one Gaussian release with noise multiplier z; the "
         "bounds are functions of these releases (Andrew et al. 2021).",
@@ -259,7 +260,7 @@ def correlation(facts: Facts) -> str:
     bands = _bands(facts)
     return (
         f"Each step takes back a part of the noise of the {bands - 1} steps before it (a "
-        f"Toeplitz matrix with {bands} bands). An example can be in a lot once in {bands} "
+        f"Toeplitz matrix with {bands} bands). An example can be in a batch once in {bands} "
         "steps at most; what these steps release about it is accounted for as one release. "
         "The whole planned run is one event, charged before its first step."
     )
@@ -296,13 +297,13 @@ def _sampler_values(facts: Facts) -> dict[str, str]:
 
 @sampling(
     "Sampling as it ran and as it was accounted for",
-    holds=lambda facts: facts.is_bounded and facts.kind.draws_lots,
+    holds=lambda facts: facts.is_bounded and facts.kind.draws_batches,
     values=_sampler_values,
 )
 def sampler(facts: Facts) -> str:
     """The sampler that ran, which is the one accounted for."""
-    lots = SAMPLING_SCHEMES[_sampler_values(facts)["ran"]].statement
-    return f"{lots[0].upper()}{lots[1:]}."
+    batches = SAMPLING_SCHEMES[_sampler_values(facts)["ran"]].statement
+    return f"{batches[0].upper()}{batches[1:]}."
 
 
 @sampling(

@@ -240,7 +240,7 @@ def _client(row: ClientRow) -> ClientFacts:
         steps=row.get("steps", 0),
         max_grad_norm=row.get("max_update_norm") or row.get("max_grad_norm"),
         target_epsilon=row.get("target_epsilon"),
-        events=frozenset(_lot_event(entry["event"])["type"] for entry in row["ledger"]),
+        events=frozenset(_batch_event(entry["event"])["type"] for entry in row["ledger"]),
         is_one_event=_is_one_event(row),
         is_joint=all(_is_joint(entry["event"]) for entry in row["ledger"]),
         head=row.get("ledger_head"),
@@ -248,8 +248,8 @@ def _client(row: ClientRow) -> ClientFacts:
     )
 
 
-def _lot_event(event: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the event of one lot, or one epoch; of a whole run's event, the one inside."""
+def _batch_event(event: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the event of one batch, or one epoch; of a whole run's event, the one inside."""
     return event["event"] if event["type"] == "SelfComposed" else event
 
 
@@ -259,9 +259,9 @@ def _is_one_event(row: ClientRow) -> bool:
 
 
 def _is_joint(event: Mapping[str, Any]) -> bool:
-    """Whether a release on one lot has several parts, accounted for together."""
-    lots = _lot_event(event)
-    inner = lots.get("event", lots)
+    """Whether a release on one batch has several parts, accounted for together."""
+    batches = _batch_event(event)
+    inner = batches.get("event", batches)
     return inner["type"] == "JointGaussian" and len(inner["noise_multipliers"]) > 1
 
 

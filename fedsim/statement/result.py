@@ -15,9 +15,9 @@ from fedsim.core.formatting import (
 )
 from fedsim.statement.facts import Facts
 from fedsim.statement.observers import question_of, view_of
-from fedsim.statement.sentence import Table, is_private
+from fedsim.statement.sentence import StatementTable, is_private
 
-TABLE = Table()
+TABLE = StatementTable()
 budget = partial(TABLE.sentence, "budget", "fact")
 
 

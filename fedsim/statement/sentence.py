@@ -120,7 +120,7 @@ def _no_values(facts: Facts) -> Mapping[str, Any]:
     return {}
 
 
-class Table(list[Row]):
+class StatementTable(list[Row]):
     """Rows in the order of the statement."""
 
     def sentence(

@@ -64,14 +64,14 @@ class TrustFacts:
             return 0
         return max(0, self.min_clients - self.colluding_clients)
 
-    def event_types(self, of_lots: str | None) -> frozenset[str]:
+    def event_types(self, of_batches: str | None) -> frozenset[str]:
         """Return the types that a client's events may have.
 
         Args:
-            of_lots: type of the event of a lot; None where no sampling of lots is known.
+            of_batches: type of the event of a batch; None where no sampling of batches is known.
         """
         if not self.protects_client:
-            return frozenset() if of_lots is None else frozenset({of_lots})
+            return frozenset() if of_batches is None else frozenset({of_batches})
         if self.participation_rate is not None:
             return frozenset({"PoissonSampled"})
         return frozenset({"Gaussian", "JointGaussian"})

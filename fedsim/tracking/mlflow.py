@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
-from fedsim.tracking.observer import TrackedRun
+from fedsim.tracking.callbacks import TrackedRun
 
 _MAX_VALUE_CHARS = 500  # MLflow refuses longer parameters
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from fedsim.tracking.observer import TrackedRun
+from fedsim.tracking.callbacks import TrackedRun
 
 
 class TensorBoardTracker:

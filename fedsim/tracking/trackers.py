@@ -17,7 +17,7 @@ from fedsim.core.imports import ByName
 from fedsim.core.plugin_errors import contained_exits, describe_error, plugin_calls
 from fedsim.core.plugins import resolve
 from fedsim.experiment.schema import flat_settings
-from fedsim.tracking.observer import RunObserver, TrackedRun, Tracker, row_numbers, tell_phase
+from fedsim.tracking.callbacks import RunCallback, TrackedRun, Tracker, row_numbers, tell_phase
 
 if TYPE_CHECKING:
     from fedsim.federation.federation import Federation
@@ -43,13 +43,13 @@ class TrackerError(FedsimError, RuntimeError):
 
 
 def add_trackers(
-    names: Sequence[str], observer: RunObserver | None, *, base: Path
-) -> RunObserver | None:
-    """Return a callback object that calls the named trackers and then `observer`.
+    names: Sequence[str], callback: RunCallback | None, *, base: Path
+) -> RunCallback | None:
+    """Return a callback object that calls the named trackers and then `callback`.
 
     Args:
-        names: keys of `TRACKERS` and plug-ins; if empty, `observer` is returned unchanged.
-        observer: the user's callback object; None without one.
+        names: keys of `TRACKERS` and plug-ins; if empty, `callback` is returned unchanged.
+        callback: the user's callback object; None without one.
         base: the directory in which relative paths of plug-ins start.
 
     Raises:
@@ -57,17 +57,17 @@ def add_trackers(
         PluginError: the plug-in of a tracker cannot be loaded.
     """
     if not names:
-        return observer
+        return callback
     for name in names:
         if name in TRACKERS and find_spec(name) is None:
             raise TrackerError(
                 f"runtime.trackers: {name} is not installed; install the extra with "
                 f"pip install 'fedsim-dp[{name}]', or leave {name} out"
             )
-    return _TrackingObserver({name: _watcher(name, base) for name in names}, observer)
+    return _TrackingObserver({name: _watcher(name, base) for name in names}, callback)
 
 
-def _watcher(name: str, base: Path) -> RunObserver:
+def _watcher(name: str, base: Path) -> RunCallback:
     """Return the callback object of a named tracker or plug-in."""
     if name in TRACKERS:
         return _TrackerObserver(TRACKERS[name]())
@@ -75,12 +75,12 @@ def _watcher(name: str, base: Path) -> RunObserver:
     with plugin_calls(f"runtime.trackers {name!r}: calling it without arguments failed"):
         made = make()
     if _has(made, _OBSERVER):
-        return cast(RunObserver, made)
+        return cast(RunCallback, made)
     if _has(made, _TRACKER):
         return _TrackerObserver(cast(Tracker, made))
     raise TrackerError(
         f"runtime.trackers {name!r}: returned a {type(made).__name__}, which is neither a tracker "
-        f"(methods {', '.join(_TRACKER)}) nor an observer ({', '.join(_OBSERVER)})"
+        f"(methods {', '.join(_TRACKER)}) nor a callback ({', '.join(_OBSERVER)})"
     )
 
 
@@ -114,9 +114,9 @@ class _TrackerObserver:
 class _TrackingObserver:
     """Calls trackers and then another callback object; a tracker that fails is removed."""
 
-    def __init__(self, trackers: dict[str, RunObserver], observer: RunObserver | None) -> None:
+    def __init__(self, trackers: dict[str, RunCallback], callback: RunCallback | None) -> None:
         self._trackers = trackers
-        self._observer = observer
+        self._observer = callback
 
     def phase(self, name: str) -> None:
         """Announce a phase to all."""
@@ -141,7 +141,7 @@ class _TrackingObserver:
         if self._observer is not None:
             self._observer.ended()
 
-    def _call_trackers(self, method: Callable[[RunObserver], None]) -> None:
+    def _call_trackers(self, method: Callable[[RunCallback], None]) -> None:
         for name, tracker in list(self._trackers.items()):
             try:
                 with contained_exits():

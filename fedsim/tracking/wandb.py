@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import Any
 from uuid import uuid4
 
-from fedsim.tracking.observer import TrackedRun
+from fedsim.tracking.callbacks import TrackedRun
 
 
 class WandbTracker:

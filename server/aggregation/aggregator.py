@@ -22,7 +22,7 @@ from fedsim.core.errors import FedsimError
 from fedsim.protocol.arrays import to_arrays, to_numpy, upload_base
 from fedsim.protocol.client_spend import ClientSpend
 from fedsim.protocol.messages import SealedReply, TrainReply
-from fedsim.protocol.noisy_sums import LearntBound
+from fedsim.protocol.noisy_sums import AdaptiveClipNorm
 from fedsim.server.aggregation.weights import ClientWeights, WeightingError
 
 Arrays = Mapping[str, np.ndarray]
@@ -175,7 +175,7 @@ class ClientAnswer(Protocol):
         ...
 
     @property
-    def clip_norm(self) -> LearntBound | None:
+    def clip_norm(self) -> AdaptiveClipNorm | None:
         """The client's adaptive clip norm; None where the clip norm is fixed."""
         ...
 

@@ -126,7 +126,8 @@ def _powers(weighting: WeightingSettings, clients: Sequence[PlanValues]) -> list
     silent = [number for number, client in enumerate(clients) if client.noise == 0.0]
     if by_noise and silent and len(silent) < len(clients):
         raise WeightingError(
-            f"federation.weighting: noise has no weight for client {silent[0]}, which adds no "
+            f"federation.weighting: examples_over_noise has no weight for client {silent[0]}, "
+            f"which adds no "
             "noise while others do; set noise_power: 0, or give every client a noise_multiplier"
         )
     powers = [

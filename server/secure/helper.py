@@ -84,7 +84,7 @@ class HelperState:
 
 
 @dataclass(frozen=True)
-class Release:
+class HelperRelease:
     """The sum that a helper is about to release.
 
     Attributes:
@@ -98,7 +98,7 @@ class Release:
     question: str
 
 
-def _discard(release: Release) -> None:
+def _discard(release: HelperRelease) -> None:
     """Keep no record."""
 
 
@@ -135,7 +135,7 @@ class Helper:
         settings: SecureAggregationSettings,
         state: HelperState | None = None,
         identity: IdentityKey | None = None,
-        record: Callable[[Release], None] = _discard,
+        record: Callable[[HelperRelease], None] = _discard,
         num_clients: int = MAX_CLIENTS,
     ) -> None:
         self.helper = helper
@@ -211,7 +211,7 @@ class Helper:
                 released=False,
                 rejected=tuple(rejected),
             )
-        self._record(Release(request.run_id, request.server_round, question))
+        self._record(HelperRelease(request.run_id, request.server_round, question))
         self.state = replace(self.state, answered=request.server_round, question=question)
         return self._release(request, seeds)
 

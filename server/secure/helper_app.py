@@ -6,14 +6,14 @@ from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
 
 from fedsim.core.limits import MAX_CLIENTS
-from fedsim.protocol.roll_call import ROLL_CALL, NodeIdentity, roll_call_reply
+from fedsim.protocol.node_registration import NODE_REGISTRATION, NodeIdentity, registration_reply
 from fedsim.protocol.secure import COMBINE, HELLO, from_records, make_reply
 from fedsim.secagg import wire
 from fedsim.secagg.errors import SecureAggregationError
 from fedsim.secagg.identity import IdentityKey
 from fedsim.secagg.messages import CombineRequest, Hello
 from fedsim.secagg.settings import SecureAggregationSettings
-from fedsim.server.secure.helper import Helper, HelperState, Release
+from fedsim.server.secure.helper import Helper, HelperRelease, HelperState
 
 HELPER_STATE_RECORD = "secagg-helper"
 
@@ -22,7 +22,7 @@ def make_helper_app(
     settings: SecureAggregationSettings,
     number_of: Callable[[Context], int],
     identity_of: Callable[[Context], IdentityKey | None] = lambda _: None,
-    record_of: Callable[[Context, Release], None] = lambda _, __: None,
+    record_of: Callable[[Context, HelperRelease], None] = lambda _, __: None,
     num_clients: int = MAX_CLIENTS,
 ) -> ClientApp:
     """Return the app of a helper node.
@@ -42,9 +42,9 @@ def make_helper_app(
     """
     app = ClientApp()
 
-    @app.query(ROLL_CALL)
-    def roll_call(message: Message, context: Context) -> Message:
-        return roll_call_reply(NodeIdentity(number_of(context), "helper"), message)
+    @app.query(NODE_REGISTRATION)
+    def node_registration(message: Message, context: Context) -> Message:
+        return registration_reply(NodeIdentity(number_of(context), "helper"), message)
 
     @app.query(HELLO)
     def hello(message: Message, context: Context) -> Message:

@@ -63,7 +63,7 @@ def test_joint_noise_is_below_each_and_scales(values: list[float], scale: float)
     assert scaled == pytest.approx(scale * joint, rel=1e-12)
 
 
-def test_joint_noise_is_not_the_power_mean_and_has_no_lot_size() -> None:
+def test_joint_noise_is_not_the_power_mean_and_has_no_batch_size() -> None:
     assert group_noise_multiplier([math.sqrt(8.0)] * 8) == pytest.approx(1.0)
     power_mean = float(np.mean(np.array([2.0, 3.0]) ** -2.0)) ** -0.5
     assert power_mean / group_noise_multiplier([2.0, 3.0]) == pytest.approx(math.sqrt(2.0))

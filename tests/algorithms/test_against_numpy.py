@@ -202,14 +202,19 @@ def test_a_run_is_the_papers_formula(name: str, tmp_path: Path) -> None:
 PRIVATE = {"noise_multiplier": 0.0, "delta": 1e-3, "max_grad_norm": CLIP}
 
 
-@pytest.mark.parametrize("cohort", ["auto", "off"])
+@pytest.mark.parametrize("vectorized_clients", ["auto", "off"])
 @pytest.mark.parametrize("name", ["fedprox", "scaffold"])
 def test_with_privacy_a_rule_is_added_to_the_release_of_clipped_gradients(
-    name: str, cohort: str, tmp_path: Path
+    name: str, vectorized_clients: str, tmp_path: Path
 ) -> None:
     expected = {"fedprox": fedprox, "scaffold": scaffold}[name](START, CLIP)
     local = {"steps": STEPS, "batch_size": "full", "optimizer": {"name": "sgd", "lr": LR}}
-    found = run(tmp_path, CASES[name][0], privacy=PRIVATE, local={**local, "cohort": cohort})
+    found = run(
+        tmp_path,
+        CASES[name][0],
+        privacy=PRIVATE,
+        local={**local, "vectorized_clients": vectorized_clients},
+    )
     np.testing.assert_allclose(
         load_file(found.path / "model.safetensors")[NAME], expected, atol=1e-6
     )

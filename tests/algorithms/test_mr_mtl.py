@@ -149,7 +149,7 @@ def test_a_resumed_private_run_is_the_same_run(tmp_path: Path) -> None:
     "change",
     [
         {"secure_aggregation": {"protocol": "additive"}},
-        {"federation.server_averaging": 0.5},
+        {"federation.ema_decay": 0.5},
         {"privacy": {**PRIVATE, "trust": "central"}, "local.steps": 1},
     ],
 )

@@ -162,7 +162,7 @@ def blank_page(directory: RunDirectory) -> None:
 
 
 class Waiting:
-    """An observer that says that its run has begun and waits until it may go on."""
+    """An callback that says that its run has begun and waits until it may go on."""
 
     def __init__(self, ready: int, go: int) -> None:
         self._ready, self._go = ready, go
@@ -196,7 +196,7 @@ def run_once(
     *,
     experiment: Mapping[str, Any] = EXPERIMENT,
     disk: Disk | None = None,
-    observer: Any = None,
+    callback: Any = None,
 ) -> None:
     """Start or resume a run in this process and end the process; what it says is in `said`."""
     code, text = 0, ""
@@ -205,7 +205,7 @@ def run_once(
     try:
         if disk is not None:
             disk.install()
-        fedsim.run(experiment, out=run, resume=resume, observer=observer)
+        fedsim.run(experiment, out=run, resume=resume, callback=callback)
         if disk is None:
             problems = verify_run(RunDirectory.open(run)).problems
             code, text = (NOT_SOUND, "\n".join(problems)) if problems else (0, "")
@@ -267,7 +267,7 @@ class Trials:
         other = self._directory / "said-first"
         first = os.fork()
         if first == 0:
-            self._once(run, other, observer=Waiting(say_ready, go))
+            self._once(run, other, callback=Waiting(say_ready, go))
         os.read(ready, 1)
         before = _files(run)
         code = self._child(lambda: self._once(run, self._said))

@@ -8,7 +8,7 @@ was seen before it, and their composition is what the ledger says.
 | what | in the second run |
 |---|---|
 | a release: integers plus noise | replaced by that of the first run; the integers are compared |
-| lots | those of the first run, without the example that is gone |
+| batches | those of the first run, without the example that is gone |
 | keyed digests | a constant: without its key, a digest is a random number |
 | clocks | stand still: times are no function of the data that anything here promises |
 """
@@ -170,7 +170,7 @@ def pair_of(experiment: Mapping[str, Any], data: Dataset, row: int) -> Pair:
         if adjacency == "zero_out":
             return Pair(data.with_emptied_client(), 1.0)
         return Pair(data.with_other_client(), 2.0)
-    if isinstance(privacy.get("mechanism"), dict):  # no lot leaves an example out
+    if isinstance(privacy.get("mechanism"), dict):  # no batch leaves an example out
         return Pair(data.with_other_example(row), 2.0)
     if adjacency == "add_remove":
         return Pair(data.without_last_example(), 1.0, gone=int((data.clients == CLIENT).sum()) - 1)
@@ -184,9 +184,9 @@ class Transcript:
     """What the first run drew and released, in order, for the second one.
 
     Attributes:
-        lots: of each client and round.
+        batches: of each client and round.
         draws: clients of each round, where they are secret.
-        always: examples of CLIENT that are in each of its lots: one that is removed.
+        always: examples of CLIENT that are in each of its batches: one that is removed.
         before: integers of each release before its noise.
         after: its released values.
         moves: how far the integers of the second run are from those of the first, in standard
@@ -194,7 +194,7 @@ class Transcript:
         seen: what an observer saw: of the first run, then of the second.
     """
 
-    lots: dict[tuple[int, int], list[np.ndarray]] = field(default_factory=dict)
+    batches: dict[tuple[int, int], list[np.ndarray]] = field(default_factory=dict)
     draws: dict[int, tuple[int, ...]] = field(default_factory=dict)
     always: tuple[int, ...] = ()
     before: list[Tensor] = field(default_factory=list)
@@ -217,9 +217,11 @@ class Transcript:
 
     @property
     def drawn_row(self) -> int:
-        """An example of CLIENT that was drawn, the first of its lot."""
-        lots = (lot for place, own in self.lots.items() for lot in own if place[0] == CLIENT)
-        return next((int(lot[0]) for lot in lots if len(lot)), 0)
+        """An example of CLIENT that was drawn, the first of its batch."""
+        batches = (
+            batch for place, own in self.batches.items() for batch in own if place[0] == CLIENT
+        )
+        return next((int(batch[0]) for batch in batches if len(batch)), 0)
 
     def release(self, integers: Tensor, noisy: Tensor) -> Tensor:
         """Return the values of a release: those of the first run."""
@@ -282,7 +284,7 @@ def _run(
     transcript.seen.append([])
     with patched(transcript, trust, gone):
         try:
-            run_experiment(dict(experiment), base=base, out=base / "run", observer=transcript)
+            run_experiment(dict(experiment), base=base, out=base / "run", callback=transcript)
         except FedsimError as found:
             return str(found).replace(str(base), "BASE")
     return None
@@ -306,7 +308,7 @@ def patched(transcript: Transcript, trust: str, gone: int | None) -> Iterator[No
         patch.setattr("fedsim.core.commands.perf_counter", lambda: 0.0)
         patch.setattr(Timeline.__init__, "__defaults__", (lambda: 0.0,))
         _patch_releases(patch, transcript)
-        _patch_lots(patch, transcript, gone)
+        _patch_batches(patch, transcript, gone)
         _patch_digests(patch)
         _patch_draws(patch, transcript)
         _patch_messages(patch, transcript, trust)
@@ -350,31 +352,31 @@ def _flat(sums: Mapping[str, np.ndarray]) -> np.ndarray:
     return np.concatenate([one.ravel() for one in sums.values()])
 
 
-def _patch_lots(patch: pytest.MonkeyPatch, transcript: Transcript, gone: int | None) -> None:
-    draw = client_streams.StreamKey.lots
+def _patch_batches(patch: pytest.MonkeyPatch, transcript: Transcript, gone: int | None) -> None:
+    draw = client_streams.StreamKey.draw_batches
 
-    def lots(key: Any, *args: Any, **options: Any) -> Iterator[np.ndarray]:
+    def draw_batches(key: Any, *args: Any, **options: Any) -> Iterator[np.ndarray]:
         own = draw(key, *args, **options)
         if not transcript.is_on:
             yield from own
         place = key.client, key.round_number
         if len(transcript.seen) == 1:
-            kept = transcript.lots.setdefault(place, [])
-            for lot in own:
-                kept.append(lot if key.client != CLIENT else _with(lot, transcript.always))
+            kept = transcript.batches.setdefault(place, [])
+            for batch in own:
+                kept.append(batch if key.client != CLIENT else _with(batch, transcript.always))
                 yield kept[-1]
-        for lot in transcript.lots.get(place, []):
-            yield lot[lot != gone] if key.client == CLIENT else lot
+        for batch in transcript.batches.get(place, []):
+            yield batch[batch != gone] if key.client == CLIENT else batch
 
     def model_randomness(key: Any, *, secure: bool = False) -> bytes:
         return key.key_bytes(Purpose.DROPOUT)[:KEY_BYTES]  # the same secret in both runs
 
-    patch.setattr(client_streams.StreamKey, "lots", lots)
+    patch.setattr(client_streams.StreamKey, "draw_batches", draw_batches)
     patch.setattr(client_streams.StreamKey, "model_randomness", model_randomness)
 
 
-def _with(lot: np.ndarray, always: Sequence[int]) -> np.ndarray:
-    return np.append(lot, [one for one in always if one not in lot]).astype(lot.dtype)
+def _with(batch: np.ndarray, always: Sequence[int]) -> np.ndarray:
+    return np.append(batch, [one for one in always if one not in batch]).astype(batch.dtype)
 
 
 def _patch_draws(patch: pytest.MonkeyPatch, transcript: Transcript) -> None:

@@ -92,8 +92,8 @@ SPACE: Mapping[str, Mapping[str, Keys]] = {
     "weighting": {
         "uniform": {},
         "examples": {"federation.weighting": "examples"},
-        "noise": {"federation.weighting": "noise"},
-        "noise alone": {"federation.weighting": {"name": "noise", "size_power": 0}},
+        "examples_over_noise": {"federation.weighting": "examples_over_noise"},
+        "noise alone": {"federation.weighting": {"name": "examples_over_noise", "size_power": 0}},
     },
     "participation": {
         "all": {},
@@ -182,8 +182,8 @@ SPACE: Mapping[str, Mapping[str, Keys]] = {
     "local": {
         "sgd": {},
         "adam": {"local.optimizer": {"name": "adam", "lr": 0.01}},
-        "views": {"local.augment": [{"noise": 0.1}], "local.augmentations": 2},
-        "alone": {"local.cohort": "off"},
+        "views": {"local.augmentations": [{"noise": 0.1}], "local.augmentation_multiplicity": 2},
+        "alone": {"local.vectorized_clients": "off"},
     },
 }
 """The dimensions; a later one sets its keys after an earlier one."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.clients.app import one_thread
-from fedsim.clients.gradients.per_example import Tile
+from fedsim.clients.gradients.per_example import PaddedBatch
 from fedsim.clients.gradients.rule_gradients import RuleGradients
 from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.mechanisms.client_update import UpdateMechanism
@@ -153,16 +153,16 @@ def test_nothing_stays_in_a_model_that_clients_share() -> None:
 class Coupled(RuleGradients):
     """Gradients that add a little of all clients to each."""
 
-    def add_sums(self, values: Tensor, tile: Tile, into: Tensor) -> None:
-        super().add_sums(values, tile, into)
+    def add_sums(self, values: Tensor, padded: PaddedBatch, into: Tensor) -> None:
+        super().add_sums(values, padded, into)
         into += 1e-9 * into.nan_to_num().sum()
 
 
 class Placed(RuleGradients):
     """Gradients that add a little in the first place."""
 
-    def add_sums(self, values: Tensor, tile: Tile, into: Tensor) -> None:
-        super().add_sums(values, tile, into)
+    def add_sums(self, values: Tensor, padded: PaddedBatch, into: Tensor) -> None:
+        super().add_sums(values, padded, into)
         into[0] *= 1 + 1e-6
 
 
@@ -173,8 +173,10 @@ def test_blocks_that_couple_clients_are_refused() -> None:
     MemberIsolation(RuleGradients(model, cross_entropy, stacks=True), x, y).check(4, 8)
     coupled = MemberIsolation(Coupled(model, cross_entropy, stacks=True), x, y)
     coupled.check(1, 8)  # a client alone
-    with pytest.raises(UnsafeModelError, match=r"local\.cohort: off"):
+    with pytest.raises(UnsafeModelError, match=r"local\.vectorized_clients: off"):
         coupled.check(4, 8)
     placed = MemberIsolation(Placed(model, cross_entropy, stacks=True), x, y)
-    with pytest.raises(UnsafeModelError, match=r"the place of another.*local\.cohort: off"):
+    with pytest.raises(
+        UnsafeModelError, match=r"the place of another.*local\.vectorized_clients: off"
+    ):
         placed.check(4, 8)

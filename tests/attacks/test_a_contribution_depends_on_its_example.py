@@ -1,8 +1,8 @@
 """Removing one of n equal examples moves a clipped sum by at most C, at every parameter value.
 
 In products of another number of rows, a matrix library rounds all rows in another way. At the kink
-of a ReLU one last bit is a whole gradient: without tiles of a fixed shape, removing one of 16 equal
-examples moved the sum by 21 C.
+of a ReLU one last bit is a whole gradient: without padded batches of a fixed shape, removing one of
+16 equal examples moved the sum by 21 C.
 """
 
 from collections.abc import Iterator
@@ -22,8 +22,8 @@ from fedsim.clients.training.member import BlockMember, member_rows
 from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.training.streams import StreamKey
 
-C, LOT, SIZES = 1.0, 16, (16, 6, 2)
-LOCAL = LocalSettings(steps=1, batch_size=LOT)
+C, BATCH, SIZES = 1.0, 16, (16, 6, 2)
+LOCAL = LocalSettings(steps=1, batch_size=BATCH)
 ULP = 2.0**-25
 
 
@@ -42,7 +42,7 @@ class Attack:
         nn.init.zeros_(last.bias)
         nn.init.zeros_(self.first.bias)
         model = nn.Sequential(self.first, nn.ReLU(), last)
-        self.x, self.y = x.expand(LOT, 784).contiguous(), torch.full((LOT, 1), 50.0)
+        self.x, self.y = x.expand(BATCH, 784).contiguous(), torch.full((BATCH, 1), 50.0)
         self.gradients = RuleGradients(model, squared_error)
         self.model = SharedModel(model, parameters=self.gradients.parameters)
 
@@ -59,15 +59,15 @@ class Attack:
                 yield from ((unit, -exact[unit].item() + step * ULP) for step in (-2, -1, 1, 2))
 
     def sum(self, n: int, *, is_padded: bool) -> Tensor:
-        """The clipped sum of n examples: the release without noise, times the expected lot."""
+        """The clipped sum of n examples: the release without noise, times the expected batch."""
         found: list[Tensor] = []
-        step = DpSgdMechanism(PoissonSampling(1.0), FlatClipping(C), 0.0, float(LOT))
+        step = DpSgdMechanism(PoissonSampling(1.0), FlatClipping(C), 0.0, float(BATCH))
         member = BlockMember(self.x[:n], self.y[:n], StreamKey(0, 0, 1), range(1), step)
         self.model.start_values.copy_(self.gradients.parameters.data)
         block_of(
             *(self.model, squared_error, self.gradients, LOCAL, [member]),
             rows=member_rows(member, LOCAL) if is_padded else n,
-        ).train(lambda lots, released, used: found.append(released[0].double() * LOT))
+        ).train(lambda batches, released, used: found.append(released[0].double() * BATCH))
         self.model.restart()
         return found[0]
 
@@ -90,10 +90,10 @@ def test_removing_one_of_equal_examples_moves_the_sum_by_at_most_its_bound() -> 
     assert Attack().worst(is_padded=True) <= C * 1.0001
 
 
-def test_mutation_rows_that_follow_the_lot_fail_that_bound() -> None:
+def test_mutation_rows_that_follow_the_batch_fail_that_bound() -> None:
     attack = Attack()
     with torch.no_grad():
-        products = [attack.x[:rows] @ attack.first.weight.t() for rows in range(1, LOT + 1)]
+        products = [attack.x[:rows] @ attack.first.weight.t() for rows in range(1, BATCH + 1)]
     if all(torch.equal(each[0], products[-1][0]) for each in products):
         pytest.skip("this machine's library rounds alike for 1 to 16 rows, so nothing can move")
     assert attack.worst(is_padded=False) > 1.5 * C

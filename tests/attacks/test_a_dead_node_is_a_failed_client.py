@@ -158,7 +158,7 @@ def test_training_and_evaluation_fail_one_client_and_go_on(
 
 @pytest.mark.parametrize("trouble", TROUBLES)
 def test_the_roll_call_waits_for_a_node_that_is_gone(tmp_path: Path, trouble: str) -> None:
-    result = run(tmp_path / "r", kind="roll_call", trouble=trouble)
+    result = run(tmp_path / "r", kind="node_registration", trouble=trouble)
     assert [row["participants"] for row in result.rounds] == [list(range(CLIENTS))] * 2
 
 

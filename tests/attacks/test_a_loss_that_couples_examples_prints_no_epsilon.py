@@ -105,7 +105,7 @@ def test_a_loss_of_each_example_is_no_evidence_for_a_backward_of_ones_own() -> N
 
 
 def moved(scale: float, present: bool) -> tuple[Tensor, float]:
-    """The sum of a lot with class weights, given by example, and ε."""
+    """The sum of a batch with class weights, given by example, and ε."""
     model, optimizer, engine = start(batch_size=N, noise_multiplier=0.0)
     x, y = torch.ones(N, 3) * scale, torch.zeros(N, dtype=torch.long)
     x[0], y[0] = x[0] * present, 1

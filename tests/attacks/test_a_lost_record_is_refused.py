@@ -13,7 +13,7 @@ from fedsim.core.errors import ExitCode, FedsimError
 from fedsim.runs.directory import RunDirectory, RunFiles
 from fedsim.runs.resume import contradictions
 from fedsim.runs.runner import run_experiment
-from fedsim.tracking.observer import RunObserver
+from fedsim.tracking.callbacks import RunCallback
 
 EXPERIMENT: dict[str, Any] = {
     "name": "lost",
@@ -28,14 +28,14 @@ CHECKPOINT = "checkpoint/model.safetensors"
 
 @pytest.fixture(scope="module")
 def stopped(
-    stop_after: Callable[[int], RunObserver], tmp_path_factory: pytest.TempPathFactory
+    stop_after: Callable[[int], RunCallback], tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     """A run after three of four rounds, with the checkpoints of rounds 1, 2 and 3 beside it."""
     path = tmp_path_factory.mktemp("stopped")
-    run_experiment(EXPERIMENT, out=path / "r", observer=stop_after(1))
+    run_experiment(EXPERIMENT, out=path / "r", callback=stop_after(1))
     for number in (1, 2, 3):
         if number > 1:
-            run_experiment(EXPERIMENT, out=path / "r", resume=True, observer=stop_after(number))
+            run_experiment(EXPERIMENT, out=path / "r", resume=True, callback=stop_after(number))
         for name in (CHECKPOINT, "rounds.jsonl", "ledger.jsonl"):
             shutil.copy(path / "r" / name, path / f"{Path(name).name}-{number}")
     return path
@@ -185,7 +185,7 @@ def test_a_participation_without_its_charge_is_found_where_the_chain_is_whole(ru
     ],
 )
 def test_an_honest_run_resumes(
-    stop_after: Callable[[int], RunObserver], tmp_path: Path, change: dict[str, Any]
+    stop_after: Callable[[int], RunCallback], tmp_path: Path, change: dict[str, Any]
 ) -> None:
     for number in (1, 3):
         run_experiment(
@@ -193,7 +193,7 @@ def test_an_honest_run_resumes(
             overrides=change,
             out=tmp_path / "r",
             resume=number > 1,
-            observer=stop_after(number),
+            callback=stop_after(number),
         )
     result = run_experiment(EXPERIMENT, overrides=change, out=tmp_path / "r", resume=True)
     assert result.status == "completed"

@@ -92,15 +92,15 @@ def no_noise(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(StreamKey, "noise", patched)
 
 
-def other_lots(patch: pytest.MonkeyPatch) -> None:
-    """One client takes the lots of another round."""
-    lots = StreamKey.lots
+def other_batches(patch: pytest.MonkeyPatch) -> None:
+    """One client takes the batches of another round."""
+    batches = StreamKey.draw_batches
 
     def patched(self: StreamKey, *arguments: Any, **options: Any) -> Any:
         key = replace(self, round_number=9) if is_target(self) else self
-        return lots(key, *arguments, **options)
+        return batches(key, *arguments, **options)
 
-    patch.setattr(StreamKey, "lots", patched)
+    patch.setattr(StreamKey, "draw_batches", patched)
 
 
 def last_bit(values: np.ndarray) -> np.ndarray:
@@ -110,7 +110,7 @@ def last_bit(values: np.ndarray) -> np.ndarray:
 
 ATTACKS: dict[str, Patch] = {
     "no noise": no_noise,
-    "other lots": other_lots,
+    "other batches": other_batches,
     "one last bit": of_client_in_round(last_bit),
     "nothing trained": of_client_in_round(np.zeros_like),
     "an offset": of_client_in_round(lambda values: values + np.float32(1e-3)),
@@ -133,10 +133,15 @@ def difference(path: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    ("attack", "cohort"), [*((attack, "auto") for attack in ATTACKS), ("one last bit", "off")]
+    ("attack", "vectorized_clients"),
+    [*((attack, "auto") for attack in ATTACKS), ("one last bit", "off")],
 )
-def test_an_upload_of_a_patched_client_is_named(attack: str, cohort: str, tmp_path: Path) -> None:
-    path = patched_run(ATTACKS[attack], tmp_path / "r", **{"local.cohort": cohort})
+def test_an_upload_of_a_patched_client_is_named(
+    attack: str, vectorized_clients: str, tmp_path: Path
+) -> None:
+    path = patched_run(
+        ATTACKS[attack], tmp_path / "r", **{"local.vectorized_clients": vectorized_clients}
+    )
     assert difference(path) == (
         f"{path}: client {CLIENT}, round {ROUND}: its upload is not the one that its charge, its "
         "seed and its data give"

@@ -119,7 +119,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[int]], None]:
     """Lets the operating system draw these configurations."""
 
     def draw(configurations: list[int]) -> None:
-        monkeypatch.setattr(perform.RunLaw, "draw", lambda self: len(configurations))
+        monkeypatch.setattr(perform.RunCountDistribution, "draw", lambda self: len(configurations))
         left = iter(configurations)
         monkeypatch.setattr(perform.secrets, "randbelow", lambda number: next(left))
 
@@ -556,9 +556,9 @@ def test_a_ledger_of_another_schema_is_refused(
 
 
 def candidate(name: str, ledger: PrivacyLedger, *, delta: float = DELTA) -> Any:
-    from fedsim.tools.search.plan import Candidate
+    from fedsim.tools.search.plan import SearchCandidate
 
-    return Candidate(name, "2" * 64, "zero_out", (delta,), (ledger,), 100)
+    return SearchCandidate(name, "2" * 64, "zero_out", (delta,), (ledger,), 100)
 
 
 @pytest.mark.parametrize(

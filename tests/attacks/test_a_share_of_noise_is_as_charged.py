@@ -95,7 +95,9 @@ def test_a_wrong_share_never_starts(
 ) -> None:
     mutation(monkeypatch)
     with pytest.raises(MechanismMismatchError, match=message):
-        probe_mechanisms(federation(privacy={"target_epsilon": 4.0}, local={"cohort": "off"}))
+        probe_mechanisms(
+            federation(privacy={"target_epsilon": 4.0}, local={"vectorized_clients": "off"})
+        )
 
 
 @pytest.mark.parametrize("factor", [pytest.param(0.97, marks=pytest.mark.slow), 1.03])

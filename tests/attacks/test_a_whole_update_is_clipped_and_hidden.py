@@ -118,7 +118,7 @@ SOUND: list[tuple[str, bool, dict[str, Any]]] = [
 def test_an_audit_certifies_no_more_than_each_claim(
     trust: str, poisson: bool, privacy: dict[str, Any]
 ) -> None:
-    """With a learnt bound, the attack does not use the bit, and certifies less."""
+    """With an adaptive clip norm, the attack does not use the bit, and certifies less."""
     loaded = experiment(trust, poisson=poisson, **privacy)
     probe_mechanisms(assemble(loaded, ledger=None, in_process=True))
     found = audit_experiment(loaded, clients=1, steps=200, confidence=CONFIDENCE)

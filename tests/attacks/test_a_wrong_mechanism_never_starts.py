@@ -76,11 +76,11 @@ def no_noise(monkeypatch: pytest.MonkeyPatch) -> None:
 def no_noise_on_examples(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = block._DpSgdBlock.fill_released
 
-    def forgetful(self: Any, active: Any, lots: Any) -> None:
+    def forgetful(self: Any, active: Any, batches: Any) -> None:
         with pytest.MonkeyPatch.context() as patch:
-            if any(lot is not None and len(lot) for lot in lots):
+            if any(batch is not None and len(batch) for batch in batches):
                 no_noise(patch)
-            whole(self, active, lots)
+            whole(self, active, batches)
 
     monkeypatch.setattr(block._DpSgdBlock, "fill_released", forgetful)
 
@@ -88,8 +88,8 @@ def no_noise_on_examples(monkeypatch: pytest.MonkeyPatch) -> None:
 def loose_clipping(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = RuleGradients.clipped
 
-    def loose(self: RuleGradients, values: Any, tile: Any, clip: Any) -> Any:
-        return whole(self, values, tile, replace(clip, scales=1.03 * clip.scales))
+    def loose(self: RuleGradients, values: Any, padded: Any, clip: Any) -> Any:
+        return whole(self, values, padded, replace(clip, scales=1.03 * clip.scales))
 
     monkeypatch.setattr(RuleGradients, "clipped", loose)
 
@@ -180,11 +180,11 @@ SOUND: dict[str, dict[str, Any]] = {
     "private sizes": {"privacy": {"adjacency": {"name": "add_remove", "declared_examples": 300}}},
     "much noise": {"privacy": {"noise_multiplier": 1e4}},
     "a bound that no gradient reaches": {"privacy": {"max_grad_norm": 1e6}},
-    "lots in parts": {"local": {"max_physical_batch": 7}},
-    "clients alone": {"local": {"cohort": "off"}},
+    "batches in parts": {"local": {"max_physical_batch": 7}},
+    "clients alone": {"local": {"vectorized_clients": "off"}},
     "some clients without noise": {"privacy": {"clients": {"1": {"noise_multiplier": 0.0}}}},
     "nobody with noise": {"privacy": {"noise_multiplier": 0.0}},
-    "empty lots": {"privacy": {"sampling": {"name": "poisson", "rate": 1e-7}}},
+    "empty batches": {"privacy": {"sampling": {"name": "poisson", "rate": 1e-7}}},
     "convolutions": {"model": {"name": "cnn"}},
     "no privacy": {"privacy": None},
 }
@@ -219,7 +219,7 @@ def test_one_group_of_one_client_with_too_little_noise_is_found(
     own = federation(
         privacy={"clipping": "per_layer", "clients": {"2": {"noise_multiplier": 0.8}}},
         model={"name": "mlp", "args": {"hidden": [32]}},
-        local={"cohort": "off"},
+        local={"vectorized_clients": "off"},
     )
     fill, whole = release.fill_rows_, block._DpSgdBlock.fill_released
 
@@ -227,11 +227,11 @@ def test_one_group_of_one_client_with_too_little_noise_is_found(
         fill(sources, rows)
         rows[:, -330:] *= 0.8
 
-    def fill_released(self: Any, active: Any, lots: Any) -> None:
+    def fill_released(self: Any, active: Any, batches: Any) -> None:
         with pytest.MonkeyPatch.context() as patch:
             if self._mechanisms[0].noise_multiplier == 0.8:
                 patch.setattr(release, "fill_rows_", smaller)
-            whole(self, active, lots)
+            whole(self, active, batches)
 
     monkeypatch.setattr(block._DpSgdBlock, "fill_released", fill_released)
     with pytest.raises(

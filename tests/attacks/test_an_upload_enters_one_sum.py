@@ -16,7 +16,7 @@ from fedsim.secagg.errors import (
     SecureAggregationError,
 )
 from fedsim.secagg.messages import CombineRequest
-from fedsim.server.secure.helper import Helper, HelperState, Release
+from fedsim.server.secure.helper import Helper, HelperRelease, HelperState
 from fedsim.tools.deployment.node_state import record_release
 
 
@@ -36,7 +36,7 @@ def without(request: CombineRequest, client: int) -> CombineRequest:
     )
 
 
-def helper_of(scene: Any, state: HelperState, record: Callable[[Release], None]) -> Helper:
+def helper_of(scene: Any, state: HelperState, record: Callable[[HelperRelease], None]) -> Helper:
     return Helper(helper=1, settings=scene.settings, state=state, record=record)
 
 

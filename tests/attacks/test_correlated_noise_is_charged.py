@@ -29,7 +29,7 @@ from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.mechanisms.plan import PlanRequest
 from fedsim.clients.mechanisms.planner import plan_privacy
 from fedsim.clients.privacy_settings import PrivacySettings
-from fedsim.clients.sampling.divided_lots import CyclicLots, CyclicPoisson
+from fedsim.clients.sampling.divided_batches import CyclicBatches, CyclicPoisson
 from fedsim.clients.training.streams import StreamKey
 from fedsim.noise.grid import DEVIATION, effective_multiplier
 
@@ -87,7 +87,7 @@ def test_no_allowed_pattern_moves_more_than_is_charged(bands: int) -> None:
 
 @pytest.mark.parametrize("name", ["cyclic", "cyclic_poisson"])
 @pytest.mark.parametrize(("examples", "bands"), [(20, 3), (23, 5)])
-def test_an_example_has_the_lots_that_are_charged(name: str, examples: int, bands: int) -> None:
+def test_an_example_has_the_batches_that_are_charged(name: str, examples: int, bands: int) -> None:
     settings = PrivacySettings.model_validate(
         {
             **{"noise_multiplier": 1.0, "delta": 1e-3, "max_grad_norm": 1.0, "sampling": name},
@@ -100,10 +100,10 @@ def test_an_example_has_the_lots_that_are_charged(name: str, examples: int, band
     assert isinstance(event, SelfComposed)
     assert count == 1
     key = StreamKey(0, 1, 1)
-    lots = key.lots(plan.release_as(DpSgdMechanism).sampling, examples, first_step=0)
+    batches = key.draw_batches(plan.release_as(DpSgdMechanism).sampling, examples, first_step=0)
     seen: dict[int, list[int]] = {}
     for step in range(24):
-        for example in next(lots):
+        for example in next(batches):
             seen.setdefault(int(example), []).append(step)
     for steps in seen.values():
         assert len(steps) <= event.count
@@ -111,8 +111,8 @@ def test_an_example_has_the_lots_that_are_charged(name: str, examples: int, band
     assert len(seen) == examples or name == "cyclic_poisson"
 
 
-@pytest.mark.parametrize("sampling", [CyclicLots(4), CyclicPoisson(4, 0.5)])
-def test_lots_that_are_too_close_are_refused(sampling: CyclicLots | CyclicPoisson) -> None:
+@pytest.mark.parametrize("sampling", [CyclicBatches(4), CyclicPoisson(4, 0.5)])
+def test_batches_that_are_too_close_are_refused(sampling: CyclicBatches | CyclicPoisson) -> None:
     correlation = NoiseCorrelation.toeplitz(5, 20)
     with pytest.raises(ValueError, match="steps apart"):
         DpSgdMechanism(sampling, FlatClipping(1.0), 1.0, 4.0, correlation=correlation)

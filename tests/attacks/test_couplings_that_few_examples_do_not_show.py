@@ -1,4 +1,4 @@
-"""Couplings that appear late, or in large lots only, are found by `PrivacyEngine`."""
+"""Couplings that appear late, or in large batches only, are found by `PrivacyEngine`."""
 
 from typing import Any
 
@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from fedsim.clients import PrivacyEngine
 from fedsim.clients.model_checks.safety import UnsafeModelError
 
-LOT = 48
-X, Y = torch.randn(LOT, 4, generator=torch.Generator().manual_seed(0)), torch.arange(LOT) % 2
+BATCH = 48
+X, Y = torch.randn(BATCH, 4, generator=torch.Generator().manual_seed(0)), torch.arange(BATCH) % 2
 
 
 class Centred(nn.Module):
@@ -44,7 +44,7 @@ class Statistics(nn.Module):
 def start(first: nn.Module) -> tuple[Any, Any, PrivacyEngine]:
     model = nn.Sequential(first, nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    engine = PrivacyEngine(model, batch_size=LOT, sample_size=LOT, noise_multiplier=1.0)
+    engine = PrivacyEngine(model, batch_size=BATCH, sample_size=BATCH, noise_multiplier=1.0)
     return model, optimizer, engine.attach(optimizer)
 
 
@@ -54,9 +54,9 @@ def step(model: Any, optimizer: Any, engine: PrivacyEngine) -> None:
 
 
 @pytest.mark.parametrize("in_training_only", [False, True])
-@pytest.mark.parametrize("more_than", [5, LOT - 1])
+@pytest.mark.parametrize("more_than", [5, BATCH - 1])
 @pytest.mark.parametrize("seed", [0, 1, 8, 38])  # but for 1, no small input passes the ReLU
-def test_a_model_that_mixes_large_lots_is_refused(
+def test_a_model_that_mixes_large_batches_is_refused(
     in_training_only: bool, more_than: int, seed: int
 ) -> None:
     torch.manual_seed(seed)
@@ -68,7 +68,7 @@ def test_a_model_that_mixes_large_lots_is_refused(
 
 @pytest.mark.parametrize("after", [0, 60])
 def test_buffers_are_compared_after_every_step(after: int) -> None:
-    first = Statistics(after=after, more_than=0 if after else LOT - 1)
+    first = Statistics(after=after, more_than=0 if after else BATCH - 1)
     parts = start(first)
 
     def train() -> None:

@@ -18,7 +18,7 @@ from fedsim.core.errors import ExitCode, FedsimError
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.runner import RunFailedError, run_experiment
 from fedsim.server.secure.opened_sums import OpenedSum
-from fedsim.tracking.observer import RunObserver
+from fedsim.tracking.callbacks import RunCallback
 
 EXPERIMENT: dict[str, Any] = {
     "name": "disk",
@@ -38,11 +38,11 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def stopped(
-    stop_after: Callable[[int], RunObserver], tmp_path_factory: pytest.TempPathFactory
+    stop_after: Callable[[int], RunCallback], tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     """A run after two of three rounds."""
     path = tmp_path_factory.mktemp("stopped") / "r"
-    run_experiment(EXPERIMENT, out=path, observer=stop_after(2))
+    run_experiment(EXPERIMENT, out=path, callback=stop_after(2))
     (path / "manifest.json").unlink()  # as after a kill; with it, any changed byte is refused
     return path
 

@@ -40,12 +40,12 @@ def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
     return ((outputs - targets) ** 2).sum(1)
 
 
-def releases(x: float, lot: float, *, secure: bool, dtype: torch.dtype, seed: int) -> Values:
+def releases(x: float, batch: float, *, secure: bool, dtype: torch.dtype, seed: int) -> Values:
     """Releases of the only coordinate; the gradient of an example x = 1 is clipped to C = 1."""
     model = nn.Linear(1, 1, bias=False).to(dtype)
     nn.init.zeros_(model.weight)
     gradients = RuleGradients(model, squared_error, stacks=True)
-    step = DpSgdMechanism(PoissonSampling(1.0), FlatClipping(1.0), 1.0, lot)
+    step = DpSgdMechanism(PoissonSampling(1.0), FlatClipping(1.0), 1.0, batch)
     step = step.for_model(gradients.parameters)
     data = torch.tensor([[x]], dtype=dtype), torch.tensor([[-100.0]], dtype=dtype)
     steps = range(RELEASES // CLIENTS)
@@ -55,13 +55,13 @@ def releases(x: float, lot: float, *, secure: bool, dtype: torch.dtype, seed: in
     block_of(
         *(SharedModel(model, parameters=gradients.parameters), squared_error, gradients, LOCAL),
         members,
-    ).train(lambda lots, released, used: found.extend(released.flatten().tolist()))
+    ).train(lambda batches, released, used: found.extend(released.flatten().tolist()))
     return np.array(found)
 
 
-def check_low_bits(present: Values, absent: Values, lot: float) -> None:
+def check_low_bits(present: Values, absent: Values, batch: float) -> None:
     """No share of multiples of 2^-j near 0 differs between the worlds."""
-    near = [y[np.abs(y) < 0.25 / lot] for y in (present, absent)]
+    near = [y[np.abs(y) < 0.25 / batch] for y in (present, absent)]
     assert min(map(len, near)) > RELEASES / 20
     for power in POWERS:
         multiples = [int((np.ldexp(y, power) == np.rint(np.ldexp(y, power))).sum()) for y in near]
@@ -71,7 +71,7 @@ def check_low_bits(present: Values, absent: Values, lot: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("secure", "lot", "dtype"),
+    ("secure", "batch", "dtype"),
     [
         (False, 28.0, torch.float32),
         (True, 32.0, torch.float32),
@@ -80,11 +80,11 @@ def check_low_bits(present: Values, absent: Values, lot: float) -> None:
     ],
 )
 def test_low_bits_do_not_tell_an_absent_example_from_a_present_one(
-    secure: bool, lot: float, dtype: torch.dtype
+    secure: bool, batch: float, dtype: torch.dtype
 ) -> None:
-    present = releases(1.0, lot, secure=secure, dtype=dtype, seed=1)
-    absent = releases(0.0, lot, secure=secure, dtype=dtype, seed=2)
-    check_low_bits(present, absent, lot)
+    present = releases(1.0, batch, secure=secure, dtype=dtype, seed=1)
+    absent = releases(0.0, batch, secure=secure, dtype=dtype, seed=2)
+    check_low_bits(present, absent, batch)
 
 
 def test_mutation_float32_noise_added_to_a_sum_is_caught() -> None:

@@ -1,9 +1,9 @@
 """Masks inside a model do not tell who was drawn.
 
-They came from the public seed, by place in the lot, also under `noise: secure`: whether an example
-was drawn moved all masks behind it, and 39 of 39 masks of a secret lot were predicted. The release
-of a step was then no Poisson sample of one Gaussian: 1.687 was printed where at least 2.012 was
-true (δ = 0.01).
+They came from the public seed, by place in the batch, also under `noise: secure`: whether an
+example was drawn moved all masks behind it, and 39 of 39 masks of a secret batch were predicted.
+The release of a step was then no Poisson sample of one Gaussian: 1.687 was printed where at least
+2.012 was true (δ = 0.01).
 """
 
 from collections.abc import Sequence
@@ -47,31 +47,31 @@ class Watched(nn.Module):
 
 
 def masks_of(
-    monkeypatch: pytest.MonkeyPatch, lot: Sequence[int], *, secure: bool
+    monkeypatch: pytest.MonkeyPatch, batch: Sequence[int], *, secure: bool
 ) -> dict[int, Tensor]:
-    """Return the masks of a step with a given lot, by example."""
+    """Return the masks of a step with a given batch, by example."""
     model = Watched()
     gradients = RuleGradients(model, lambda outputs, targets: (outputs - targets).square().sum(1))
-    step = DpSgdMechanism(PoissonSampling(0.5), FlatClipping(1.0), 1.0, 20.0, largest_lot=N)
+    step = DpSgdMechanism(PoissonSampling(0.5), FlatClipping(1.0), 1.0, 20.0, largest_batch=N)
     step = step.for_model(gradients.parameters)
     x = torch.arange(1.0, N + 1)[:, None].expand(N, WIDTH).contiguous()
     key = StreamKey(7, 0, 1)
     member = BlockMember(x, torch.zeros(N, 1), key, range(1), step, secure)
     with monkeypatch.context() as patch:
-        patch.setattr(StreamKey, "lots", lambda *_, **__: iter([np.array(lot)]))
+        patch.setattr(StreamKey, "draw_batches", lambda *_, **__: iter([np.array(batch)]))
         shared = SharedModel(model, parameters=gradients.parameters)
         block_of(shared, gradients.loss, gradients, LOCAL, [member]).train()
     return model.masks
 
 
 def test_an_example_more_or_less_moves_no_other_mask(monkeypatch: pytest.MonkeyPatch) -> None:
-    lot = list(range(0, N, 2))
-    whole = masks_of(monkeypatch, lot, secure=False)
-    less = masks_of(monkeypatch, lot[1:], secure=False)
-    assert len(less) == len(lot) - 1
+    batch = list(range(0, N, 2))
+    whole = masks_of(monkeypatch, batch, secure=False)
+    less = masks_of(monkeypatch, batch[1:], secure=False)
+    assert len(less) == len(batch) - 1
     for example, mask in less.items():
         assert torch.equal(whole[example], mask)
-    assert len({tuple(mask.tolist()) for mask in whole.values()}) == len(lot)
+    assert len({tuple(mask.tolist()) for mask in whole.values()}) == len(batch)
 
 
 def test_masks_under_secure_noise_do_not_follow_from_the_seed(
@@ -81,16 +81,16 @@ def test_masks_under_secure_noise_do_not_follow_from_the_seed(
 
     A mask of 64 bits is met by chance with probability 2^-64.
     """
-    lot = list(range(1, N, 2))
-    secret = masks_of(monkeypatch, lot, secure=True)
-    guesses = [masks_of(monkeypatch, lot, secure=secure) for secure in (False, True)]
+    batch = list(range(1, N, 2))
+    secret = masks_of(monkeypatch, batch, secure=True)
+    guesses = [masks_of(monkeypatch, batch, secure=secure) for secure in (False, True)]
     with seeded_torch(StreamKey(7, 0, 1), torch.device("cpu")):
         ones = torch.ones(24, WIDTH)
         kept = nn.functional.dropout(ones, 0.5) > 0
-    guesses.append(dict(zip(lot, kept, strict=False)))
+    guesses.append(dict(zip(batch, kept, strict=False)))
     for guess in guesses:
         assert guess.keys() == secret.keys()
-        assert not any(torch.equal(secret[i], guess[i]) for i in lot)
+        assert not any(torch.equal(secret[i], guess[i]) for i in batch)
 
 
 def test_numbers_that_a_model_draws_later_are_refused() -> None:
@@ -102,7 +102,7 @@ def test_numbers_that_a_model_draws_later_are_refused() -> None:
 
     model = nn.Sequential(Later(), nn.Linear(3, 1))
     gradients = RuleGradients(model, lambda outputs, targets: (outputs - targets).square().sum(1))
-    step = DpSgdMechanism(PoissonSampling(1.0), FlatClipping(1.0), 1.0, 9.0, largest_lot=9)
+    step = DpSgdMechanism(PoissonSampling(1.0), FlatClipping(1.0), 1.0, 9.0, largest_batch=9)
     step = step.for_model(gradients.parameters)
     member = BlockMember(torch.ones(9, 3), torch.zeros(9, 1), StreamKey(0, 0, 1), range(1), step)
     shared = SharedModel(model, parameters=gradients.parameters)

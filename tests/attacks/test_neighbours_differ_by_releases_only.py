@@ -43,7 +43,7 @@ CHOICES: list[dict[str, str]] = [
     {"adjacency": "replace_one", "sampling": "fixed_size", "faults": "straggler"},
     {"model": "dropout", "budgets": "target"},
     {"model": "dropout", "noise": "secure", "adjacency": "add_remove", "local": "views"},
-    {"clipping": "adaptive", "weighting": "noise", "participation": "buffered"},
+    {"clipping": "adaptive", "weighting": "examples_over_noise", "participation": "buffered"},
     {"clipping": "per_layer", "algorithm": "fedadam", "secure sums": "quantized"},
     {"trust": "distributed", "weighting": "examples", "adjacency": "replace_one"},
     {"trust": "distributed", "unit": "client", "participation": "some", "local": "adam"},

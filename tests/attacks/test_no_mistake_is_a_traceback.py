@@ -322,7 +322,7 @@ def test_a_cluster_that_is_not_there_leaves_no_run(run_of: Command) -> None:
 def test_deep_yaml_in_a_run_is_a_damaged_file(deep: str, run_of: Command, command: Command) -> None:
     assert run_of().code == 0
     Path("r/experiment.yaml").write_text(deep)
-    for arguments in (("account", "r"), ("predict", "r", "d.csv"), ("compare", "r", "r")):
+    for arguments in (("totals", "r"), ("predict", "r", "d.csv"), ("compare", "r", "r")):
         ended = command(*arguments)
         assert ended.code in (1, 2), arguments
         assert 1 <= len(ended.lines) <= 3
@@ -332,7 +332,7 @@ def test_deep_yaml_in_a_run_is_a_damaged_file(deep: str, run_of: Command, comman
 @pytest.mark.parametrize("name", ["deep.json", "deep.yaml"])
 def test_deep_ledgers_and_maps_of_clients_are_refused(name: str, command: Command) -> None:
     Path(name).write_text("[" * 1_000)
-    ended = command("account", name)
+    ended = command("totals", name)
     assert ended.code == 2
     assert ended.lines == [f"{name}: neither JSON nor YAML: nested too deeply"]
 

@@ -109,7 +109,7 @@ def test_every_upload_is_within_the_public_bound(values: str, trust: str, tmp_pa
 
 
 @pytest.mark.parametrize("trust", ["distributed", "central"])
-def test_the_bound_is_no_more_than_what_a_full_lot_needs(trust: str, tmp_path: Path) -> None:
+def test_the_bound_is_no_more_than_what_a_full_batch_needs(trust: str, tmp_path: Path) -> None:
     """All 40 examples in one direction: each of three rows has 1/√3 of a gradient's norm."""
     whole = federation(tmp_path, trust, VALUES["all in one direction"], noise=0.3)
     assert whole.plan.sums is not None

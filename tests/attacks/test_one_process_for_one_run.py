@@ -16,7 +16,7 @@ from fedsim.core.errors import ExitCode
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.run_lock import LOCK, RunInUseError, RunLock, hold_run, refuse_in_use
 from fedsim.runs.runner import run_experiment
-from fedsim.tracking.observer import RunObserver
+from fedsim.tracking.callbacks import RunCallback
 
 pytest.importorskip("fcntl", reason="a platform without file locks has one process")
 
@@ -71,7 +71,7 @@ def test_a_second_process_is_refused_by_the_name_of_the_first_and_touches_nothin
             refuse_in_use(run)
         assert files(run) == before
 
-    run_experiment(EXPERIMENT, out=run, observer=DuringARound(second))
+    run_experiment(EXPERIMENT, out=run, callback=DuringARound(second))
     me = f"process {os.getpid()} on {platform.node()}, since "
     assert len(said) == 2
     assert all(me in line and "\n" not in line for line in said)
@@ -89,7 +89,7 @@ def test_the_second_process_of_the_command_line_gets_one_line_and_exit_1(tmp_pat
     def second() -> None:
         found.append(subprocess.run(command, cwd=tmp_path, capture_output=True, text=True))
 
-    run_experiment(EXPERIMENT, out=run, observer=DuringARound(second))
+    run_experiment(EXPERIMENT, out=run, callback=DuringARound(second))
     assert found[0].returncode == 1
     assert found[0].stdout == ""
     assert f"r is in use by process {os.getpid()} on " in found[0].stderr
@@ -123,10 +123,10 @@ def test_of_two_new_runs_with_the_same_directory_one_wins(
 
 
 def test_the_lock_of_a_killed_process_is_no_obstacle(
-    stop_after: Callable[[int], RunObserver], tmp_path: Path
+    stop_after: Callable[[int], RunCallback], tmp_path: Path
 ) -> None:
     run = tmp_path / "r"
-    run_experiment(EXPERIMENT, out=run, observer=stop_after(1))
+    run_experiment(EXPERIMENT, out=run, callback=stop_after(1))
     (run / LOCK).write_text('{"pid": 1, "host": "gone", "started": "then"}')
     refuse_in_use(run)
     assert run_experiment(EXPERIMENT, out=run, resume=True).status == "completed"

@@ -1,4 +1,4 @@
-"""In an attached model too, an example adds the same bits whatever else is in its lot.
+"""In an attached model too, an example adds the same bits whatever else is in its batch.
 
 A matrix library rounds a row by the shape of the product. At the kink of a ReLU the last bit
 decides about a whole gradient, so that one example could move the contributions of all others.
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedsim.clients import PrivacyEngine
 
-LOT, SIZE = 40, 784
+BATCH, SIZE = 40, 784
 
 
 class Wrapped(nn.Module):
@@ -49,20 +49,20 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_the_number_of_other_examples_changes_no_bit(kind: str) -> None:
-    """The others are rows of zeros, which have no gradient, so a lot's sum is one contribution.
+    """The others are rows of zeros, which have no gradient, so a batch's sum is one contribution.
 
-    A lot of one tile is added up in float32, a longer one in float64.
+    A batch of one padded batch is added up in float32, a longer one in float64.
     """
     torch.manual_seed(0)
     model, x = MODELS[kind](), torch.randn(1, SIZE)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     engine = PrivacyEngine(
         model,
-        batch_size=LOT,
+        batch_size=BATCH,
         sample_size=200,
         noise_multiplier=0.0,
         max_grad_norm=1e3,
-        lots="poisson",
+        batches="poisson",
     )
 
     def contribution(others: int) -> Tensor:
@@ -76,7 +76,7 @@ def test_the_number_of_other_examples_changes_no_bit(kind: str) -> None:
         assert alone.norm() > 0.1
         sizes = (1, 2, 3, 5, 8, 14, 15, 16, 31, 47, 55, 56, 70)
         found = {others: contribution(others) for others in sizes}
-        rows = engine._model.tile_examples
+        rows = engine._model.padded_examples
         long = found[70]
         torch.testing.assert_close(long, alone)
         assert {others < rows for others in sizes} == {True, False}

@@ -27,7 +27,7 @@ from fedsim.protocol.messages import TrainReply, TrainRequest
 from fedsim.runs.directory import RunDirectoryError
 from fedsim.runs.runner import run_experiment
 from fedsim.tools.deployment.flower_app import PACKAGE, write_app
-from fedsim.tracking.observer import RunObserver
+from fedsim.tracking.callbacks import RunCallback
 
 PLUGIN = """
 import numpy as np
@@ -269,10 +269,10 @@ def test_own_modules_outside_of_the_directory_count_too(
 
 @pytest.mark.parametrize("layout", ["two steps", "package"], indirect=True)
 def test_a_run_is_not_resumed_with_an_edited_module(
-    stop_after: Callable[[int], RunObserver], layout: Path
+    stop_after: Callable[[int], RunCallback], layout: Path
 ) -> None:
     out = layout / "r"
-    run_experiment(experiment(), base=layout, out=out, observer=stop_after(1))
+    run_experiment(experiment(), base=layout, out=out, callback=stop_after(1))
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     edited = edit(layout)
     name = edited.relative_to(layout).as_posix()

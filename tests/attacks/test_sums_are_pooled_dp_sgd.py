@@ -31,7 +31,7 @@ from fedsim.noise import release
 from fedsim.runs.runner import run_experiment
 
 FALSE_ALARM = 1e-9
-CLIENTS, EXAMPLES, LOT, KINDS, RATE = 5, 40, 8, 32, 0.2
+CLIENTS, EXAMPLES, BATCH, KINDS, RATE = 5, 40, 8, 32, 0.2
 ROUNDS, Z, ETA = 40, 0.8, 0.5
 PLUGIN = """
 import numpy as np
@@ -65,7 +65,7 @@ def experiment(
         "federation": {"rounds": ROUNDS},
         "local": {
             "steps": 1,
-            "batch_size": LOT * CLIENTS // clients,
+            "batch_size": BATCH * CLIENTS // clients,
             "optimizer": {"name": "sgd", "lr": ETA},
         },
         "privacy": {
@@ -109,12 +109,12 @@ def released(whole: Federation, number: int) -> np.ndarray:
         whole.model.gradients,
         whole.experiment.local,
         members,
-    ).train(lambda lots, values, used: found.append(values.double().clone()))
+    ).train(lambda batches, values, used: found.append(values.double().clone()))
     return found[0].numpy()
 
 
 def steps_of(whole: Federation) -> np.ndarray:
-    """Return the mean gradient of each round (rounds, 400, 64) times the pooled lot."""
+    """Return the mean gradient of each round (rounds, 400, 64) times the pooled batch."""
     found = []
     for number in range(1, ROUNDS + 1):
         values = released(whole, number)
@@ -123,7 +123,7 @@ def steps_of(whole: Federation) -> np.ndarray:
         else:  # the server's formula: the global model moves by unit · Σ / weights
             weights = float(sum(whole.plan.weights.values))
             mean = whole.plan.sums.unit * values.astype(np.int64).sum(0) / weights / -ETA
-        found.append(mean.reshape(400, 64) * LOT * CLIENTS)
+        found.append(mean.reshape(400, 64) * BATCH * CLIENTS)
     return np.stack(found)
 
 
@@ -184,7 +184,7 @@ def test_one_honest_client_is_local_trust_to_the_bit(tmp_path: Path) -> None:
         z = other.release.noise_multiplier
         assert z <= one.release.noise_multiplier <= z * (1 + 2**-39)
         assert one.charges(0, 3)[0][0] == one.release_as(DpSgdMechanism).event
-    length = Z / 2**24 / (LOT * CLIENTS / 2)
+    length = Z / 2**24 / (BATCH * CLIENTS / 2)
     for number in range(1, 6):
         integers = released(shared, number)
         assert np.array_equal(integers, np.rint(integers))
@@ -230,11 +230,11 @@ def test_whole_runs_have_one_law(trust: str, clients: int, tmp_path: Path) -> No
     start = federation(tmp_path, trust=trust, clients=clients).model.module.state_dict()
     final = run_experiment(file, out=tmp_path / "run").model().state_dict()
     (before,), (after,) = start.values(), final.values()
-    moved = (after.double() - before.double()).numpy() * -(LOT * CLIENTS) / ETA
+    moved = (after.double() - before.double()).numpy() * -(BATCH * CLIENTS) / ETA
     noise = moved[1:].ravel() / (Z * ROUNDS**0.5)
     spread = stats.chi2(noise.size).cdf(float(noise @ noise))
     assert FALSE_ALARM / 2 < spread < 1 - FALSE_ALARM / 2
     assert stats.kstest(noise, "norm").pvalue > FALSE_ALARM
-    lots = moved[0, :KINDS].sum()  # 200 examples in 40 rounds, a fifth of them drawn
+    batches = moved[0, :KINDS].sum()  # 200 examples in 40 rounds, a fifth of them drawn
     deviation = (200 * ROUNDS * RATE * (1 - RATE) + KINDS * ROUNDS * Z**2) ** 0.5
-    assert abs(lots - 200 * ROUNDS * RATE) < 6.2 * deviation  # both ends: 6e-10
+    assert abs(batches - 200 * ROUNDS * RATE) < 6.2 * deviation  # both ends: 6e-10

@@ -53,9 +53,9 @@ class Sums:
 
     Args:
         model: trained by a client alone.
-        n: public number of examples, and the expected lot.
+        n: public number of examples, and the expected batch.
         bound: C.
-        most: rows of a tile; None: all.
+        most: rows of a padded batch; None: all.
     """
 
     def __init__(self, model: nn.Module, n: int, bound: float, most: int | None = None) -> None:
@@ -63,7 +63,7 @@ class Sums:
         self.model = SharedModel(model, parameters=self.gradients.parameters)
         clipping = FlatClipping(bound)
         step = DpSgdMechanism(
-            PoissonSampling(1.0), clipping, 1.0, float(n), max_physical_batch=most, largest_lot=n
+            PoissonSampling(1.0), clipping, 1.0, float(n), max_physical_batch=most, largest_batch=n
         )
         self.step = step.for_model(self.gradients.parameters)
 
@@ -130,14 +130,14 @@ def aligned(n: int, d: int, dtype: torch.dtype = torch.float32) -> Data:
 def test_one_of_131072_examples_moves_a_sum_by_what_is_charged(
     most: int | None, places: Sequence[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In one tile, and in 512 tiles one after the other."""
+    """In one padded batch, and in 512 padded batches one after the other."""
     data = aligned(131_072, 3)
     sums = Sums(nn.Linear(3, 1), len(data[0]), 1.0, most)
     check_neighbours(sums, data, monkeypatch, places)
 
 
 def float32_sum(parts: Tensor) -> Tensor:
-    """The sum over tiles of 1,024 rows in float32, as a release was made of before."""
+    """The sum over padded batches of 1,024 rows in float32, as a release was made of before."""
     total = torch.zeros(parts.shape[1])
     for part in parts.split(1024):
         total += part.sum(0)
@@ -246,7 +246,7 @@ def released(bound: float, dtype: torch.dtype) -> np.ndarray:
     model = nn.Linear(VALUES, 1, bias=False).to(dtype)
     nn.init.zeros_(model.weight)
     gradients = RuleGradients(model, squared_error)
-    step = DpSgdMechanism(PoissonSampling(1.0), FlatClipping(bound), 0.01, 1.0, largest_lot=1)
+    step = DpSgdMechanism(PoissonSampling(1.0), FlatClipping(bound), 0.01, 1.0, largest_batch=1)
     step = step.for_model(gradients.parameters)
     x = torch.zeros(1, VALUES, dtype=dtype)
     x[0, 0] = 1.0
@@ -255,7 +255,7 @@ def released(bound: float, dtype: torch.dtype) -> np.ndarray:
     shared = SharedModel(model, parameters=gradients.parameters)
     block_of(
         *(shared, squared_error, gradients, LOCAL, [member]),
-    ).train(lambda lots, values, used: found.append(values[0].clone()))
+    ).train(lambda batches, values, used: found.append(values[0].clone()))
     return found[0].double().numpy() / bound
 
 

@@ -1,4 +1,4 @@
-"""`PrivacyEngine` charges what came through it: an example moves a lot's sum by C, or nothing does.
+"""`PrivacyEngine` charges what came through it: an example moves a sum by C, or nothing does.
 
 Each attack of a caller's loop moves the released sum by more than its charge pays for. It must be
 refused before anything is released, or be charged in full.
@@ -15,9 +15,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fedsim.accountant import Gaussian, PldAccountant, PoissonSampled
 from fedsim.clients import PrivacyEngine
-from fedsim.clients.privacy_engine.loaders import LotReuseError
-from fedsim.clients.privacy_engine.lot_schedule import BudgetExhaustedError
-from fedsim.clients.privacy_engine.outside_lots import OutsideLotError
+from fedsim.clients.privacy_engine.batch_schedule import BudgetExhaustedError
+from fedsim.clients.privacy_engine.loaders import BatchReuseError
+from fedsim.clients.privacy_engine.outside_batches import OutsideBatchError
 
 N, C = 20, 1.0
 Y = torch.ones(N, 1)
@@ -89,7 +89,7 @@ ATTACKS: dict[str, tuple[Loop, str]] = {
 
 
 def run(attack: Loop, first: float, **settings: Any) -> tuple[Tensor, float]:
-    """Return the released sum and ε of one lot that is all of the data."""
+    """Return the released sum and ε of one batch that is all of the data."""
     model, optimizer, engine = start(**settings)
     x = examples(first)
     if settings.get("max_physical_batch"):
@@ -102,17 +102,17 @@ def run(attack: Loop, first: float, **settings: Any) -> tuple[Tensor, float]:
 
 @pytest.mark.parametrize("sampling", ["poisson", "shuffle"])
 @pytest.mark.parametrize("name", ATTACKS)
-def test_a_lot_that_the_engine_drew_is_used_once(name: str, sampling: str) -> None:
+def test_a_batch_that_the_engine_drew_is_used_once(name: str, sampling: str) -> None:
     settings: dict[str, Any] = {"sampling": sampling}
     if name == "half twice":
         settings["max_physical_batch"] = N // 2
     attack, message = ATTACKS[name]
-    with pytest.raises(LotReuseError, match=message):
+    with pytest.raises(BatchReuseError, match=message):
         run(attack, 100.0, **settings)
 
 
 def test_the_refusal_offers_the_right_way() -> None:
-    with pytest.raises(LotReuseError, match=r"40 examples .*of 20.*augmentations=K"):
+    with pytest.raises(BatchReuseError, match=r"40 examples .*of 20.*augmentation_multiplicity=K"):
         run(backward_again, 1.0)
 
 
@@ -132,7 +132,7 @@ def test_tokens_as_rows_are_refused() -> None:
             squares(model, a.flatten(0, 1), b.flatten(0, 1)).backward()
             optimizer.step()
 
-    with pytest.raises(LotReuseError, match=r"320 examples .*of 20.*\(examples, tokens"):
+    with pytest.raises(BatchReuseError, match=r"320 examples .*of 20.*\(examples, tokens"):
         train()
 
 
@@ -144,12 +144,12 @@ def test_more_rows_than_examples_are_refused(sampling: str) -> None:
     model, optimizer, private = start(batch_size=N, adjacency="add_remove")
     for x, y in private.batches(torch.zeros(N + 5, 3), torch.ones(N + 5, 1), steps=1):
         squares(model, x, y).backward()
-        with pytest.raises(OutsideLotError, match=r"25 examples, of sample_size=20"):
+        with pytest.raises(OutsideBatchError, match=r"25 examples, of sample_size=20"):
             optimizer.step()
         break
 
 
-def test_a_forward_pass_of_another_lot_is_refused() -> None:
+def test_a_forward_pass_of_another_batch_is_refused() -> None:
     model, optimizer, engine = start(batch_size=N // 2, sampling="shuffle")
     kept: list[Tensor] = []
 
@@ -160,7 +160,7 @@ def test_a_forward_pass_of_another_lot_is_refused() -> None:
             kept.pop(0).backward()
             optimizer.step()
 
-    with pytest.raises(LotReuseError, match="before this batch was given out"):
+    with pytest.raises(BatchReuseError, match="before this batch was given out"):
         train()
     assert engine.steps == 1
 
@@ -171,8 +171,8 @@ def test_views_of_an_example_move_the_sum_by_its_bound(views: int) -> None:
         squares(model, *(t.repeat_interleave(views, 0) for t in (x, y))).backward()
         optimizer.step()
 
-    present, epsilon = run(train, 100.0, augmentations=views)
-    absent, _ = run(train, 0.0, augmentations=views)
+    present, epsilon = run(train, 100.0, augmentation_multiplicity=views)
+    absent, _ = run(train, 0.0, augmentation_multiplicity=views)
     assert 0.99 * C < (present - absent).norm() <= C * (1 + 1e-5)
     assert epsilon == run(step_once, 0.0)[1]
 
@@ -180,18 +180,20 @@ def test_views_of_an_example_move_the_sum_by_its_bound(views: int) -> None:
 @pytest.mark.parametrize("own", [True, False])
 def test_views_in_passes_of_their_own_are_refused(own: bool) -> None:
     """Four passes of one view have as many rows as one of four views, of different examples."""
-    model, optimizer, engine = start(augmentations=4)
+    model, optimizer, engine = start(augmentation_multiplicity=4)
     x = examples(100.0)
-    lots = engine.batches(x, Y, steps=1) if own else [(x, Y)]
+    batches = engine.batches(x, Y, steps=1) if own else [(x, Y)]
 
     def train() -> None:
-        for a, b in lots:
+        for a, b in batches:
             for _ in range(4):
                 squares(model, a, b).backward()
                 optimizer.virtual_step()
             optimizer.step()
 
-    refusal = (LotReuseError, r"views of 5 examples .*of 20") if own else (OutsideLotError, "views")
+    refusal = (
+        (BatchReuseError, r"views of 5 examples .*of 20") if own else (OutsideBatchError, "views")
+    )
     with pytest.raises(refusal[0], match=refusal[1]):
         train()
     assert not len(engine.ledger)
@@ -202,7 +204,7 @@ def step_once(model: nn.Module, optimizer: Any, x: Tensor, y: Tensor) -> None:
     optimizer.step()
 
 
-# --- lots from outside -------------------------------------------------------------------------
+# --- batches from outside -------------------------------------------------------------------------
 
 
 def batches(size: int, population: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -211,7 +213,7 @@ def batches(size: int, population: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 @pytest.mark.parametrize(("size", "population"), [(2, 1000), (32, 1000), (1, 60), (64, 600)])
-def test_no_lot_from_outside_is_printed_with_an_amplified_epsilon(
+def test_no_batch_from_outside_is_printed_with_an_amplified_epsilon(
     size: int, population: int
 ) -> None:
     model, optimizer, engine = start(batch_size=size, sample_size=population)
@@ -240,16 +242,18 @@ def test_an_engine_made_anew_each_round_claims_no_amplification() -> None:
 @pytest.mark.parametrize("way", [backward_again, rows_again])
 def test_a_batch_from_outside_is_used_once(way: Loop) -> None:
     model, optimizer, _ = start(batch_size=4)
-    with pytest.raises(OutsideLotError, match=r"16 examples .*of batch_size=4.*augmentations=K"):
+    with pytest.raises(
+        OutsideBatchError, match=r"16 examples .*of batch_size=4.*augmentation_multiplicity=K"
+    ):
         way(model, optimizer, examples(100.0)[:4], Y[:4])
 
 
-def test_lots_from_outside_have_no_claim_under_a_target_or_private_sizes() -> None:
+def test_batches_from_outside_have_no_claim_under_a_target_or_private_sizes() -> None:
     target = {"noise_multiplier": None, "target_epsilon": 3.0, "steps": 4}
     for settings, why in ((target, "calibrated"), ({"adjacency": "add_remove"}, "add_remove")):
         model, optimizer, engine = start(batch_size=4, **settings)
         squares(model, examples(1.0)[:4], Y[:4]).backward()
-        with pytest.raises(OutsideLotError, match=rf"{why}.*lots='poisson'"):
+        with pytest.raises(OutsideBatchError, match=rf"{why}.*batches='poisson'"):
             optimizer.step()
         assert not len(engine.ledger)
         assert not model.weight.any(), "nothing was released"
@@ -266,7 +270,7 @@ def test_passes_beyond_the_plan_are_refused(own: bool) -> None:
     engine.check_isolation(nn.MSELoss(), torch.randn(4, 3), torch.randn(4, 1))
 
     def train() -> None:
-        for _ in range(10):  # one lot of each pass: 10 steps are planned
+        for _ in range(10):  # one batch of each pass: 10 steps are planned
             if own:
                 for x, y in engine.batches(examples(1.0), Y, steps=1):
                     step_once(model, optimizer, x, y)

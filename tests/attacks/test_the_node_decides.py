@@ -22,7 +22,7 @@ from fedsim.accountant.ledger.journal import FileJournal
 from fedsim.experiment import load_experiment
 from fedsim.protocol.flower_internals import server_identity
 from fedsim.protocol.messages import TrainRequest
-from fedsim.protocol.roll_call import roll_call_message
+from fedsim.protocol.node_registration import registration_message
 from fedsim.tools.deployment.client_app import NodeClient
 from fedsim.tools.deployment.data_budget import count_affordable
 from fedsim.tools.deployment.data_ledger import DataCharge, DataLedger, open_data_ledger
@@ -308,7 +308,7 @@ def test_without_a_file_private_experiments_are_answered_with_a_warning(
 def test_a_refused_experiment_leaves_no_trace(attacker: Attacker) -> None:
     """Otherwise it would take the seed of an experiment that is allowed."""
     attacker.policy(max_rounds=5)
-    message = roll_call_message(5)
+    message = registration_message(5)
     assert "max_rounds is 5" in reason(attacker.sends(message, **{"federation.rounds": 6}))
     assert [path.name for path in attacker.state.iterdir()] == ["policy.yaml"]
 
@@ -438,7 +438,7 @@ def test_plug_ins_that_the_policy_does_not_name_are_not_imported(
     assert not (tmp_path / "ran").exists(), "refused code ran"
     assert answered(asks(MODEL.format(LINEAR)))
     installed = {"model": {"name": "os:system", "args": {"command": f"touch {tmp_path / 'ran'}"}}}
-    text = reason(attacker.sends(roll_call_message(5), **installed))
+    text = reason(attacker.sends(registration_message(5), **installed))
     assert "the digest of os:system" in text
     assert not (tmp_path / "ran").exists()
     attacker.policy(plugin_digests=[])
@@ -458,7 +458,8 @@ def test_updates_go_to_pinned_helpers_only(attacker: Attacker) -> None:
     pinned = {"min_clients": 2, "keys": {"helper_fingerprints": [other]}}
     assert f"helpers lacks {other}" in ask(pinned)
     reply = attacker.sends(
-        roll_call_message(5), secure_aggregation={**pinned, "keys": {"helper_fingerprints": [ours]}}
+        registration_message(5),
+        secure_aggregation={**pinned, "keys": {"helper_fingerprints": [ours]}},
     )
     assert not reply.has_error()
     assert attacker.charges() == []

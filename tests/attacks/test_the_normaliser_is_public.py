@@ -109,7 +109,7 @@ def engine_releases(examples: int, *, steps: int | None = 5) -> tuple[list[Tenso
 @pytest.mark.parametrize("steps", [None, 5])
 def test_an_engine_releases_the_same_of_neighbours(steps: int | None) -> None:
     model, engine = engine_releases(DECLARED, steps=steps)
-    assert len(model) == (steps or 3)  # a pass of 24 declared examples in lots of 8
+    assert len(model) == (steps or 3)  # a pass of 24 declared examples in batches of 8
     assert all(release.std() * 8 > 0.5 for release in model)
     for examples in (DECLARED - 1, DECLARED + 1):
         other, other_engine = engine_releases(examples, steps=steps)
@@ -120,7 +120,7 @@ def test_an_engine_releases_the_same_of_neighbours(steps: int | None) -> None:
         assert all(torch.equal(a, b) for a, b in zip(other, model, strict=True))
 
 
-def test_a_private_loader_has_as_many_lots_for_neighbours() -> None:
+def test_a_private_loader_has_as_many_batches_for_neighbours() -> None:
     lengths = set()
     for examples in (DECLARED - 1, DECLARED, DECLARED + 1):
         _, engine = engine_releases(DECLARED, steps=0)

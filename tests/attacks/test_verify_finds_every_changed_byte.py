@@ -25,7 +25,7 @@ from fedsim.runs.directory import RunDirectory
 from fedsim.runs.files import DamagedRunError
 from fedsim.runs.manifest import FILE, ManifestError, changed_files, read_manifest, write_manifest
 from fedsim.runs.runner import RunFailedError, run_experiment
-from fedsim.tracking.observer import RunObserver
+from fedsim.tracking.callbacks import RunCallback
 
 if TYPE_CHECKING:
     from forger import Forger, refusal
@@ -160,10 +160,10 @@ def test_an_ended_run_without_its_manifest_is_refused(run: Path) -> None:
 
 
 def test_every_orderly_end_has_a_manifest_and_a_resume_removes_it_first(
-    tmp_path: Path, stop_after: Callable[[int], RunObserver]
+    tmp_path: Path, stop_after: Callable[[int], RunCallback]
 ) -> None:
     out = tmp_path / "r"
-    assert run_experiment(EXPERIMENT, out=out, observer=stop_after(2)).status == "interrupted"
+    assert run_experiment(EXPERIMENT, out=out, callback=stop_after(2)).status == "interrupted"
     assert refusal(out) == ""
 
     class Look:
@@ -174,7 +174,7 @@ def test_every_orderly_end_has_a_manifest_and_a_resume_removes_it_first(
 
         def ended(self) -> None: ...
 
-    assert run_experiment(EXPERIMENT, out=out, resume=True, observer=Look()).status == "completed"
+    assert run_experiment(EXPERIMENT, out=out, resume=True, callback=Look()).status == "completed"
     assert refusal(out) == ""
     lost = {**EXPERIMENT, "faults": [{"kind": "dropout_after", "rounds": [2]}]}
     with pytest.raises(RunFailedError):
@@ -191,11 +191,11 @@ def test_every_orderly_end_has_a_manifest_and_a_resume_removes_it_first(
 
 
 def test_a_run_that_ended_in_order_resumes_from_the_files_with_which_it_ended(
-    tmp_path: Path, stop_after: Callable[[int], RunObserver]
+    tmp_path: Path, stop_after: Callable[[int], RunCallback]
 ) -> None:
     """A forger's checkpoint, whole and with its digests, is another model."""
     out = tmp_path / "r"
-    run_experiment(EXPERIMENT, out=out, observer=stop_after(2))
+    run_experiment(EXPERIMENT, out=out, callback=stop_after(2))
     directory = RunDirectory(out)
     file = out / "checkpoint/model.safetensors"
     found, content = directory.read_checkpoint(), file.read_bytes()

@@ -35,8 +35,8 @@ from fedsim.tools.replay import replay_run
 
 AUGMENT = [ViewSettings(shift=1), ViewSettings(noise=0.2)]
 LOCAL = LocalSettings(
-    steps=1, batch_size=12, optimizer=SgdSettings(name="sgd", lr=1.0), augmentations=3
-).model_copy(update={"augment": AUGMENT})
+    steps=1, batch_size=12, optimizer=SgdSettings(name="sgd", lr=1.0), augmentation_multiplicity=3
+).model_copy(update={"augmentations": AUGMENT})
 BOUND, N = 0.5, 12
 
 
@@ -52,7 +52,7 @@ def update(x: Tensor, y: Tensor, *, local: LocalSettings = LOCAL) -> Tensor:
     model = nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.ReLU(), nn.Linear(8, 3))
     gradients = gradients_for(model, cross_entropy, *data(9))
     shared = SharedModel(model, parameters=gradients.parameters)
-    step = DpSgdMechanism(PoissonSampling(1.0), FlatClipping(BOUND), 0.0, N, largest_lot=N)
+    step = DpSgdMechanism(PoissonSampling(1.0), FlatClipping(BOUND), 0.0, N, largest_batch=N)
     member = BlockMember(x, y, StreamKey(3, 0, 1), range(1), step)
     result = block_of(shared, cross_entropy, gradients, local, [member]).train()
     return N * (shared.start_values - result.values[0]).double()
@@ -74,7 +74,7 @@ def test_an_example_moves_the_release_by_its_bound_at_most() -> None:
 
 
 def test_an_example_changes_its_own_contribution_alone() -> None:
-    """The bits of one example's part, while the other rows of its tile change."""
+    """The bits of one example's part, while the other rows of its padded batch change."""
     gradients = gradients_for(
         nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.ReLU(), nn.Linear(8, 3)),
         cross_entropy,
@@ -122,7 +122,7 @@ def experiment(**local: Any) -> dict[str, Any]:
     }
 
 
-VIEWS = {"augmentations": 3, "augment": [{"shift": 1}, "flip", {"noise": 0.1}]}
+VIEWS = {"augmentation_multiplicity": 3, "augmentations": [{"shift": 1}, "flip", {"noise": 0.1}]}
 
 
 def test_the_charge_is_that_of_one_view_and_the_run_can_be_replayed(tmp_path: Path) -> None:
@@ -140,18 +140,18 @@ def test_the_charge_is_that_of_one_view_and_the_run_can_be_replayed(tmp_path: Pa
 
 def test_a_sum_over_views_never_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each view clipped by itself, and added: K times the bound."""
-    federation = assemble(load_experiment(experiment(augmentations=3)), ledger=None)
+    federation = assemble(load_experiment(experiment(augmentation_multiplicity=3)), ledger=None)
     gradients = federation.model.gradients
     assert gradients is not None
     right = type(gradients).clipped
 
-    def each_view(self: Any, values: Any, tile: Any, clip: Any) -> Any:
+    def each_view(self: Any, values: Any, padded: Any, clip: Any) -> Any:
         wide = replace(
             clip,
-            bounds=clip.bounds.repeat_interleave(tile.views, 0),
-            scales=clip.scales.repeat_interleave(tile.views, 0),
+            bounds=clip.bounds.repeat_interleave(padded.views, 0),
+            scales=clip.scales.repeat_interleave(padded.views, 0),
         )
-        return right(self, values, replace(tile, views=1), wide)
+        return right(self, values, replace(padded, views=1), wide)
 
     probe_mechanisms(federation)
     monkeypatch.setattr(type(gradients), "clipped", each_view)
@@ -163,10 +163,10 @@ def test_a_sum_over_views_never_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     ("changes", "message"),
     [
         ({"model.features": ["unit_norm"]}, "model.features transforms each example once"),
-        ({"local.augment": ["mirror"]}, r"must be flip, \{shift: 1\} or \{noise: 0.1\}"),
-        ({"local.augment": [{"shift": 1, "noise": 0.1}]}, "got shift and noise"),
-        ({"local.augment": []}, "local.augment"),
-        ({"local.augmentations": 0}, "local.augmentations"),
+        ({"local.augmentations": ["mirror"]}, r"must be flip, \{shift: 1\} or \{noise: 0.1\}"),
+        ({"local.augmentations": [{"shift": 1, "noise": 0.1}]}, "got shift and noise"),
+        ({"local.augmentations": []}, "local.augmentations"),
+        ({"local.augmentation_multiplicity": 0}, "local.augmentation_multiplicity"),
     ],
 )
 def test_impossible_views_are_reported(changes: dict[str, Any], message: str) -> None:

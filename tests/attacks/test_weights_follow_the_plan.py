@@ -46,7 +46,7 @@ def experiment(**sections: Any) -> dict[str, Any]:
         "name": "weights",
         "data": {"dataset": "digits", "partition": {"scheme": "iid", "num_clients": 4}},
         "model": {"name": "logistic"},
-        "federation": {"rounds": 1, "weighting": "noise"},
+        "federation": {"rounds": 1, "weighting": "examples_over_noise"},
         "local": {"steps": 1, "batch_size": "full"},
         "privacy": PRIVACY,
         **sections,
@@ -71,7 +71,7 @@ def lie_of_a_client(monkeypatch: pytest.MonkeyPatch, **lie: Any) -> None:
     monkeypatch.setattr(Federation, "client_task", task_of)
 
 
-@pytest.mark.parametrize("weighting", ["examples", "noise"])
+@pytest.mark.parametrize("weighting", ["examples", "examples_over_noise"])
 def test_a_client_that_reports_more_examples_is_left_out(tmp_path: Path, weighting: str) -> None:
     federation = {"rounds": 1, "weighting": weighting}
     result = run_experiment(experiment(federation=federation), out=tmp_path / "run", engine=_Line())

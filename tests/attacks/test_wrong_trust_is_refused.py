@@ -118,10 +118,10 @@ CASES: dict[str, tuple[str, str, Any, str, str]] = {
     "bounds of layers": (
         "distributed", "privacy.clipping", "per_layer", "privacy.clipping", "use flat or automatic",
     ),
-    "shuffled lots": (
+    "shuffled batches": (
         "distributed", "privacy.sampling", "shuffle", "privacy.sampling", "use poisson",
     ),
-    "shuffled lots, central": (
+    "shuffled batches, central": (
         "central", "privacy.sampling", "shuffle", "privacy.sampling", "use poisson",
     ),
     "clients that leave": (
@@ -141,7 +141,7 @@ CASES: dict[str, tuple[str, str, Any, str, str]] = {
     "sampling of examples": (
         "clients, local", "privacy.sampling", "shuffle", "privacy.sampling", "remove sampling",
     ),
-    "lots of examples": (
+    "batches of examples": (
         "clients, central",
         "privacy.sampling",
         {"name": "poisson", "rate": 0.1},
@@ -262,7 +262,7 @@ def test_a_condition_that_fails_is_named_with_its_fix(
 
 LOCAL_CASES = [
     "two local steps", "momentum inside the client",
-    "a policy for values out of range", "shuffled lots",
+    "a policy for values out of range", "shuffled batches",
 ]  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from fedsim.clients.account import ChargeRefusedError, ClientBudgetExhaustedErro
 from fedsim.clients.clipping.clipping import FlatClipping
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.mechanisms.plan import PrivacyPlan
-from fedsim.clients.sampling.divided_lots import ShuffledEpochs
+from fedsim.clients.sampling.divided_batches import ShuffledEpochs
 from fedsim.clients.sampling.sampling import Charges, PoissonSampling
 
 PLAN = PrivacyPlan(
@@ -136,7 +136,7 @@ def test_the_last_round_takes_the_steps_that_are_left(tmp_path: Path, durable: b
 
 @pytest.mark.parametrize("durable", [True, False])
 def test_shuffled_data_is_charged_when_an_epoch_starts(tmp_path: Path, durable: bool) -> None:
-    """Epochs of 4 lots, rounds of 5 steps: 2, 1 and 1 epochs start, then budget for 15 steps."""
+    """Epochs of 4 batches, rounds of 5 steps: 2, 1 and 1 epochs start, then budget for 15 steps."""
     step = replace(PLAN.release_as(DpSgdMechanism), sampling=ShuffledEpochs(4))
     plan = replace(PLAN, release=step)
     state, journal = RecordDict(), FileJournal(tmp_path / "ledger.jsonl") if durable else None

@@ -24,7 +24,7 @@ from fedsim.federation.nodes import client_app
 from fedsim.protocol.arrays import digest
 from fedsim.protocol.flower_internals import server_identity
 from fedsim.protocol.messages import STAGES, EvaluateRequest, TrainReply, TrainRequest
-from fedsim.protocol.roll_call import identity_of, roll_call_message
+from fedsim.protocol.node_registration import identity_of, registration_message
 from fedsim.simulation.local_engine import FIRST_NODE, LocalGrid
 
 CLIENTS = 3
@@ -82,7 +82,7 @@ def test_a_client_alone_answers_and_is_charged_as_in_a_batch(private: bool, tmp_
 def test_a_node_says_which_client_it_is(tmp_path: Path) -> None:
     app = BatchClientApp(federation(tmp_path).client_task)
     with server_identity(1):
-        requests = [roll_call_message(FIRST_NODE + client) for client in range(CLIENTS)]
+        requests = [registration_message(FIRST_NODE + client) for client in range(CLIENTS)]
     replies = ask(app, *requests)
     assert {client: identity_of(reply).number for client, reply in replies.items()} == {
         client: client for client in range(CLIENTS)
@@ -136,7 +136,7 @@ def test_a_stage_of_secure_aggregation_is_refused_in_a_plain_experiment(
 def test_a_node_without_a_client_number_is_refused(tmp_path: Path) -> None:
     app = BatchClientApp(federation(tmp_path).client_task)
     with server_identity(1):
-        request = roll_call_message(FIRST_NODE)
+        request = registration_message(FIRST_NODE)
     with pytest.raises(ValueError, match="needs a whole-numbered 'partition-id'"):
         app(request, Context(1, FIRST_NODE, {}, RecordDict(), {}))
 

@@ -11,7 +11,7 @@ from fedsim.core.streams import Purpose, stream_key
 
 INPUTS = AnswerInputs(
     block=(1, 2, 13),
-    tile_rows=16,
+    padded_rows=16,
     model="a" * 64,
     clip_norm=0.5,
     mechanism="DpSgdMechanism(...)",
@@ -20,7 +20,7 @@ INPUTS = AnswerInputs(
 )
 CHANGED = {
     "block": [(1, 2), (1, 2, 3), (12, 13), (1, 21, 3), (2, 1, 13)],
-    "tile_rows": [None, 32, 161],
+    "padded_rows": [None, 32, 161],
     "model": ["a" * 63 + "b", ""],
     "clip_norm": [None, 0.5 + 2.0**-53, 1.0],
     "mechanism": ["DpSgdMechanism(....)", ""],

@@ -1,4 +1,4 @@
-"""Arms of a comparison: each is an ordinary experiment, with the lots and steps of the base."""
+"""Arms of a comparison: each is an ordinary experiment, with the batches and steps of the base."""
 
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ BASE: dict[str, Any] = {
         "partition": {"scheme": "dirichlet", "num_clients": 10, "alpha": 0.5, "min_examples": 5},
     },
     "model": {"name": "logistic", "features": ["unit_norm"]},
-    "federation": {"rounds": 2, "clients_per_round": 5, "weighting": "noise"},
+    "federation": {"rounds": 2, "clients_per_round": 5, "weighting": "examples_over_noise"},
     "local": {"steps": 3, "batch_size": 8, "optimizer": {"name": "sgd", "lr": 0.5}},
     "privacy": {
         "trust": {"name": "distributed", "colluding_clients": 2},
@@ -65,7 +65,7 @@ def test_each_arm_is_an_experiment_that_fedsim_run_takes(tmp_path: Path) -> None
     assert found["input_perturbation"].privacy.mechanism.name == "input_perturbation"
 
 
-def test_pooled_has_all_examples_and_the_lot_of_a_round(tmp_path: Path) -> None:
+def test_pooled_has_all_examples_and_the_batch_of_a_round(tmp_path: Path) -> None:
     comparison = load(tmp_path, {"pooled": {"arm": "pooled"}})
     pooled, base = experiment(comparison, "pooled"), experiment(comparison, "gradient")
     assert pooled.local.batch_size == 5 * 8

@@ -30,7 +30,7 @@ def load(directory: Path, text: str = FILE) -> dict[str, dict[str, object]]:
 
 def test_one_key_differs_and_the_centre_stands_for_its_own_values(directory: Path) -> None:
     found = load(directory)
-    # lr = 1 is the centre's, a lot of 32 that of tiny.yaml, and flat the schema's.
+    # lr = 1 is the centre's, a batch of 32 that of tiny.yaml, and flat the schema's.
     names = ["dp", "dp-lr=0.5", "dp-lr=2", "dp-batch_size=16", "dp-clipping=per_layer"]
     assert list(found) == names
     for name, key in zip(

@@ -33,10 +33,10 @@ def table(first: str, page: Path = PAGE) -> list[list[str]]:
 
 
 @pytest.mark.parametrize(("delta", "column"), [(1e-3, 2), (1e-5, 4)])
-def test_the_error_is_at_most_seven_tenths_of_that_of_poisson_lots(
+def test_the_error_is_at_most_seven_tenths_of_that_of_poisson_batches(
     delta: float, column: int
 ) -> None:
-    """Of 2,500 examples, lots of 50, 250 steps, ε = 8; each candidate with its own noise."""
+    """Of 2,500 examples, batches of 50, 250 steps, ε = 8; each candidate with its own noise."""
     white = predict_noise_error(**CASE, delta=delta)
     rows = table("sampling")
     assert rows[0][:2] == ["poisson", "1"]

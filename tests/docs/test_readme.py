@@ -45,7 +45,7 @@ COMMANDS = {
     "report": "fedsim report r",
     "predict": "fedsim predict r new.npz",
     "verify": "fedsim verify r",
-    "account": "fedsim account events.json --delta 1e-5",
+    "totals": "fedsim totals events.json --delta 1e-5",
     "audit": "fedsim audit experiments/digits_dp.yaml --clients 1 --steps 20",
     "deploy": "fedsim deploy experiments/digits_dp.yaml --out app",
     "node-policy": "fedsim node-policy policy.yaml",

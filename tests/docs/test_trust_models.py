@@ -44,7 +44,7 @@ def table(first: str) -> list[list[str]]:
 
 
 def epsilon(multiplier: float) -> float:
-    """Return ε of 20 rounds with all examples in every lot."""
+    """Return ε of 20 rounds with all examples in every batch."""
     accountant = PldAccountant().compose(Gaussian(multiplier), count=ROUNDS)
     return epsilon_with_slack(accountant.get_epsilon, DELTA)
 

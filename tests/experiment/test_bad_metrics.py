@@ -50,7 +50,10 @@ def write(directory: Path, evaluation: str, loss: str = "cross_entropy") -> Path
         ("metrics: [./m.py]", "unknown metric './m.py'; to use a function of the file write"),
         ("metrics: [./none.py:f]", "7:24: evaluation.metrics.0: no such file: "),
         ("metrics: [./m.py:loss]", "./m.py:loss has the name of loss, which is always computed"),
-        ("every: 2", "evaluation: every is for evaluation on clients, which needs holdout"),
+        (
+            "every_rounds: 2",
+            "evaluation: every_rounds is for evaluation on clients, which needs holdout",
+        ),
         ("clients: 1", "evaluation: clients is for evaluation on clients, which needs holdout"),
     ],
 )

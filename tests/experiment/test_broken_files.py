@@ -26,7 +26,7 @@ BROKEN = [
     ("seed: 7", "rounds: 7", "2:1: rounds: unknown key here; it belongs to federation"),
     ("  steps: 5\n", "", "14:1: local: needs steps, or epochs in its place, got neither; add steps: 5"),
     ("steps: 5", "step: 5", "15:3: local.step: unknown key; did you mean 'steps'?"),
-    ("runtime: {engine: local}", "runtime: {cohort: off}", "22:11: runtime.cohort: unknown key here; it belongs to local"),
+    ("runtime: {engine: local}", "runtime: {vectorized_clients: off}", "22:11: runtime.vectorized_clients: unknown key here; it belongs to local"),
     (f"optimizer: {SGD}", "lr: 1", "17:3: local.lr: unknown key here; it belongs to local.optimizer"),
     ("max_grad_norm", "clip_norm", "21:3: privacy.clip_norm: unknown key; did you mean 'max_grad_norm'?"),
     (
@@ -76,19 +76,22 @@ BROKEN = [
     (
         "name: demo",
         "name: a b",
-        "1:1: name: must be letters, digits, '.', '_' or '-', starting with a letter or a digit, got 'a b'",
+        "1:1: name: must be letters, digits, '.', '_' or '-', starting with a letter or a digit, "
+        "got 'a b'",
     ),
     (
         "name: demo",
         "name: ../x",
-        "1:1: name: must be letters, digits, '.', '_' or '-', starting with a letter or a digit, got '../x'",
+        "1:1: name: must be letters, digits, '.', '_' or '-', starting with a letter or a digit, "
+        "got '../x'",
     ),
     ("name: demo", f"name: {'x' * 101}", "1:1: name: must have at most 100 characters"),
     # choices
     (
         "weighting: uniform",
         "weighting: exmples",
-        "13:3: federation.weighting: must be one of 'uniform', 'examples' or 'noise', got 'exmples'; did you mean 'examples'?",
+        "13:3: federation.weighting: must be one of 'uniform', 'examples' or 'examples_over_noise', got "
+        "'exmples'; did you mean 'examples'?",
     ),
     (
         "weighting: uniform",
@@ -105,16 +108,16 @@ BROKEN = [
         "strategy: {name: fedadam, server_lr: 0}",
         "13:29: federation.strategy.server_lr: must be > 0, got 0",
     ),
-    ("weighting: uniform", "weighting: no", "13:3: federation.weighting: must be one of 'uniform', 'examples' or 'noise', got 'no'"),
+    ("weighting: uniform", "weighting: no", "13:3: federation.weighting: must be one of 'uniform', 'examples' or 'examples_over_noise', got 'no'"),
     (
         "weighting: uniform",
-        "weighting: {name: noise, size_powr: 2}",
-        "13:28: federation.weighting.size_powr: unknown key; did you mean 'size_power'?",
+        "weighting: {name: examples_over_noise, size_powr: 2}",
+        "13:42: federation.weighting.size_powr: unknown key; did you mean 'size_power'?",
     ),
     (
         "weighting: uniform",
         "weighting: {name: examples, size_power: 2}",
-        "13:3: federation.weighting: size_power belongs to name: noise, got name: examples",
+        "13:3: federation.weighting: size_power belongs to name: examples_over_noise, got name: examples",
     ),
     (
         "weighting: uniform",
@@ -134,7 +137,8 @@ BROKEN = [
     (
         "scheme: dirichlet",
         "scheme: iid",
-        "6:45: data.partition.alpha: unknown key for scheme 'iid'; it belongs to 'dirichlet' or 'quantity'",
+        "6:45: data.partition.alpha: unknown key for scheme 'iid'; it belongs to 'dirichlet' or "
+        "'quantity'",
     ),
     (SGD, "{name: adam, lr: 1, momentum: 0.9}", "17:34: local.optimizer.momentum: unknown key for name 'adam'; it belongs to 'sgd'"),
     (SGD, "{name: adamw}", "17:3: local.optimizer.lr: missing; learning rate"),
@@ -178,24 +182,31 @@ BROKEN = [
     (
         "max_grad_norm: 0.5",
         "max_grad_norm: 0.5\n  sampling: fixed_size",
-        "18:1: privacy: sampling fixed_size has no guarantee under adjacency zero_out, because another example fills the "
-        "place of a missing one: set adjacency: replace_one, or sampling: poisson or shuffle or balls_and_bins",
+        "18:1: privacy: sampling fixed_size has no guarantee under adjacency zero_out, because "
+        "another example fills the "
+        "place of a missing one: set adjacency: replace_one, or sampling: poisson or shuffle or "
+        "balls_and_bins",
     ),
     (
         "max_grad_norm: 0.5",
         "max_grad_norm: 0.5\n  sampling: shuffle\n  adjacency: {name: add_remove, declared_examples: 100}",
-        "18:1: privacy: sampling shuffle has no guarantee under adjacency add_remove, because one more example moves others "
-        "to another lot: set adjacency: zero_out or replace_one, or sampling: poisson or balls_and_bins",
+        "18:1: privacy: sampling shuffle has no guarantee under adjacency add_remove, because one "
+        "more example moves others "
+        "to another batch: set adjacency: zero_out or replace_one, or sampling: poisson or "
+        "balls_and_bins",
     ),
     (
         "max_grad_norm: 0.5",
         "max_grad_norm: 0.5\n  adjacency: {name: replace_one, declared_examples: 100}",
-        "22:34: privacy.adjacency.declared_examples: unknown key for name 'replace_one'; it belongs to 'add_remove'",
+        "22:34: privacy.adjacency.declared_examples: unknown key for name 'replace_one'; it "
+        "belongs to 'add_remove'",
     ),
     (
         "max_grad_norm: 0.5",
         "max_grad_norm: 0.5\n  sampling: fixedsize",
-        "22:3: privacy.sampling: must be one of 'poisson', 'fixed_size', 'shuffle', 'balls_and_bins', 'cyclic' or 'cyclic_poisson', got 'fixedsize'; did you mean 'fixed_size'?",
+        "22:3: privacy.sampling: must be one of 'poisson', 'fixed_size', 'shuffle', "
+        "'balls_and_bins', 'cyclic' or 'cyclic_poisson', got 'fixedsize'; did you mean "
+        "'fixed_size'?",
     ),
     ("max_grad_norm: 0.5", "max_grad_norm: 0.5\n  accountant: prv", "22:3: privacy.accountant: must be one of 'pld', 'moments' or 'rdp', got 'prv'"),
     ("engine: local", "engine: spark", "22:11: runtime.engine: must be one of 'local', 'ray' or 'flower', got 'spark'"),
@@ -203,7 +214,8 @@ BROKEN = [
     (
         "engine: local",
         "engine: ray, address: 'ray://head:10001'",
-        "22:1: runtime: address ray://head:10001 is a Ray client's, and the ledger needs the run on a machine of the cluster; start fedsim there and write host:port or auto",
+        "22:1: runtime: address ray://head:10001 is a Ray client's, and the ledger needs the run "
+        "on a machine of the cluster; start fedsim there and write host:port or auto",
     ),
     # datasets
     ("digits", "digit", "4:3: data.dataset: unknown dataset 'digit'; did you mean 'digits'?"),
@@ -342,7 +354,8 @@ runtime: {engine: raye}
         "starting with a letter or a digit, got 'a b'",
         "exp.yaml:2:1: sed: unknown key; did you mean 'seed'?",
         "exp.yaml:3:1: name: duplicate key; it is already on line 1",
-        "exp.yaml:5:3: data.dataset.target: missing; column (csv, parquet) or array (npz) to predict",
+        "exp.yaml:5:3: data.dataset.target: missing; column (csv, parquet) or array (npz) to "
+        "predict",
         "exp.yaml:6:31: data.partition.alpha: unknown key for scheme 'shards'; "
         "it belongs to 'dirichlet' or 'quantity'",
         "exp.yaml:9:19: model.args.hidden.0: must be >= 1, got -1",

@@ -131,7 +131,7 @@ federation:
   min_participants: 1
   strategy: fedavg
   early_stopping: null
-  server_averaging: null
+  ema_decay: null
   weighting: uniform
 local:
   steps: 5
@@ -145,9 +145,9 @@ local:
     weight_decay: 0.0
   gradient: backward
   lr_schedule: null
-  augmentations: 1
-  augment: null
-  cohort: auto
+  augmentation_multiplicity: 1
+  augmentations: null
+  vectorized_clients: auto
 privacy:
   trust: local
   unit: example

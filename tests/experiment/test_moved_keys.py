@@ -70,3 +70,18 @@ def test_a_section_without_the_new_key_does_not_name_it(
     with pytest.raises(ExperimentError) as caught:
         load_experiment(write(text))
     assert str(caught.value) == "exp.yaml:11:26: federation.strategy.lr: unknown key"
+
+
+@pytest.mark.parametrize(
+    ("setting", "new"),
+    [
+        ("local.augmentations=2", "local.augmentation_multiplicity"),
+        ("model.features=[orientations]", "hog"),
+        ("federation.weighting=noise", "examples_over_noise"),
+    ],
+)
+def test_an_old_name_in_an_old_place_names_the_new_one(
+    setting: str, new: str, write: Callable[[str], Path], good: str
+) -> None:
+    with pytest.raises(ExperimentError, match=new):
+        load_experiment(write(good), [setting])

@@ -129,7 +129,8 @@ def test_but_not_keys_of_the_command_line_and_not_misspelt_ones(lines, write, go
 WRONG = {
     "privacy.noise_multipler=1": "privacy.noise_multipler: unknown key; "
     "did you mean 'noise_multiplier'?",
-    "runtime.cohort=off": "runtime.cohort: unknown key here; it belongs to local",
+    "runtime.vectorized_clients=off": "runtime.vectorized_clients: unknown key here; it "
+    "belongs to local",
     "federation.rounds=ten": "federation.rounds: must be a whole number, got 'ten'",
     "federation.rounds=-1": "federation.rounds: must be >= 1, got -1",
     "federation.rounds.x=1": "federation.rounds.x: federation.rounds is a single value and has "

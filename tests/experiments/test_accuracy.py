@@ -20,7 +20,7 @@ def linear(*features: object, lr: float) -> dict[str, object]:
         "model.name": "logistic",
         "model.args": {"bias": False, "init": "zeros"},
         "model.features": list(features),
-        "federation.weighting": {"name": "noise"},
+        "federation.weighting": {"name": "examples_over_noise"},
         "local": {"steps": 1, "batch_size": "full", "optimizer": {"name": "sgd", "lr": lr}},
     }
 

@@ -31,7 +31,7 @@ def test_extreme_values_are_worse_and_stay_within_the_budget(tmp_path: Path) -> 
             assert result.privacy is not None
             assert result.privacy.system_epsilon <= 4.0
             found[one.name] = result.metrics["test_accuracy"]
-    # A lot of three quarters of a client's data affords too few steps, and so does little noise.
+    # A batch of three quarters of a client's data affords too few steps, and so does little noise.
     assert found["dp"] > found["dp-batch_size=112"] + 0.2
     assert found["dp"] > found["dp-noise_multiplier=1"]
     assert found["dp"] > found["dp-lr=0.125"]

@@ -40,13 +40,13 @@ def planned(examples: int, local: LocalSettings, **privacy: Any) -> PrivacyPlan:
 
 
 @pytest.mark.parametrize("sampling", sorted(SAMPLING_SCHEMES))
-def test_a_full_lot_is_all_examples_whatever_the_sampling(sampling: SamplingName) -> None:
+def test_a_full_batch_is_all_examples_whatever_the_sampling(sampling: SamplingName) -> None:
     local = LocalSettings(steps=2, batch_size="full")
     step = planned(37, local, sampling=sampling, adjacency="replace_one").release_as(DpSgdMechanism)
-    assert (step.sampling.sampling_rate, step.expected_lot) == (1.0, 37.0)
-    lots = KEY.lots(step.sampling, 37, first_step=5)
+    assert (step.sampling.sampling_rate, step.expected_batch) == (1.0, 37.0)
+    batches = KEY.draw_batches(step.sampling, 37, first_step=5)
     for _ in range(3):
-        assert np.array_equal(next(lots), np.arange(37)), "no shuffle"
+        assert np.array_equal(next(batches), np.arange(37)), "no shuffle"
     one_release = PldAccountant(adjacency="replace_one")
     one_release.compose(Gaussian(1.0))
     charged = PldAccountant(adjacency="replace_one")
@@ -55,7 +55,7 @@ def test_a_full_lot_is_all_examples_whatever_the_sampling(sampling: SamplingName
     assert charged.get_epsilon(delta=1e-3) == pytest.approx(one_release.get_epsilon(delta=1e-3))
 
 
-def test_a_full_lot_of_a_private_size_has_a_public_normaliser() -> None:
+def test_a_full_batch_of_a_private_size_has_a_public_normaliser() -> None:
     """Under add_remove rate, normaliser and event are those of the declared size."""
     local = LocalSettings(steps=1, batch_size="full")
     plans = [
@@ -63,9 +63,12 @@ def test_a_full_lot_of_a_private_size_has_a_public_normaliser() -> None:
         for size in (0, 40, 90)
     ]
     assert {repr(plan) for plan in plans} == {repr(plans[0])}
-    assert plans[0].release_as(DpSgdMechanism).expected_lot == 50.0
+    assert plans[0].release_as(DpSgdMechanism).expected_batch == 50.0
     assert plans[0].release_as(DpSgdMechanism).event == PoissonSampled(1.0, Gaussian(1.0))
-    assert len(next(KEY.lots(plans[0].release_as(DpSgdMechanism).sampling, 90, first_step=0))) == 90
+    assert (
+        len(next(KEY.draw_batches(plans[0].release_as(DpSgdMechanism).sampling, 90, first_step=0)))
+        == 90
+    )
 
 
 def test_full_batches_without_privacy_are_all_examples_in_order() -> None:
@@ -75,7 +78,7 @@ def test_full_batches_without_privacy_are_all_examples_in_order() -> None:
 
 
 def test_full_is_the_largest_batch_size_of_equal_clients() -> None:
-    """Same lots, same noise, same bits as with the number, in tiles and in blocks, too."""
+    """The same bits as with the number, in padded batches and in blocks."""
     iid = {"data.partition": {"scheme": "iid", "num_clients": 3}, "data.test_fraction": 0.2}
     models = []
     for batch in ("full", 480):
@@ -101,7 +104,7 @@ def test_every_client_has_a_rate_of_one_and_the_same_noise() -> None:
     assert max(sizes) > 2 * min(sizes)
     steps = [plan.release_as(DpSgdMechanism) for plan in federation.plan.clients or ()]
     assert {step.sampling.sampling_rate for step in steps} == {1.0}
-    assert [step.expected_lot for step in steps] == [float(size) for size in sizes]
+    assert [step.expected_batch for step in steps] == [float(size) for size in sizes]
     noise = [step.noise_multiplier for step in steps]
     assert max(noise) < 1.002 * min(noise)  # the rounding of larger sums takes more
     first, second = (federation.client_task(0).data.tensors() for _ in range(2))
@@ -123,15 +126,15 @@ def test_another_word_is_refused_with_the_one_that_works() -> None:
         load_experiment(EXPERIMENT, {"local.batch_size": "ful"})
 
 
-def test_a_plan_of_full_batches_compares_half_the_lot() -> None:
+def test_a_plan_of_full_batches_compares_half_the_batch() -> None:
     plan = plan_experiment(load_experiment(EXPERIMENT))
     changes = [one.change for one in plan.variations]
-    assert "half the lot: a number for local.batch_size, sampling.rate=0.5" in changes
-    assert not any("double the lot" in change or "the batch" in change for change in changes)
+    assert "half the batch: a number for local.batch_size, sampling.rate=0.5" in changes
+    assert not any("double the batch" in change for change in changes)
     assert plan.note is None
 
 
-def test_a_fixed_lot_far_above_the_usual_rate_is_noted() -> None:
+def test_a_fixed_batch_far_above_the_usual_rate_is_noted() -> None:
     experiment = load_experiment(EXPERIMENT, {"local.batch_size": 20}).experiment
     note = full_batch_note(experiment, [40, 400, 400])
     assert note is not None

@@ -6,40 +6,40 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsim.federation.blocks import MAX_LOT_RATIO, MAX_RANGES, BlockPlan
+from fedsim.federation.blocks import MAX_BATCH_RATIO, MAX_RANGES, BlockPlan
 from fedsim.server.participation.participation import Participation
 from fedsim.simulation.ray.engine import longest_first
 
-EQUAL_LOTS, LOTS = st.just(16.0), st.floats(0.5, 64)
+EQUAL_BATCHES, BATCHES = st.just(16.0), st.floats(0.5, 64)
 
 
 @st.composite
-def plans(draw: st.DrawFn, lots: st.SearchStrategy[float] = EQUAL_LOTS) -> BlockPlan:
+def plans(draw: st.DrawFn, batches: st.SearchStrategy[float] = EQUAL_BATCHES) -> BlockPlan:
     """Draw a plan of up to 300 clients."""
     clients = draw(st.integers(1, 300))
     participation = Participation(
         draw(st.integers(0, 9)), clients, draw(st.integers(1, clients)), rounds=3
     )
-    expected = st.lists(lots, min_size=clients, max_size=clients)
+    expected = st.lists(batches, min_size=clients, max_size=clients)
     return BlockPlan(participation, draw(st.integers(1, 140)), tuple(draw(expected)))
 
 
-@given(plans(LOTS), st.integers(1, 3))
+@given(plans(BATCHES), st.integers(1, 3))
 def test_every_participant_is_in_exactly_one_block(plan: BlockPlan, number: int) -> None:
     blocks = plan.blocks(number)
     scheduled = plan.participation.in_round(number)
     assert tuple(client for block in blocks for client in block) == scheduled, "ascending"
     for block in blocks:
         assert 1 <= len(block) <= plan.max_clients
-        lots = [plan.expected_lots[client] for client in block]
-        assert max(lots) <= MAX_LOT_RATIO * min(lots)
+        batches = [plan.expected_batches[client] for client in block]
+        assert max(batches) <= MAX_BATCH_RATIO * min(batches)
         for client in block:
             assert plan.block_of(number, client) == block
     for client in set(range(plan.participation.num_clients)) - set(scheduled):
         assert plan.block_of(number, client) == (client,)
 
 
-@given(plans(LOTS), st.integers(1, 3))
+@given(plans(BATCHES), st.integers(1, 3))
 def test_a_block_lies_in_one_range(plan: BlockPlan, number: int) -> None:
     of = {client: part for part, clients in enumerate(plan.ranges) for client in clients}
     assert sorted(of) == list(range(plan.participation.num_clients))
@@ -56,7 +56,7 @@ def test_blocks_of_a_range_are_even(plan: BlockPlan, number: int) -> None:
         assert len(sizes) == -(-sum(sizes) // plan.max_clients)
 
 
-@given(plans(LOTS), st.integers(1, 9))
+@given(plans(BATCHES), st.integers(1, 9))
 def test_every_worker_forms_the_same_blocks(plan: BlockPlan, workers: int) -> None:
     """Workers get the plan by pickle and own whole ranges; rounds come in any order."""
     shares = longest_first([float(len(clients)) for clients in plan.ranges], workers)
@@ -86,7 +86,7 @@ def test_ranges_hold_about_a_block_and_are_even_in_number() -> None:
     assert len(plan_of(3, 1).ranges) == 3
 
 
-def test_blocks_split_where_lots_differ_by_more_than_twice() -> None:
-    lots = (10.0, 20.0, 21.0, 12.0, 5.0, 0.0, 0.0)
-    plan = BlockPlan(Participation(0, 7, 7, rounds=1), 8, lots)
+def test_blocks_split_where_batches_differ_by_more_than_twice() -> None:
+    batches = (10.0, 20.0, 21.0, 12.0, 5.0, 0.0, 0.0)
+    plan = BlockPlan(Participation(0, 7, 7, rounds=1), 8, batches)
     assert plan.blocks(1) == ((0, 1), (2, 3), (4,), (5, 6))

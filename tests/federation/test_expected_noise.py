@@ -41,7 +41,10 @@ def test_noise_of_clients_adds_up_to_the_length_of_the_update(tmp_path: Path) ->
     [
         {"model": {"name": "mlp", "args": {"hidden": [16]}}, "privacy.clipping": "per_layer"},
         {"privacy.clipping": {"name": "adaptive", "count_noise": 50.0}, "local.steps": 1},
-        {"privacy.clients": {"2": {"noise_multiplier": 80.0}}, "federation.weighting": "noise"},
+        {
+            "privacy.clients": {"2": {"noise_multiplier": 80.0}},
+            "federation.weighting": "examples_over_noise",
+        },
         {"privacy.trust": "central", "local.steps": 1},
         {"privacy.trust": "distributed", "local.steps": 1, "secure_aggregation": SECURE},
         CLIENT,

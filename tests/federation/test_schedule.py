@@ -33,8 +33,8 @@ def test_each_client_takes_the_steps_of_its_own_epochs(run: Path) -> None:
     clients = RunDirectory(run).read_json("privacy.json")["clients"]
     assert len({one["steps"] / one["rounds"] for one in clients if one["rounds"]}) > 2
     for one in clients:
-        lot = min(32, one["examples"])
-        assert one["steps"] == one["rounds"] * math.ceil(1.5 * one["examples"] / lot)
+        batch = min(32, one["examples"])
+        assert one["steps"] == one["rounds"] * math.ceil(1.5 * one["examples"] / batch)
         assert one["epsilon"] <= 4.0
         assert one["epsilon"] == pytest.approx(4.0, rel=1e-2) or not one["rounds"]
 

@@ -96,15 +96,15 @@ def test_a_script_is_ported_by_its_import_line(journey) -> None:
 
 @pytest.mark.parametrize("poisson", [False, True])
 def test_the_first_opacus_runs_as_its_articles_print_it(journey, poisson: bool) -> None:
-    """Lots that nobody drew at random are charged without amplification, and stderr says why."""
+    """Batches that nobody drew at random are charged without amplification, and stderr says why."""
     script = ported(FIRST_OPACUS)
     if poisson:
-        script = script.replace("max_grad_norm=1.0,", "max_grad_norm=1.0, lots='poisson',")
+        script = script.replace("max_grad_norm=1.0,", "max_grad_norm=1.0, batches='poisson',")
         drawn = "size = int((torch.rand(6400) < 0.01).sum())\n    inputs, targets ="
         script = script.replace("inputs, targets =", drawn).replace("(64,", "(size,")
     journey.write("first.py", script)
     done = journey.type("python first.py")
-    assert ("lots='poisson'" in done.stderr) == (not poisson)
+    assert ("batches='poisson'" in done.stderr) == (not poisson)
     step: dp_accounting.DpEvent = dp_accounting.GaussianDpEvent(1.3)
     if poisson:
         step = dp_accounting.PoissonSampledDpEvent(0.01, step)

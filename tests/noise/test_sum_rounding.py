@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from fedsim.clients.clipping.clipping import FlatClipping
-from fedsim.clients.gradients.per_example import ClipBounds, ClippedRows, Tile
+from fedsim.clients.gradients.per_example import ClipBounds, ClippedRows, PaddedBatch
 from fedsim.clients.gradients.rule_gradients import RuleGradients
-from fedsim.clients.mechanisms.dp_sgd.lot_sums import LotSums, products_are_exact
+from fedsim.clients.mechanisms.dp_sgd.batch_sums import BatchSums, products_are_exact
 from fedsim.noise.grid import SUM_HEIGHT, SumRounding
 
 C = 0.75
@@ -29,7 +29,7 @@ def gradients(width: int, out: int) -> RuleGradients:
 def summed(
     of: RuleGradients, x: torch.Tensor, y: torch.Tensor, rounding: SumRounding
 ) -> tuple[torch.Tensor, list[ClippedRows]]:
-    """Return the sum of a lot in one tile, and the clipped rows."""
+    """Return the sum of a batch in one padded batch, and the clipped rows."""
     rows: list[ClippedRows] = []
     whole = of.clipped
 
@@ -38,14 +38,14 @@ def summed(
         return rows[-1]
 
     of.clipped = clipped  # type: ignore[method-assign]
-    sums = LotSums(of, [rounding], len(x))
+    sums = BatchSums(of, [rounding], len(x))
     clipping = FlatClipping(C)
     scales = torch.ones(len(x), 1, dtype=torch.float64)
     clip = ClipBounds.of_client(clipping, clipping.groups(of.parameters), scales)
-    tile = Tile(1, x, y, torch.ones(len(x)))
+    padded = PaddedBatch(1, x, y, torch.ones(len(x)))
     values = of.parameters.data.unsqueeze(0)
     sums.begin([len(x)])
-    added = list(sums.add(of.clipped(values, tile, clip)))
+    added = list(sums.add(of.clipped(values, padded, clip)))
     ((_, total),) = added or sums.end()
     return total[0].clone(), rows
 
@@ -85,7 +85,7 @@ def test_a_float32_sum_is_within_its_error_of_the_exact_one(n: int, spread: floa
     assert each.max() <= C
 
 
-def test_lots_beyond_the_tile_are_added_up_in_float64() -> None:
+def test_batches_beyond_the_tile_are_added_up_in_float64() -> None:
     of = gradients(6, 3)
     x, y = torch.randn(60, 6), torch.randn(60, 3) * 100
     found, (rows,) = summed(of, x, y, SumRounding.of(1000, 59))
@@ -128,30 +128,30 @@ def test_settings_of_torch_that_round_products_are_found() -> None:
 
 
 @pytest.mark.parametrize("width", [6, 4000])  # added up in one call, and client by client
-def test_the_bits_of_a_client_do_not_depend_on_the_lots_of_others(width: int) -> None:
-    """Also where another lot is long, and so takes float64 and a second tile."""
+def test_the_bits_of_a_client_do_not_depend_on_the_batches_of_others(width: int) -> None:
+    """Also where another batch is long, and so takes float64 and a second padded batch."""
     of, rows, clients = gradients(width, 5), 16, 3
     x, y = torch.randn(clients * rows, width), torch.randn(clients * rows, 5) * 9
     clipping = FlatClipping(C)
     groups = clipping.groups(of.parameters)
 
-    def clip(tile: Tile) -> ClipBounds:
-        scales = tile.example_weights.double().unsqueeze(1)
+    def clip(padded: PaddedBatch) -> ClipBounds:
+        scales = padded.example_weights.double().unsqueeze(1)
         return ClipBounds.of_client(clipping, groups, scales)
 
-    def own(sizes: list[int], tiles: int) -> torch.Tensor:
+    def own(sizes: list[int], padded_batches: int) -> torch.Tensor:
         made = []
-        for number in range(tiles):
+        for number in range(padded_batches):
             left = np.clip(np.array(sizes) - number * rows, 0, rows)
             real = np.arange(rows) < left[:, None]
             weights = torch.from_numpy(real.reshape(-1)).float()
-            made.append(Tile(clients, x * weights.unsqueeze(1), y, weights))
-        sums = LotSums(of, [SumRounding.of(100, rows)] * clients, rows)
+            made.append(PaddedBatch(clients, x * weights.unsqueeze(1), y, weights))
+        sums = BatchSums(of, [SumRounding.of(100, rows)] * clients, rows)
         values = of.parameters.data.expand(clients, -1)
         total = torch.zeros(clients, of.parameters.size, dtype=torch.float64)
         sums.begin(sizes)
-        for tile in made:
-            for clients_of, one in sums.add(of.clipped(values, tile, clip(tile))):
+        for padded in made:
+            for clients_of, one in sums.add(of.clipped(values, padded, clip(padded))):
                 total[clients_of] = one.double()
         for clients_of, one in sums.end():
             total[clients_of] = one

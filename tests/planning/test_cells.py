@@ -50,7 +50,7 @@ def test_every_cell_is_there_once_and_the_files_own_is_marked() -> None:
 def test_shares_are_the_noise_over_the_root_of_honest_clients() -> None:
     plan = planned()
     local, shared, central = (cell(plan, one) for one in ("local", "distributed", "central"))
-    z, share = local.noise_range[1], shared.noise_range[0]  # that of the largest lot
+    z, share = local.noise_range[1], shared.noise_range[0]  # that of the largest batch
     assert shared.honest == 3  # 4 in the smallest sum, 1 of them colluding
     assert share * math.sqrt(3) == pytest.approx(z, rel=1e-9)
     assert central.noise_range[0] == pytest.approx(z, rel=1e-9)

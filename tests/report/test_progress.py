@@ -9,7 +9,7 @@ import fedsim
 from fedsim.core.commands import Phases
 from fedsim.experiment import load_experiment
 from fedsim.report import progress
-from fedsim.report.progress import PhaseDisplay, ProgressObserver
+from fedsim.report.progress import PhaseDisplay, ProgressCallback
 from fedsim.runs.directory import RunDirectory
 from fedsim.tools.attack.audit import audit_experiment
 from fedsim.tools.replay import replay_run
@@ -32,7 +32,7 @@ SETUP = [
 ]
 
 
-class Listener(ProgressObserver):
+class Listener(ProgressCallback):
     def __init__(self, console: Console) -> None:
         super().__init__(console)
         self.heard: list[str] = []
@@ -62,7 +62,7 @@ def shown(one: Console) -> str:
 @pytest.mark.parametrize("terminal", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_run_tells_its_phases_and_records_the_setup(tmp_path, terminal):
     observer = Listener(console(terminal=terminal))
-    fedsim.run(EXPERIMENT, out=tmp_path / "run", observer=observer)
+    fedsim.run(EXPERIMENT, out=tmp_path / "run", callback=observer)
     after = ["computing the results", "writing the report"]
     assert observer.heard == [*SETUP, "", "started", "ended", *after, ""]
     summary = RunDirectory(tmp_path / "run").read_json("summary.json")
@@ -78,7 +78,7 @@ def test_a_phase_that_fails_is_closed(tmp_path):
     observer = Listener(console(terminal=True))
     wrong = {**EXPERIMENT, "local": {"steps": 1, "batch_size": 10**6}}
     with pytest.raises(ValueError, match="batch_size"):
-        fedsim.run(wrong, out=tmp_path / "run", observer=observer)
+        fedsim.run(wrong, out=tmp_path / "run", callback=observer)
     assert observer.heard == ["loading the data", ""]
 
 

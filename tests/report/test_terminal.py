@@ -13,7 +13,7 @@ from fedsim.experiment import load_experiment
 from fedsim.federation.assembly import assemble
 from fedsim.planning.projection import plan_experiment
 from fedsim.report.plan_terminal import print_plan
-from fedsim.report.progress import ProgressObserver
+from fedsim.report.progress import ProgressCallback
 from fedsim.report.terminal import print_result, wrap_text
 
 
@@ -82,7 +82,7 @@ def test_an_epsilon_is_stated_where_it_holds(make_run):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"sampling": "shuffle"}, "lots were drawn by shuffle"),
+        ({"sampling": "shuffle"}, "batches were drawn by shuffle"),
         ({"noise": None}, "the source of its noise is not recorded"),
         ({"adjacency": "remove_some"}, "adjacency 'remove_some' is not known"),
     ],
@@ -107,7 +107,7 @@ def headline(**privacy: object) -> str:
     console = terminal()
     experiment = {**EXPERIMENT, "privacy": {**EXPERIMENT["privacy"], **privacy}}
     federation = assemble(load_experiment(experiment), ledger=None)
-    observer = ProgressObserver(console)
+    observer = ProgressCallback(console)
     observer.started(federation, Path("run"))
     observer.ended()
     sizes = {str(len(examples)) for examples in federation.data.clients}

@@ -39,6 +39,6 @@ def charges_of() -> Callable[[Path], list[tuple[Any, ...]]]:
 def assert_close_runs() -> Callable[[Path, Path], None]:
     """Check that two runs have the same charges, and models that differ by rounding at most.
 
-    Other noise or another lot would move values by far more.
+    Other noise or another batch would move values by far more.
     """
     return _assert_close_runs

@@ -18,11 +18,11 @@ from fedsim.federation.assembly import assemble
 from fedsim.protocol.arrays import digest
 from fedsim.protocol.flower_internals import server_identity
 from fedsim.protocol.messages import TrainReply, TrainRequest
-from fedsim.protocol.noisy_sums import LearntBound
+from fedsim.protocol.noisy_sums import AdaptiveClipNorm
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.runner import run_experiment
 from fedsim.runs.verification import verify_run
-from fedsim.tracking.observer import RunObserver
+from fedsim.tracking.callbacks import RunCallback
 
 PRIVACY = {"noise_multiplier": 1.0, "delta": 1e-3, "max_grad_norm": 0.5, "clipping": "adaptive"}
 OWN = {"1": {"max_grad_norm": 2.0}, "3": {"noise_multiplier": 0.7}}
@@ -49,7 +49,7 @@ def outcome(path: Path) -> tuple[list[bytes], list[str], list[Any]]:
     return [(path / name).read_bytes() for name in SAME], ledger, [*rows, bounds(path)]
 
 
-def bounds(path: Path) -> dict[int, LearntBound]:
+def bounds(path: Path) -> dict[int, AdaptiveClipNorm]:
     checkpoint = RunDirectory(path).read_checkpoint()
     assert checkpoint is not None
     return dict(checkpoint.state.clip_norms)
@@ -111,21 +111,23 @@ def test_the_printed_script_recomputes_epsilon(whole: Path) -> None:
     assert float(printed.getvalue()) == pytest.approx(privacy["system_epsilon"], abs=0.01)
 
 
-@pytest.mark.parametrize("cohort", ["off", 2])
+@pytest.mark.parametrize("vectorized_clients", ["off", 2])
 def test_the_size_of_cohorts_changes_no_charge_and_bounds_by_rounding(
     whole: Path,
     tmp_path: Path,
-    cohort: object,
+    vectorized_clients: object,
     assert_close_runs: Callable[[Path, Path], None],
 ) -> None:
-    run_experiment(experiment(), overrides={"local.cohort": cohort}, out=tmp_path / "r")
+    run_experiment(
+        experiment(), overrides={"local.vectorized_clients": vectorized_clients}, out=tmp_path / "r"
+    )
     assert_close_runs(whole, tmp_path / "r")
     assert bounds(tmp_path / "r") == pytest.approx(bounds(whole), rel=1e-4)
 
 
-@pytest.mark.parametrize("cohort", ["off", "auto"])
-def test_empty_lots_learn_from_noise_alone(
-    tmp_path: Path, cohort: str, assert_close_runs: Callable[[Path, Path], None]
+@pytest.mark.parametrize("vectorized_clients", ["off", "auto"])
+def test_empty_batches_learn_from_noise_alone(
+    tmp_path: Path, vectorized_clients: str, assert_close_runs: Callable[[Path, Path], None]
 ) -> None:
     privacy = {
         **PRIVACY,
@@ -136,22 +138,24 @@ def test_empty_lots_learn_from_noise_alone(
     # every client, cannot end where it began.
     federation = {"rounds": 3, "clients_per_round": 5}
     changed = experiment(privacy=privacy, federation=federation)
-    overrides = {"local.cohort": cohort}
-    result = run_experiment(changed, overrides=overrides, out=tmp_path / cohort)
+    overrides = {"local.vectorized_clients": vectorized_clients}
+    result = run_experiment(changed, overrides=overrides, out=tmp_path / vectorized_clients)
     assert result.privacy is not None
     assert all(spend.clip_norm != 0.5 for spend in result.privacy.clients)
-    if cohort == "auto":
-        run_experiment(changed, overrides={"local.cohort": "off"}, out=tmp_path / "alone")
+    if vectorized_clients == "auto":
+        run_experiment(
+            changed, overrides={"local.vectorized_clients": "off"}, out=tmp_path / "alone"
+        )
         assert_close_runs(tmp_path / "auto", tmp_path / "alone")
 
 
 def test_interrupted_and_resumed_equals_uninterrupted(
-    stop_after: Callable[[int], RunObserver], whole: Path, tmp_path: Path
+    stop_after: Callable[[int], RunCallback], whole: Path, tmp_path: Path
 ) -> None:
     for stop in (1, 3):
         out = tmp_path / f"stopped-{stop}"
         assert (
-            run_experiment(experiment(), out=out, observer=stop_after(stop)).status == "interrupted"
+            run_experiment(experiment(), out=out, callback=stop_after(stop)).status == "interrupted"
         )
         run_experiment(experiment(), out=out, resume=True)
         assert outcome(out) == outcome(whole)
@@ -169,7 +173,7 @@ def test_a_round_cut_short_is_repeated_from_the_same_bounds(
             raise KeyboardInterrupt
         return train(*arguments, **options)
 
-    alone = {"local.cohort": "off"}
+    alone = {"local.vectorized_clients": "off"}
     run_experiment(experiment(), overrides=alone, out=tmp_path / "whole")
     with monkeypatch.context() as patch:
         patch.setattr(client_round, "block_of", power_cut)

@@ -43,7 +43,7 @@ def test_a_resumed_run_has_the_same_bits_and_can_be_replayed(
 ) -> None:
     settings = experiment(strategy)
     whole = run_experiment(settings, out=tmp_path / "whole")
-    run_experiment(settings, out=tmp_path / "part", observer=stop_after(2))
+    run_experiment(settings, out=tmp_path / "part", callback=stop_after(2))
     again = run_experiment(settings, out=tmp_path / "part", resume=True)
     for name in ("model.safetensors", "ledger.jsonl"):
         assert (whole.path / name).read_bytes() == (again.path / name).read_bytes(), name

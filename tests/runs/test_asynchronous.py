@@ -130,7 +130,7 @@ def test_each_client_is_charged_for_its_trainings_and_a_resumed_run_is_the_same(
     tmp_path: Path, stop_after: Any
 ) -> None:
     whole = run_experiment(private(), out=tmp_path / "whole")
-    run_experiment(private(), out=tmp_path / "part", observer=stop_after(4))
+    run_experiment(private(), out=tmp_path / "part", callback=stop_after(4))
     again = run_experiment(private(), out=tmp_path / "part", resume=True)
     for name in ("model.safetensors", "ledger.jsonl"):
         assert (whole.path / name).read_bytes() == (again.path / name).read_bytes(), name
@@ -165,7 +165,7 @@ def test_a_model_that_clients_train_from_is_not_lost(tmp_path: Path) -> None:
     "changes",
     [
         {"runtime": {"engine": "ray", "workers": 2}},
-        {"local": {"steps": 2, "batch_size": 20, "cohort": "off"}},
+        {"local": {"steps": 2, "batch_size": 20, "vectorized_clients": "off"}},
     ],
 )
 def test_other_engines_train_from_the_same_versions(

@@ -248,14 +248,14 @@ def test_a_target_below_all_noise_names_the_steps_that_fit() -> None:
         plan_experiment(load_experiment(EXPERIMENT, overrides))
 
 
-def test_own_sampling_rates_set_the_lots(tmp_path: Path) -> None:
+def test_own_sampling_rates_set_the_batches(tmp_path: Path) -> None:
     own = {"1": {"sampling_rate": 0.05}}
     for sampling, share in (("poisson", 0.05), ("balls_and_bins", 1 / 18)):
         overrides = {"privacy.clients": own, "privacy.sampling": sampling}
         run = run_experiment(EXPERIMENT, overrides=overrides, out=tmp_path / sampling)
         assert run.privacy is not None
         first, second = run.privacy.clients[:2]
-        assert second.sampling_rate == pytest.approx(share)  # 72 examples, lots of 4
+        assert second.sampling_rate == pytest.approx(share)  # 72 examples, batches of 4
         assert first.sampling_rate >= 0.2
         assert second.noise_multiplier < first.noise_multiplier
 

@@ -100,13 +100,13 @@ def test_evaluation_changes_no_bit_of_training_and_resumes(tmp_path: Path) -> No
         def ended(self) -> None: ...
 
     often = run_experiment(experiment(), out=tmp_path / "often").path
-    seldom = {"evaluation.every": 3, "evaluation.clients": 2}
+    seldom = {"evaluation.every_rounds": 3, "evaluation.clients": 2}
     seldom = run_experiment(experiment(), overrides=seldom, out=tmp_path / "seldom").path
     names = "model.safetensors", "ledger.jsonl"
     assert (often / names[0]).read_bytes() == (seldom / names[0]).read_bytes()
     assert [row["evaluated"] is None for row in rows(seldom)] == [True, True, False]
     assert rows(seldom)[2]["clients_loss"] != rows(often)[2]["clients_loss"]
-    run_experiment(experiment(), out=tmp_path / "again", observer=Impatient())
+    run_experiment(experiment(), out=tmp_path / "again", callback=Impatient())
     again = run_experiment(experiment(), out=tmp_path / "again", resume=True).path
     assert rows(again) == rows(often)
 

@@ -108,7 +108,7 @@ def test_a_secret_draw_shapes_no_block() -> None:
 def test_a_run_is_computed_again_and_resumes_as_it_began(tmp_path: Path, stop_after) -> None:
     whole = run(tmp_path / "whole")
     assert replay_run(RunDirectory.open(whole)).problems == ()
-    run(tmp_path / "part", observer=stop_after(1))
+    run(tmp_path / "part", callback=stop_after(1))
     run(tmp_path / "part", resume=True)
     for name in ("model.safetensors", "privacy.json"):
         assert (tmp_path / "part" / name).read_bytes() == (whole / name).read_bytes()
@@ -134,7 +134,11 @@ def batch_norm() -> nn.Module:
 def test_only_trained_values_are_released(tmp_path: Path) -> None:
     path = run(
         tmp_path / "r",
-        overrides={"model.name": f"{__name__}:batch_norm", "model.args": {}, "local.cohort": "off"},
+        overrides={
+            "model.name": f"{__name__}:batch_norm",
+            "model.args": {},
+            "local.vectorized_clients": "off",
+        },
     )
     values = load_file(path / "model.safetensors")
     before = batch_norm().state_dict()
@@ -150,7 +154,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"privacy.clipping": "automatic"}, "use clipping: flat or adaptive"),
     ({"privacy.adjacency": ADD_REMOVE}, "list of clients; use zero_out or replace_one"),
     ({"federation.weighting": "examples"}, "would reveal client sizes"),
-    ({"federation.weighting": "noise"}, "size_power: 0"),
+    ({"federation.weighting": "examples_over_noise"}, "size_power: 0"),
     ({"privacy.clients": {"1": {"max_grad_norm": 1.0}}}, "all clients have one max_update_norm"),
     ({"privacy.max_grad_norm": 1.0}, "use max_update_norm"),
     ({"evaluation": {"holdout": 0.2}}, "remove holdout"),

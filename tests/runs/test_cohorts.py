@@ -88,10 +88,14 @@ def test_the_size_of_cohorts_changes_no_charge_and_the_model_by_rounding(
     assert_close_runs: Callable[[Path, Path], None],
 ) -> None:
     largest: dict[str | int, int] = {"off": 1, "auto": 4, 2: 2, 4: 4}
-    for cohort, most in largest.items():
+    for vectorized_clients, most in largest.items():
         trained.clear()
-        out = tmp_path / str(cohort)
-        run_experiment(experiment(**sections), overrides={"local.cohort": cohort}, out=out)
+        out = tmp_path / str(vectorized_clients)
+        run_experiment(
+            experiment(**sections),
+            overrides={"local.vectorized_clients": vectorized_clients},
+            out=out,
+        )
         sizes = [len(block) for block in trained]
         assert (sum(sizes), max(sizes)) == (18, most), "in 3 rounds of 6 clients"
         assert_close_runs(tmp_path / "off", out)
@@ -103,14 +107,14 @@ def test_a_large_cohort_trains_as_its_clients_alone(
     privacy: dict[str, Any] | None,
     assert_close_runs: Callable[[Path, Path], None],
 ) -> None:
-    for cohort in ("off", 80):
+    for vectorized_clients in ("off", 80):
         content = experiment(
             data={"dataset": "digits", "partition": {"scheme": "iid", "num_clients": 80}},
             federation={"rounds": 2},
             privacy=privacy,
         )
-        overrides = {"local.cohort": cohort}
-        run_experiment(content, overrides=overrides, out=tmp_path / str(cohort))
+        overrides = {"local.vectorized_clients": vectorized_clients}
+        run_experiment(content, overrides=overrides, out=tmp_path / str(vectorized_clients))
     assert_close_runs(tmp_path / "off", tmp_path / "80")
 
 
@@ -136,7 +140,7 @@ def test_a_client_that_failed_changes_no_bit_of_its_block(
 def test_the_shape_of_tiles_is_planned_whoever_is_absent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Client 4 has the longest lots of its block, and fails."""
+    """Client 4 has the longest batches of its block, and fails."""
     shapes: list[tuple[int, int | None]] = []
     train = client_round.block_of
 
@@ -150,7 +154,7 @@ def test_the_shape_of_tiles_is_planned_whoever_is_absent(
     content["privacy"] = {**PRIVACY, "clients": {"4": {"sampling_rate": 31 / size}}}
     content["faults"] = [{"kind": "dropout_before", "clients": [4], "rounds": [1]}]
     plans = assemble(load_experiment(content), ledger=None).plan.clients or ()
-    rows = [plan.release_as(DpSgdMechanism).tile_rows for plan in plans]
+    rows = [plan.release_as(DpSgdMechanism).padded_rows for plan in plans]
     assert rows[4] > max(rows[3], rows[5], rows[6])
     run_experiment(content, out=tmp_path / "r")
     assert shapes == [(3, max(rows[:3])), (4, rows[4])]
@@ -160,10 +164,13 @@ ALONE = [range(client, client + 1) for client in range(7)]
 
 
 @pytest.mark.parametrize(
-    ("cohort", "ranges"), [("off", ALONE), (4, [range(3), range(3, 7)]), (1, ALONE)]
+    ("vectorized_clients", "ranges"), [("off", ALONE), (4, [range(3), range(3, 7)]), (1, ALONE)]
 )
 def test_answers_of_a_cohort_come_together(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cohort: str | int, ranges: list[range]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    vectorized_clients: str | int,
+    ranges: list[range],
 ) -> None:
     seen: list[int] = []
     answer_requests = BatchClientApp.answer_requests
@@ -175,7 +182,9 @@ def test_answers_of_a_cohort_come_together(
             yield answers
 
     monkeypatch.setattr(BatchClientApp, "answer_requests", looking)
-    run_experiment(experiment(), overrides={"local.cohort": cohort}, out=tmp_path / "r")
+    run_experiment(
+        experiment(), overrides={"local.vectorized_clients": vectorized_clients}, out=tmp_path / "r"
+    )
     rounds = [row["participants"] for row in outcome(tmp_path / "r")[2]]
     members = [sum(client in own for client in asked) for asked in rounds for own in ranges]
     assert seen == [size for size in members if size]

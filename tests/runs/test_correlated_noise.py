@@ -29,7 +29,7 @@ from fedsim.runs.verification.verify import verify_run
 from fedsim.statement import read_facts
 from fedsim.tools.attack.audit import audit_experiment
 from fedsim.tools.replay import replay_run
-from fedsim.tracking.observer import RunObserver
+from fedsim.tracking.callbacks import RunCallback
 
 EXPERIMENT: dict[str, Any] = {
     "name": "correlated",
@@ -98,10 +98,10 @@ def test_a_ledger_without_the_event_is_found(whole: Path, tmp_path: Path) -> Non
 @pytest.mark.slow
 @pytest.mark.parametrize("stop", [1, 3])
 def test_a_resumed_run_has_the_same_bits(
-    whole: Path, stop_after: Callable[[int], RunObserver], tmp_path: Path, stop: int
+    whole: Path, stop_after: Callable[[int], RunCallback], tmp_path: Path, stop: int
 ) -> None:
     out = tmp_path / "stopped"
-    assert run_experiment(EXPERIMENT, out=out, observer=stop_after(stop)).status == "interrupted"
+    assert run_experiment(EXPERIMENT, out=out, callback=stop_after(stop)).status == "interrupted"
     run_experiment(EXPERIMENT, out=out, resume=True)
     for name in SAME:
         assert (out / name).read_bytes() == (whole / name).read_bytes(), name
@@ -111,7 +111,7 @@ def test_a_resumed_run_has_the_same_bits(
 def test_a_round_that_a_crash_cut_off_has_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    alone = {"local.cohort": "off"}
+    alone = {"local.vectorized_clients": "off"}
     run_experiment(EXPERIMENT, overrides=alone, out=tmp_path / "whole")
     train, calls = client_round.block_of, []
 
@@ -133,7 +133,9 @@ def test_a_round_that_a_crash_cut_off_has_the_same_bits(
 def test_blocks_change_rounding_only(
     whole: Path, tmp_path: Path, assert_close_runs: Callable[[Path, Path], None]
 ) -> None:
-    run_experiment(EXPERIMENT, overrides={"local.cohort": "off"}, out=tmp_path / "alone")
+    run_experiment(
+        EXPERIMENT, overrides={"local.vectorized_clients": "off"}, out=tmp_path / "alone"
+    )
     assert_close_runs(whole, tmp_path / "alone")
 
 
@@ -235,7 +237,7 @@ def test_sums_lower_no_figure(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sampling", ["cyclic", "cyclic_poisson"])
-def test_cyclic_lots_work_without_correlation(sampling: str, tmp_path: Path) -> None:
+def test_cyclic_batches_work_without_correlation(sampling: str, tmp_path: Path) -> None:
     white = {"privacy.noise_correlation": "none", "privacy.sampling": sampling}
     run_experiment(EXPERIMENT, overrides=white, out=tmp_path / "r")
     assert verify_run(RunDirectory(tmp_path / "r")).problems == ()

@@ -66,7 +66,7 @@ def test_an_interrupted_run_ends_as_the_whole_one(
 ) -> None:
     whole = run_experiment(EXPERIMENT, out=tmp_path / "whole")
     assert survivors(whole.path) == [6, 5, 4]
-    cut = run_experiment(EXPERIMENT, out=tmp_path / "cut", observer=stop_after(1))
+    cut = run_experiment(EXPERIMENT, out=tmp_path / "cut", callback=stop_after(1))
     assert cut.status == "interrupted"
     again = run_experiment(EXPERIMENT, out=tmp_path / "cut", resume=True)
     assert_same(whole.path, again.path)
@@ -76,12 +76,12 @@ def test_an_interrupted_run_ends_as_the_whole_one(
 @pytest.mark.slow
 @pytest.mark.usefixtures("shared_ray")
 def test_all_engines_open_the_same_sums(tmp_path: Path) -> None:
-    """Flower's engine trains clients alone: its bits agree with `cohort: off`."""
-    for engine, cohort in (("ray", "auto"), ("flower", "off")):
+    """Flower's engine trains clients alone: its bits agree with `vectorized_clients: off`."""
+    for engine, vectorized_clients in (("ray", "auto"), ("flower", "off")):
         local, other = (
             run_experiment(
                 EXPERIMENT,
-                overrides={"local.cohort": cohort, **runtime},
+                overrides={"local.vectorized_clients": vectorized_clients, **runtime},
                 out=tmp_path / f"{engine}-{number}",
             ).path
             for number, runtime in enumerate(({}, {"runtime.engine": engine, "runtime.workers": 2}))

@@ -51,7 +51,7 @@ def test_a_run_ends_early_resumes_alike_and_is_verified(tmp_path: Path, stop_aft
     )  # what ran, not what was planned
     assert all(one.rounds == len(whole.rounds) for one in whole.privacy.clients)
     run_experiment(
-        settings(stopping), out=tmp_path / "part", observer=stop_after(len(whole.rounds) - 1)
+        settings(stopping), out=tmp_path / "part", callback=stop_after(len(whole.rounds) - 1)
     )
     run_experiment(settings(stopping), out=tmp_path / "part", resume=True)
     again = run_experiment(settings(stopping), out=tmp_path / "part", resume=True)  # it has ended

@@ -77,7 +77,7 @@ class Blocks:
 @PRIVACIES
 def test_local_and_ray_agree_to_the_bit(tmp_path: Path, privacy: dict[str, Any] | None) -> None:
     seen = Blocks()
-    local = run_experiment(experiment(privacy), out=tmp_path / "local", observer=seen)
+    local = run_experiment(experiment(privacy), out=tmp_path / "local", callback=seen)
     if privacy is PRIVATE:
         assert len(seen.plan.ranges) == 2, "one for each worker"
         assert [len(block) for block in seen.plan.blocks(1)] == [4, 4]
@@ -98,14 +98,14 @@ def test_flower_agrees_within_rounding_and_to_the_bit_without_cohorts(
     assert_close_runs: Callable[[Path, Path], None],
 ) -> None:
     flower = {"runtime.engine": "flower", "runtime.workers": 2}
-    for cohort, assert_agree in (("off", assert_same_run), ("auto", assert_close_runs)):
-        if cohort == "auto" and privacy is not LEARNING:
+    for vectorized_clients, assert_agree in (("off", assert_same_run), ("auto", assert_close_runs)):
+        if vectorized_clients == "auto" and privacy is not LEARNING:
             continue  # Flower asks one client at a time whatever the privacy
         local, other = (
             run_experiment(
                 experiment(privacy),
-                overrides={**overrides, "local.cohort": cohort},
-                out=tmp_path / f"{name}-{cohort}",
+                overrides={**overrides, "local.vectorized_clients": vectorized_clients},
+                out=tmp_path / f"{name}-{vectorized_clients}",
             ).path
             for name, overrides in (("local", {}), ("flower", flower))
         )
@@ -113,7 +113,7 @@ def test_flower_agrees_within_rounding_and_to_the_bit_without_cohorts(
 
 
 def test_a_run_may_change_its_engine_when_it_is_resumed(tmp_path: Path) -> None:
-    """Accounts are in the ledger, learnt bounds in the checkpoint, streams are keyed by round."""
+    """Accounts are in the ledger, clip norms in the checkpoint, streams are keyed by round."""
 
     class Impatient:
         def started(self, federation: object, path: Path) -> None: ...
@@ -126,7 +126,7 @@ def test_a_run_may_change_its_engine_when_it_is_resumed(tmp_path: Path) -> None:
     whole = run_experiment(experiment(LEARNING), out=tmp_path / "whole")
     ray = {"runtime.engine": "ray", "runtime.workers": 2}
     part = run_experiment(
-        experiment(LEARNING), overrides=ray, out=tmp_path / "r", observer=Impatient()
+        experiment(LEARNING), overrides=ray, out=tmp_path / "r", callback=Impatient()
     )
     assert part.status == "interrupted"
     run_experiment(experiment(LEARNING), out=tmp_path / "r", resume=True)

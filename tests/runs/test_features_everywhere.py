@@ -24,7 +24,7 @@ EXPERIMENT: dict[str, Any] = {
     "model": {
         "name": "mlp",
         "args": {"hidden": [8]},
-        "features": ["orientations", "unit_norm", {"random_fourier": {"dim": 20, "gamma": 2}}],
+        "features": ["hog", "unit_norm", {"random_fourier": {"dim": 20, "gamma": 2}}],
         "init": "public.safetensors",
         "freeze": ["1.*"],
     },
@@ -58,7 +58,7 @@ def test_frozen_values_are_the_public_ones_after_training(base: Path, private: b
 def test_a_run_resumes_from_the_same_public_weights_only(base: Path, stop_after) -> None:
     whole = run(base, "whole")
     options: dict[str, Any] = {"out": base / "part", "base": base}
-    run_experiment(EXPERIMENT, observer=stop_after(1), **options)
+    run_experiment(EXPERIMENT, callback=stop_after(1), **options)
     before = (base / "public.safetensors").read_bytes()
     save_file({"1.weight": torch.zeros(8, 20)}, base / "public.safetensors")
     with pytest.raises(InputError, match="the initial model changed"):
@@ -106,7 +106,7 @@ def test_the_statement_names_public_features_weights_and_frozen_parts(base: Path
     path = run(base, "r")
     content = json.loads((path / "privacy.json").read_text())
     assert content["public_parts"] == {
-        "features": ["orientations", "unit_norm", "random_fourier"],
+        "features": ["hog", "unit_norm", "random_fourier"],
         "init": "public.safetensors",
         "freeze": ["1.*"],
     }

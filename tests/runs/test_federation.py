@@ -106,7 +106,7 @@ def least_squares_by_hand(experiment: Mapping, base: Path, weights: list[float])
 def test_two_clients_equal_the_hand_computed_federation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weighting: str, private: bool
 ) -> None:
-    """Also: no noise, no clipping and full lots give exactly the FedAvg of gradient descent."""
+    """Also: no noise, no clipping and full batches give exactly the FedAvg of gradient descent."""
     start_in(tmp_path, monkeypatch)
     experiment = line(tmp_path)
     experiment["federation"]["weighting"] = weighting
@@ -292,7 +292,7 @@ def test_add_remove_keeps_client_sizes_out_of_everything_public(tmp_path: Path) 
     ("settings", "said"),
     [
         ({"sampling": "shuffle"}, "cut from shuffled data, without amplification by sampling"),
-        ({"sampling": "balls_and_bins"}, "allocated every example to one lot at random"),
+        ({"sampling": "balls_and_bins"}, "allocated every example to one batch at random"),
         ({"sampling": "fixed_size", "adjacency": "replace_one"}, "drawn without replacement"),
         ({"adjacency": "replace_one"}, "replace-one adjacency: one example is replaced by another"),
         ({"clipping": {"name": "per_layer", "noise_allocation": "optimal"}}, "by Poisson sampling"),
@@ -316,7 +316,7 @@ def test_every_way_to_draw_and_clip_keeps_the_target(
 
 
 def test_shuffled_epochs_are_charged_once_over_rounds(tmp_path: Path) -> None:
-    """More lots in an epoch than steps in the run: every client has begun one epoch, not six."""
+    """More batches in an epoch than steps in the run: every client has begun one epoch, not six."""
     local = {"steps": 2, "batch_size": 2, "optimizer": {"name": "sgd", "lr": 0.5}}
     privacy = {"noise_multiplier": 1.0, "delta": 1e-3, "max_grad_norm": 0.5, "sampling": "shuffle"}
     result = run_experiment(digits(local=local, privacy=privacy), out=tmp_path / "r")
@@ -388,7 +388,7 @@ def test_an_interrupted_run_keeps_what_it_has(tmp_path: Path) -> None:
 
         def ended(self) -> None: ...
 
-    result = fedsim.run(digits(), out=tmp_path / "r", observer=Impatient())
+    result = fedsim.run(digits(), out=tmp_path / "r", callback=Impatient())
     assert result.status == "interrupted"
     assert len(result.rounds) == 2
     assert (result.path / "report.html").exists()

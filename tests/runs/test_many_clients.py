@@ -62,7 +62,7 @@ def test_a_run_plans_each_kind_and_keeps_the_state_of_clients_that_were_asked(
     monkeypatch.setattr(client_plans, "plan_privacy", counted)
     seen = Seen()
     run = run_experiment(
-        EXPERIMENT, out=tmp_path / "r", observer=seen, engine=LocalEngine(seen.make_grid)
+        EXPERIMENT, out=tmp_path / "r", callback=seen, engine=LocalEngine(seen.make_grid)
     )
     asked = {client for row in run.rounds for client in row["participants"]}
     assert PER_ROUND < len(asked) <= 2 * PER_ROUND

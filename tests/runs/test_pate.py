@@ -99,7 +99,7 @@ def test_a_run_that_was_cut_off_repeats_no_ballot_with_other_noise(
     tmp_path: Path, stop_after
 ) -> None:
     run(tmp_path / "whole")
-    run(tmp_path / "part", observer=stop_after(1))
+    run(tmp_path / "part", callback=stop_after(1))
     run(tmp_path / "part", resume=True)
     for name in ("ledger.jsonl", "answers.json", "model.safetensors"):
         assert (tmp_path / "part" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()

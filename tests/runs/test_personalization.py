@@ -118,7 +118,7 @@ def test_an_interrupted_run_has_no_scores_until_it_is_resumed(tmp_path: Path) ->
         def ended(self) -> None: ...
 
     whole, parts = run(tmp_path / "whole"), tmp_path / "parts"
-    run_experiment(experiment(), out=parts, observer=Impatient())
+    run_experiment(experiment(), out=parts, callback=Impatient())
     assert not (parts / "personalization.json").exists()
     assert verify_run(RunDirectory.open(parts)).problems == ()
     run_experiment(experiment(), out=parts, resume=True)
@@ -176,7 +176,7 @@ def test_a_comparison_compares_personal_models(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"personalization.holdout": None}, "public_data: true asks for scores"),
+        ({"personalization.holdout": None}, "public_data: true computes scores"),
         (
             {"privacy.adjacency": {"name": "add_remove", "declared_examples": 100}},
             "one more example would change which ones a client holds out",

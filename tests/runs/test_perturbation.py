@@ -141,13 +141,13 @@ def test_a_resumed_run_is_the_same_run(tmp_path: Path, kind: str) -> None:
         ("input", {"privacy.adjacency": "replace_one"}),
         ("input", {"runtime": {"engine": "ray", "workers": 2}}),
         ("output", {"local.batch_size": "full"}),
-        *((kind, {"local.cohort": "off"}) for kind in KINDS),
+        *((kind, {"local.vectorized_clients": "off"}) for kind in KINDS),
     ],
 )
 def test_it_works_with_the_rest(tmp_path: Path, kind: str, changes: dict[str, Any]) -> None:
     path = run(tmp_path / "r", kind, changes)
     assert verify_run(RunDirectory.open(path)).problems == ()
-    if "runtime" in changes or "local.cohort" in changes:
+    if "runtime" in changes or "local.vectorized_clients" in changes:
         other = load_file(run(tmp_path / "one", kind) / "model.safetensors")
         for name, value in load_file(path / "model.safetensors").items():
             np.testing.assert_allclose(value, other[name], rtol=1e-4, atol=1e-4)
@@ -168,7 +168,12 @@ def test_it_works_with_the_rest(tmp_path: Path, kind: str, changes: dict[str, An
         ("output", {"local.optimizer.weight_decay": 0}, "local.optimizer", "strongly convex"),
         ("output", {"local.optimizer.momentum": 0.5}, "local.optimizer", "plain gradient descent"),
         ("output", {"federation.strategy": "fedprox"}, "federation.strategy", "changes local"),
-        ("output", {"local.augmentations": 2}, "local.augment", "remove the views"),
+        (
+            "output",
+            {"local.augmentation_multiplicity": 2},
+            "local.augmentations",
+            "remove the views",
+        ),
         ("input", {"privacy.noise": "secure"}, "privacy.noise", "another release"),
         ("input", {"privacy.clipping": "automatic"}, "privacy.clipping", "acts on gradients"),
         (

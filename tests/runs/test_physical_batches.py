@@ -31,7 +31,7 @@ PRIVACY = {"noise_multiplier": 1.0, "delta": 1e-3, "max_grad_norm": 0.5, "clippi
 
 
 def trained(
-    tmp_path: Path, name: str, privacy: object, most: int | None, cohort: object = "off"
+    tmp_path: Path, name: str, privacy: object, most: int | None, vectorized_clients: object = "off"
 ) -> tuple[Path, int]:
     """Return the run directory, and the most examples that were in one forward pass."""
     log = tmp_path / f"{name}.log"
@@ -41,7 +41,12 @@ def trained(
         "data": {"dataset": "digits", "partition": {"scheme": "iid", "num_clients": 3}},
         "model": {"name": f"./{name}.py:build"},
         "federation": {"rounds": 2},
-        "local": {"steps": 3, "batch_size": 60, "max_physical_batch": most, "cohort": cohort},
+        "local": {
+            "steps": 3,
+            "batch_size": 60,
+            "max_physical_batch": most,
+            "vectorized_clients": vectorized_clients,
+        },
         "privacy": privacy,
     }
     run_experiment(experiment, base=tmp_path, out=tmp_path / name)
@@ -53,7 +58,8 @@ def test_parts_of_a_batch_are_one_batch(tmp_path: Path, privacy: object) -> None
     """One noise draw: a second one would move every value by much more than rounding does."""
     whole, largest = trained(tmp_path, "whole", privacy, None)
     assert largest > 50
-    # Tiles have a multiple of 8 rows, or one; then the 4 examples that try the model are most.
+    # Padded batches have a multiple of 8 rows, or one; then the 4 examples that try the model are
+    # most.
     for most, rows in ((20, 16), (7, 4)):
         parts, largest = trained(tmp_path, f"parts_{most}", privacy, most)
         assert largest == rows

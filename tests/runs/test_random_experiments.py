@@ -18,7 +18,7 @@ from fedsim.core.errors import FedsimError
 from fedsim.runs.directory import RunDirectory
 from fedsim.runs.runner import RunResult, run_experiment
 from fedsim.runs.verification import verify_run
-from fedsim.tracking.observer import RunObserver
+from fedsim.tracking.callbacks import RunCallback
 
 SAME = ("model.safetensors", "privacy.json", "clients.csv", "ledger.jsonl")
 ADJACENCIES = {
@@ -140,7 +140,7 @@ def experiments(draw: st.DrawFn) -> dict[str, Any]:
 )
 @given(experiment=experiments(), stop=st.integers(1, 3))
 def test_every_combination_keeps_the_promises_or_is_refused(
-    stop_after: Callable[[int], RunObserver],
+    stop_after: Callable[[int], RunCallback],
     charges_of: Callable[[Path], list[Any]],
     tmp_path: Path,
     experiment: dict[str, Any],
@@ -154,7 +154,7 @@ def test_every_combination_keeps_the_promises_or_is_refused(
         event("refused")
         assert result is None, "refused, and nothing was run"
         return
-    ended(experiment, base / "alone", overrides={"local.cohort": "off"})
+    ended(experiment, base / "alone", overrides={"local.vectorized_clients": "off"})
     assert charges_of(base / "whole") == charges_of(base / "alone")
     if experiment["privacy"]:
         assert verify_run(RunDirectory.open(base / "whole")).problems == ()
@@ -164,7 +164,7 @@ def test_every_combination_keeps_the_promises_or_is_refused(
     for spend in result.privacy.clients if result.privacy else ():
         if spend.target_epsilon is not None and spend.epsilon is not None:
             assert spend.epsilon <= spend.target_epsilon
-    ended(experiment, base / "resumed", observer=stop_after(stop))
+    ended(experiment, base / "resumed", callback=stop_after(stop))
     ended(experiment, base / "resumed", resume=True)
     assert_same(base / "whole", base / "resumed")
 

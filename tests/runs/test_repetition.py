@@ -258,7 +258,7 @@ def test_a_run_that_changed_in_mid_round_ends_with_the_way_out(
             raise KeyboardInterrupt
         return train(*arguments, **options)
 
-    alone = {"local.cohort": "off"}
+    alone = {"local.vectorized_clients": "off"}
     with monkeypatch.context() as patch:
         patch.setattr(client_round, "block_of", power_cut)
         patch.setattr(client_round, "MAX_CHARGED_CLIENTS", 1)

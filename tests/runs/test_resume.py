@@ -11,7 +11,7 @@ import pytest
 from fedsim.clients import client_round
 from fedsim.runs.directory import RunDirectoryError
 from fedsim.runs.runner import run_experiment
-from fedsim.tracking.observer import RunObserver
+from fedsim.tracking.callbacks import RunCallback
 
 EXPERIMENT: dict[str, Any] = {
     "name": "resume",
@@ -50,14 +50,14 @@ def assert_equal_runs(one: Path, other: Path) -> None:
 
 @pytest.mark.parametrize("private", [True, False])
 def test_interrupted_and_resumed_equals_uninterrupted(
-    stop_after: Callable[[int], RunObserver], tmp_path: Path, private: bool
+    stop_after: Callable[[int], RunCallback], tmp_path: Path, private: bool
 ) -> None:
     experiment = EXPERIMENT if private else {**EXPERIMENT, "privacy": None}
     run_experiment(experiment, out=tmp_path / "whole")
     for stop in (1, 3, 5):
         out = tmp_path / f"stopped-{stop}"
         assert (
-            run_experiment(experiment, out=out, observer=stop_after(stop)).status == "interrupted"
+            run_experiment(experiment, out=out, callback=stop_after(stop)).status == "interrupted"
         )
         result = run_experiment(experiment, out=out, resume=True)
         assert [row["round"] for row in result.rounds] == [1, 2, 3, 4, 5, 6]
@@ -67,7 +67,7 @@ def test_interrupted_and_resumed_equals_uninterrupted(
 def test_charges_of_an_interrupted_round_are_kept_and_not_doubled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    alone = {"local.cohort": "off"}
+    alone = {"local.vectorized_clients": "off"}
     run_experiment(EXPERIMENT, overrides=alone, out=tmp_path / "whole")
     train, calls = client_round.block_of, []
 
@@ -113,15 +113,15 @@ def test_more_rounds_where_the_noise_does_not_depend_on_them(tmp_path: Path) -> 
     ],
 )
 def test_a_changed_experiment_is_not_continued(
-    stop_after: Callable[[int], RunObserver], tmp_path: Path, change: dict[str, Any], message: str
+    stop_after: Callable[[int], RunCallback], tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
-    run_experiment(EXPERIMENT, out=tmp_path / "r", observer=stop_after(1))
+    run_experiment(EXPERIMENT, out=tmp_path / "r", callback=stop_after(1))
     with pytest.raises(RunDirectoryError, match=message):
         run_experiment(EXPERIMENT, overrides=change, out=tmp_path / "r", resume=True)
 
 
 def test_data_that_changed_under_the_same_name_are_not_continued_with(
-    stop_after: Callable[[int], RunObserver], tmp_path: Path
+    stop_after: Callable[[int], RunCallback], tmp_path: Path
 ) -> None:
     def write(seed: int) -> None:
         numbers = np.random.default_rng(seed)
@@ -134,7 +134,7 @@ def test_data_that_changed_under_the_same_name_are_not_continued_with(
     }
     experiment = {**EXPERIMENT, "data": data}
     write(1)
-    run_experiment(experiment, base=tmp_path, out=tmp_path / "r", observer=stop_after(1))
+    run_experiment(experiment, base=tmp_path, out=tmp_path / "r", callback=stop_after(1))
     write(2)
     with pytest.raises(RunDirectoryError, match="the data, or how they are divided"):
         run_experiment(experiment, base=tmp_path, out=tmp_path / "r", resume=True)

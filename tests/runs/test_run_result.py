@@ -13,7 +13,7 @@ import fedsim
 from fedsim.report.run import render_head
 from fedsim.runs.client_columns import client_columns
 from fedsim.runs.run_result import MissingPandasError
-from fedsim.tracking.observer import row_numbers
+from fedsim.tracking.callbacks import row_numbers
 
 EXPERIMENT = {
     "name": "shown",

@@ -18,7 +18,7 @@ EXPERIMENT = {
     "model": {
         "name": "logistic",
         "args": {"init": "zeros"},
-        "features": ["orientations", "unit_norm"],
+        "features": ["hog", "unit_norm"],
     },
     "federation": {"rounds": 2},
     "local": {"steps": 1, "batch_size": "full", "optimizer": {"name": "sgd", "lr": 8}},

@@ -91,7 +91,7 @@ def test_every_command_refuses_a_run_of_another_schema(
     for command in (
         ("report", run),
         ("verify", run),
-        ("account", run),
+        ("totals", run),
         ("predict", run, tmp_path / "e.yaml"),
         ("compare", run, run),
         ("run", tmp_path / "e.yaml", "--out", run, "--resume"),

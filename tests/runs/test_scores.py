@@ -154,7 +154,7 @@ def test_an_interrupted_run_resumes_to_the_same_scores(run: Path, base: Path) ->
         def ended(self) -> None: ...
 
     out, source = base / "again", experiment(evaluation=CHOSEN)
-    run_experiment(source, out=out, base=base, observer=Impatient())
+    run_experiment(source, out=out, base=base, callback=Impatient())
     early = json.loads((out / "scores.json").read_text())
     assert verify_run(RunDirectory.open(out)).problems == ()
     run_experiment(source, out=out, base=base, resume=True)

@@ -70,14 +70,14 @@ class Interrupt:
 @pytest.mark.parametrize(
     "federation",
     [
-        {"strategy": ADAM, "server_averaging": 0.8},
+        {"strategy": ADAM, "ema_decay": 0.8},
         pytest.param({"strategy": "fedavgm"}, marks=pytest.mark.slow),
     ],
 )
 def test_a_resumed_run_ends_with_the_same_bits(tmp_path: Path, federation: dict[str, Any]) -> None:
     settings = experiment(**federation)
     whole = run_experiment(settings, out=tmp_path / "whole")
-    part = run_experiment(settings, out=tmp_path / "part", observer=Interrupt(after=2))
+    part = run_experiment(settings, out=tmp_path / "part", callback=Interrupt(after=2))
     assert part.status == "interrupted"
     again = run_experiment(settings, out=tmp_path / "part", resume=True)
     for name in ("model.safetensors", "ledger.jsonl"):
@@ -88,7 +88,7 @@ def test_a_resumed_run_ends_with_the_same_bits(tmp_path: Path, federation: dict[
 
 def test_the_saved_and_evaluated_model_is_the_average_of_the_iterates(tmp_path: Path) -> None:
     """Clients go on from the last iterate, so the iterates are those of a run without averaging."""
-    averaged = run_experiment(experiment(server_averaging=0.8), out=tmp_path / "averaged")
+    averaged = run_experiment(experiment(ema_decay=0.8), out=tmp_path / "averaged")
     iterates = []
     for rounds in (1, 2, 3):
         plain = run_experiment(
@@ -120,7 +120,7 @@ def noise(run: Any) -> float:
 @pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["additive", "secagg"])
 def test_secure_sums_take_the_same_steps(tmp_path: Path, protocol: str) -> None:
-    settings = experiment(strategy=ADAM, server_averaging=0.5)
+    settings = experiment(strategy=ADAM, ema_decay=0.5)
     plain = run_experiment(settings, out=tmp_path / "plain")
     secret = run_experiment(
         {**settings, "secure_aggregation": {"protocol": protocol}}, out=tmp_path / "secret"
@@ -149,14 +149,18 @@ def test_an_own_strategy_is_part_of_the_experiment(tmp_path: Path) -> None:
 
 def test_a_strategy_without_weights_says_so_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(OWN)
-    settings = experiment(strategy="./own.py:Last", weighting="noise", rounds=1)
+    settings = experiment(strategy="./own.py:Last", weighting="examples_over_noise", rounds=1)
     (tmp_path / "e.yaml").write_text(yaml.safe_dump(settings))
     result = CliRunner().invoke(
         cli, ["run", str(tmp_path / "e.yaml"), "--out", str(tmp_path / "r")]
     )
     assert result.exit_code == 0, result.output
     text = " ".join(result.stderr.split())
-    assert "federation.weighting: noise is ignored, as the strategy ./own.py:Last takes no" in text
+    assert (
+        "federation.weighting: examples_over_noise is ignored, as the strategy ./own.py:Last "
+        "takes no"
+        in text
+    )
 
 
 def test_a_strategy_that_fails_in_a_round_ends_the_run_in_one_line(tmp_path: Path) -> None:

@@ -158,7 +158,7 @@ def test_a_cell_runs_resumes_and_is_computed_again(
     whole = run(tmp_path / "whole", overrides)
     assert verify_run(RunDirectory.open(whole)).problems == ()
     assert replay_run(RunDirectory.open(whole)).problems == ()
-    run(tmp_path / "part", overrides, observer=stop_after(1))
+    run(tmp_path / "part", overrides, callback=stop_after(1))
     run(tmp_path / "part", overrides, resume=True)
     part = load_file(tmp_path / "part" / "model.safetensors")
     for name, value in load_file(whole / "model.safetensors").items():
@@ -202,7 +202,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         {
             **CENTRAL,
             **ADAPTIVE,
-            "federation.weighting": {"name": "noise", "size_power": 0, "noise_power": 1},
+            "federation.weighting": {"name": "examples_over_noise", "size_power": 0, "noise_power": 1},
         },
         "counts every client once",
     ),

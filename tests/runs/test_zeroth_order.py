@@ -67,17 +67,17 @@ def numpy_rounds(federation) -> tuple[np.ndarray, list[np.ndarray]]:
                 values.copy(),
                 StreamKey(0, client, number),
             )
-            lots = key.lots(
+            batches = key.draw_batches(
                 plan.release_as(DpSgdMechanism).sampling, len(x), first_step=2 * (number - 1)
             )
             noise, upload = key.noise(), np.zeros((2, P))
             for step in range(2):
-                lot = next(lots)
+                batch = next(batches)
                 v = np.stack([direction(number, step, p) for p in range(P)])
                 slopes = np.stack(
                     [
-                        losses(here + RADIUS * each, x[lot], y[lot])
-                        - losses(here - RADIUS * each, x[lot], y[lot])
+                        losses(here + RADIUS * each, x[batch], y[batch])
+                        - losses(here - RADIUS * each, x[batch], y[batch])
                         for each in v
                     ],
                     axis=1,
@@ -160,7 +160,7 @@ def test_an_upload_is_one_number_for_each_direction_and_the_charge_that_of_dp_sg
         ["privacy.trust=central", "local.steps=1"],
         ["privacy.unit=client", "privacy.max_grad_norm=null", "privacy.max_update_norm=0.1"],
         ["privacy.clipping=adaptive"],
-        ["local.max_physical_batch=16", "local.augmentations=2"],
+        ["local.max_physical_batch=16", "local.augmentation_multiplicity=2"],
         ["faults=[{kind: dropout_before, probability: 0.9}]", "federation.min_participants=0"],
     ],
 )
@@ -190,7 +190,7 @@ def test_the_sum_of_all_coefficients_hides_each_and_its_noise_is_that_of_the_cha
     [
         ("local.optimizer.momentum=0.9", "sgd without momentum and weight_decay"),
         ("federation.strategy=fedadam", "only means of one round's coefficients"),
-        ("federation.server_averaging=0.9", "remove server_averaging"),
+        ("federation.ema_decay=0.9", "remove ema_decay"),
         ("privacy.clipping=per_layer", "directions have no layers"),
         (
             "local={epochs: 1, batch_size: 9, gradient: {name: zeroth_order}}",

@@ -34,7 +34,7 @@ def outcome(
     folder: Path, model: str, private: bool, **keys: object
 ) -> tuple[dict[str, np.ndarray], list[str]]:
     """The model after three rounds, and what each client spent."""
-    sections = {"device": "runtime", "cohort": "local"}
+    sections = {"device": "runtime", "vectorized_clients": "local"}
     overrides = {f"{sections[key]}.{key}": value for key, value in keys.items()}
     run = run_experiment(experiment(model, private), overrides=overrides, out=folder)
     assert all(row["failed"] == [] for row in run.rounds)
@@ -44,12 +44,16 @@ def outcome(
 
 @needs_cuda
 @pytest.mark.parametrize("private", [True, False], ids=["private", "plain"])
-@pytest.mark.parametrize("cohort", [4, "off"], ids=["cohorts", "one by one"])
+@pytest.mark.parametrize("vectorized_clients", [4, "off"], ids=["cohorts", "one by one"])
 def test_the_gpu_gives_the_cpus_model_within_rounding(
-    tmp_path: Path, cohort: int | str, private: bool
+    tmp_path: Path, vectorized_clients: int | str, private: bool
 ) -> None:
-    there, spent_there = outcome(tmp_path / "gpu", "mlp", private, device="auto", cohort=cohort)
-    here, spent_here = outcome(tmp_path / "cpu", "mlp", private, device="cpu", cohort=cohort)
+    there, spent_there = outcome(
+        tmp_path / "gpu", "mlp", private, device="auto", vectorized_clients=vectorized_clients
+    )
+    here, spent_here = outcome(
+        tmp_path / "cpu", "mlp", private, device="cpu", vectorized_clients=vectorized_clients
+    )
     assert spent_there == spent_here
     for name, value in here.items():
         np.testing.assert_allclose(there[name], value, rtol=1e-3, atol=1e-4, err_msg=name)

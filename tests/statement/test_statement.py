@@ -134,7 +134,7 @@ def test_an_ordinary_run_is_stated(honest):
     [
         (lambda f: changed(f, noise="seeded"), "no protection against anyone who knows the seed"),
         (lambda f: changed(f, noise=None), "the source of its noise is not recorded"),
-        (lambda f: changed(f, sampling="my_own"), "the sampling of its lots is not recorded"),
+        (lambda f: changed(f, sampling="my_own"), "the sampling of its batches is not recorded"),
         (lambda f: changed(f, sampling="shuffle"), "drawn by shuffle, but the ledger of client 0"),
         (lambda f: changed(f, adjacency="edit"), "adjacency 'edit' is not known"),
         (lambda f: changed(f, accountant="gdp"), "accountant 'gdp' is not known"),

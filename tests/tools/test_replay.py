@@ -18,7 +18,7 @@ from fedsim.runs.runner import RunFailedError, run_experiment
 from fedsim.runs.verification import verify_run
 from fedsim.simulation.local_engine import LocalEngine
 from fedsim.tools.replay import Replay, ReplayImpossibleError, replay_run
-from fedsim.tracking.observer import RunObserver
+from fedsim.tracking.callbacks import RunCallback
 
 EXPERIMENT: dict[str, Any] = {
     "name": "replay",
@@ -45,7 +45,7 @@ def run_of(change: dict[str, Any], out: Path, **options: Any) -> Path:
 HONEST: dict[str, tuple[dict[str, Any], tuple[int, int, int]]] = {
     "private": ({}, (3, 12, 12)),
     "without privacy": ({"privacy": None}, (3, 12, 0)),
-    "each client alone": ({"local.cohort": "off"}, (3, 12, 12)),
+    "each client alone": ({"local.vectorized_clients": "off"}, (3, 12, 12)),
     "additive shares": (
         {"secure_aggregation": {"protocol": "additive", "aggregators": 2}},
         (3, 0, 12),
@@ -104,9 +104,9 @@ def test_withdrawals_are_repeated(tmp_path: Path) -> None:
 
 
 def test_a_resumed_run_is_computed_again(
-    stop_after: Callable[[int], RunObserver], tmp_path: Path
+    stop_after: Callable[[int], RunCallback], tmp_path: Path
 ) -> None:
-    path = run_of({}, tmp_path / "r", observer=stop_after(2))
+    path = run_of({}, tmp_path / "r", callback=stop_after(2))
     interrupted = replayed(path)
     assert interrupted.rounds == 2
     run_of({}, path, resume=True)

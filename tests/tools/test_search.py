@@ -180,7 +180,7 @@ def test_more_noise_than_the_proof_covers_is_refused(
 def test_a_search_selects_a_model_and_verify_recomputes_both_figures(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedsim.tools.search.perform.RunLaw.draw", lambda self: 3)
+    monkeypatch.setattr("fedsim.tools.search.perform.RunCountDistribution.draw", lambda self: 3)
     out = file.parent / "out"
     runner = CliRunner()
     arguments = ["compare", str(file), "--select", "--out", str(out), "--workers", "2", "--json"]
@@ -214,7 +214,7 @@ def test_a_search_selects_a_model_and_verify_recomputes_both_figures(
 
 @pytest.mark.slow
 def test_a_run_that_fails_ends_the_search(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedsim.tools.search.perform.RunLaw.draw", lambda self: 1)
+    monkeypatch.setattr("fedsim.tools.search.perform.RunCountDistribution.draw", lambda self: 1)
     text = SEARCH.replace("slow: {}", "slow: {faults: [{kind: dropout_after, clients: [0, 1, 2]}]}")
     only = text.replace("on: public_test", "on: public_test, among: [slow]")
     file.write_text(only)

@@ -23,7 +23,7 @@ from fedsim.tools.deployment.flower_app import write_app
 from fedsim.tools.deployment.private_files import DeploymentError
 from fedsim.tools.replay import replay_run
 from fedsim.tracking import trackers as tracking
-from fedsim.tracking.observer import TrackedRun, Tracker
+from fedsim.tracking.callbacks import TrackedRun, Tracker
 from fedsim.tracking.trackers import TrackerError, add_trackers
 
 EXPERIMENT = {

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from fedsim.accountant import Gaussian, UnsupportedEventError, make_accountant
 from fedsim.clients.clipping.clipping import (
-    LOT_OVER_COUNT_NOISE,
+    BATCH_OVER_COUNT_NOISE,
     AdaptiveClipping,
     AutomaticClipping,
     Clipping,
@@ -39,7 +39,7 @@ def draft(request: PlanRequest) -> Draft:
     """
     privacy, local, parameters = request.privacy, request.local, request.parameters
     size = privacy.adjacency.declared_examples or request.examples
-    sampling, expected_lot = _sampling(privacy, local, max(1, size))
+    sampling, expected_batch = _sampling(privacy, local, max(1, size))
     round_steps = _steps_at(local, sampling.sampling_rate)
     if privacy.noise == "secure":
         sampling = sampling.within_rounds(round_steps)
@@ -50,19 +50,19 @@ def draft(request: PlanRequest) -> Draft:
     if correlation is not None:
         sampling = _spaced(sampling, correlation.bands)
     _check_accountable(privacy, sampling)
-    given = given_noise(privacy, expected_lot)
+    given = given_noise(privacy, expected_batch)
     key = "clipping.groups" if privacy.clipping.groups else "clipping"
 
     def build(noise: float) -> DpSgdMechanism:
         try:
             step = DpSgdMechanism(
                 sampling=sampling,
-                clipping=clipping_of(privacy, expected_lot),
+                clipping=clipping_of(privacy, expected_batch),
                 noise_multiplier=noise,
-                expected_lot=expected_lot,
+                expected_batch=expected_batch,
                 allocation=_allocation(privacy),
                 max_physical_batch=local.max_physical_batch,
-                largest_lot=_largest_lot(privacy, size),
+                largest_batch=_largest_batch(privacy, size),
                 correlation=correlation,
             )
             if correlation is not None and given is None:
@@ -96,10 +96,12 @@ def _sampling(
 ) -> tuple[Sampling, float]:
     """Return the sampling of a client and its expected batch size."""
     rate = privacy.sampling.rate
-    batch_size = local.lot(public_size) if rate is None else max(1, round(rate * public_size))
+    batch_size = (
+        local.expected_batch(public_size) if rate is None else max(1, round(rate * public_size))
+    )
     kind = SAMPLINGS[privacy.sampling.name]
-    sampling, lot = kind.for_client(public_size, batch_size, sampling_rate=rate)
-    return sampling, lot
+    sampling, batch = kind.for_client(public_size, batch_size, sampling_rate=rate)
+    return sampling, batch
 
 
 def whole_round_steps(privacy: PrivacySettings | None, local: LocalSettings, examples: int) -> int:
@@ -117,7 +119,7 @@ def whole_round_steps(privacy: PrivacySettings | None, local: LocalSettings, exa
         return local.steps
     if privacy is None:
         size = max(1, examples)
-        return _steps_at(local, local.lot(size) / size)
+        return _steps_at(local, local.expected_batch(size) / size)
     size = max(1, privacy.adjacency.declared_examples or examples)
     return _steps_at(local, _sampling(privacy, local, size)[0].sampling_rate)
 
@@ -148,7 +150,7 @@ def _spaced(sampling: Sampling, bands: int) -> Sampling:
         ) from error
 
 
-def _largest_lot(privacy: PrivacySettings, public_size: int) -> int:
+def _largest_batch(privacy: PrivacySettings, public_size: int) -> int:
     """Return the public upper limit of the batch size."""
     if privacy.adjacency.name != "add_remove":
         return public_size
@@ -186,42 +188,42 @@ def chosen_noise(privacy: PrivacySettings) -> ChosenNoise:
     )
 
 
-def given_noise(privacy: PrivacySettings, expected_lot: float) -> float | None:
+def given_noise(privacy: PrivacySettings, expected_batch: float) -> float | None:
     """Return the noise multiplier of a step that the settings give, or None if they give none.
 
     Args:
         privacy: the client's privacy settings.
-        expected_lot: the client's expected batch size.
+        expected_batch: the client's expected batch size.
     """
     if not has_all_noise(privacy.clipping.groups):
         return privacy.noise_multiplier
     together = chosen_noise(privacy).together
-    return None if together is None else _groups(privacy, expected_lot).whole_noise(together)
+    return None if together is None else _groups(privacy, expected_batch).whole_noise(together)
 
 
-def _groups(privacy: PrivacySettings, expected_lot: float) -> PatternClipping:
+def _groups(privacy: PrivacySettings, expected_batch: float) -> PatternClipping:
     settings = privacy.clipping
     clipping = PatternClipping(
         tuple(settings.groups), tuple(group.max_grad_norm for group in settings.groups.values())
     )
     if settings.name != "adaptive":
         return clipping
-    return replace(clipping, **_adaptation(settings, expected_lot))
+    return replace(clipping, **_adaptation(settings, expected_batch))
 
 
-def clipping_of(privacy: PrivacySettings, expected_lot: float) -> Clipping:
+def clipping_of(privacy: PrivacySettings, expected_batch: float) -> Clipping:
     """Return the clipping that the settings describe.
 
     Args:
         privacy: the client's privacy settings.
-        expected_lot: the client's expected batch size.
+        expected_batch: the client's expected batch size.
     """
     settings = privacy.clipping
     if settings.groups:
-        return _groups(privacy, expected_lot)
+        return _groups(privacy, expected_batch)
     match settings.name:
         case "adaptive":
-            return AdaptiveClipping(privacy.clip_norm, **_adaptation(settings, expected_lot))
+            return AdaptiveClipping(privacy.clip_norm, **_adaptation(settings, expected_batch))
         case "flat":
             return FlatClipping(privacy.clip_norm)
         case "automatic":
@@ -230,11 +232,11 @@ def clipping_of(privacy: PrivacySettings, expected_lot: float) -> Clipping:
             return GroupClipping(privacy.clip_norm, bounds=settings.rule)
 
 
-def _adaptation(settings: AdaptiveClippingSettings, expected_lot: float) -> dict[str, float]:
+def _adaptation(settings: AdaptiveClippingSettings, expected_batch: float) -> dict[str, float]:
     """Return the attributes of adaptive clipping by name."""
     noise = settings.count_noise
     return {
-        "count_noise": expected_lot / LOT_OVER_COUNT_NOISE if noise is None else noise,
+        "count_noise": expected_batch / BATCH_OVER_COUNT_NOISE if noise is None else noise,
         "quantile": settings.quantile,
         "learning_rate": settings.learning_rate,
     }

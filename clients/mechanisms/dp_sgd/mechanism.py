@@ -23,9 +23,9 @@ from fedsim.accountant import Event, Gaussian, JointGaussian
 from fedsim.accountant.groups import group_noise_multiplier
 from fedsim.clients.clipping.clipping import Clipping, Groups
 from fedsim.clients.correlated_noise import NoiseCorrelation
+from fedsim.clients.gradients.padded_batches import padded_rows
 from fedsim.clients.gradients.parameters import FlatParameters
-from fedsim.clients.gradients.per_example import LotStatistics
-from fedsim.clients.gradients.tiles import tile_rows
+from fedsim.clients.gradients.per_example import BatchStatistics
 from fedsim.clients.mechanisms.contract import SummedMechanism
 from fedsim.clients.mechanisms.dp_sgd.noise_allocation import (
     ChosenNoise,
@@ -38,7 +38,7 @@ from fedsim.clients.sampling.sampling import Charges, Sampling
 from fedsim.noise.grid import DEVIATION, SATURATION, SumRounding, effective_multiplier
 from fedsim.noise.release import release_
 from fedsim.noise.sources import NoiseSource
-from fedsim.protocol.noisy_sums import LearntBound
+from fedsim.protocol.noisy_sums import AdaptiveClipNorm
 
 COUNT_SENSITIVITY = 0.5  # of Σ (b_i − ½), where b_i is 1 if example i is within its bound
 
@@ -61,13 +61,13 @@ class DpSgdMechanism(SummedMechanism):
         sampling: how batches are drawn.
         clipping: how per-example gradients are clipped.
         noise_multiplier: z of the whole release of a step.
-        expected_lot: L, the public expected batch size, by which sums are divided.
+        expected_batch: L, the public expected batch size, by which sums are divided.
         allocation: how the noise is divided among groups (see `group_noise`).
         max_physical_batch: largest physical batch, in examples; None puts the whole batch in memory
             at once. It changes the order of summation, and nothing else.
         bound_groups: groups of the parameters of the model, set by `for_model`, or None as long
             as the model is unknown.
-        largest_lot: public upper limit of the batch size, which bounds the rounding of sums.
+        largest_batch: public upper limit of the batch size, which bounds the rounding of sums.
         correlation: the correlation of noise from step to step, or None if noise is independent.
             With it, two uses of an example must be as many steps apart as it has bands, and all
             planned steps are one event.
@@ -79,16 +79,16 @@ class DpSgdMechanism(SummedMechanism):
     sampling: Sampling
     clipping: Clipping
     noise_multiplier: float
-    expected_lot: float
+    expected_batch: float
     allocation: NoiseAllocation = "uniform"
     max_physical_batch: int | None = None
     bound_groups: Groups | None = None
-    largest_lot: int = 0
+    largest_batch: int = 0
     correlation: NoiseCorrelation | None = None
 
     def __post_init__(self) -> None:
-        if not 0.0 < self.expected_lot < float("inf"):
-            raise ValueError(f"expected_lot must be > 0 and finite, got {self.expected_lot!r}")
+        if not 0.0 < self.expected_batch < float("inf"):
+            raise ValueError(f"expected_batch must be > 0 and finite, got {self.expected_batch!r}")
         if self.max_physical_batch is not None and self.max_physical_batch < 1:
             raise ValueError(f"max_physical_batch must be >= 1, got {self.max_physical_batch}")
         gradient_noise = self.clipping.gradient_noise(self.noise_multiplier)
@@ -119,7 +119,7 @@ class DpSgdMechanism(SummedMechanism):
         return self.sampling.sampling_rate
 
     @property
-    def adapted_clip_norm(self) -> LearntBound | None:
+    def adapted_clip_norm(self) -> AdaptiveClipNorm | None:
         """The clip norm of the next batch under adaptive clipping, or None if it is fixed."""
         return self.clipping.adapted_clip_norm
 
@@ -157,7 +157,7 @@ class DpSgdMechanism(SummedMechanism):
     @property
     def most_examples(self) -> int:
         """Largest number of examples that a client may have: the upper limit of the batch size."""
-        return self.largest_lot
+        return self.largest_batch
 
     def steps_of_round(self, planned: range, charged: range, *, has_examples: bool) -> range:
         """Return the numbers of the round's local steps: `charged`, as each step is a release."""
@@ -212,7 +212,7 @@ class DpSgdMechanism(SummedMechanism):
         Raises:
             NoiseRangeError: the dtype cannot hold the noise or the clipped gradients.
         """
-        deviations = tuple(s / self.expected_lot for s in self.standard_deviations(groups))
+        deviations = tuple(s / self.expected_batch for s in self.standard_deviations(groups))
         if self.noise_multiplier == 0.0:  # no noise, so no distribution to preserve
             return deviations
         hint = "choose another max_grad_norm; lr can make up for it"
@@ -220,9 +220,9 @@ class DpSgdMechanism(SummedMechanism):
             raise NoiseRangeError(f"the standard deviation of noise underflows to 0; {hint}")
         bounds = groups.bounds
         for name, sizes in (
-            ("noise_multiplier · max_grad_norm / expected lot", deviations),
+            ("noise_multiplier · max_grad_norm / expected batch", deviations),
             ("max_grad_norm", bounds),
-            ("max_grad_norm / expected lot", [bound / self.expected_lot for bound in bounds]),
+            ("max_grad_norm / expected batch", [bound / self.expected_batch for bound in bounds]),
         ):
             try:
                 check_deviations(sizes, dtype, name)
@@ -243,12 +243,12 @@ class DpSgdMechanism(SummedMechanism):
 
     def _check_grid(self, groups: Groups) -> None:
         """Raise an error if the noise is so small that usual sums would exceed the grid's range."""
-        least = _LOTS_ON_GRID * self.expected_lot * DEVIATION / SATURATION
+        least = _BATCHES_ON_GRID * self.expected_batch * DEVIATION / SATURATION
         for sigma, bound in zip(self.standard_deviations(groups), groups.bounds, strict=True):
             if sigma < least * bound:
                 raise NoiseRangeError(
                     f"a noise_multiplier of {sigma / bound:.3g} is too small for batches of "
-                    f"{self.expected_lot:g}: their sums would be cut off at the end of the grid; "
+                    f"{self.expected_batch:g}: their sums would be cut off at the end of the grid; "
                     f"set a noise_multiplier of {least:.2g} or more, or 0 for no privacy"
                 )
 
@@ -261,17 +261,17 @@ class DpSgdMechanism(SummedMechanism):
         return tuple(sigma / DEVIATION if sigma else 1.0 for sigma in sigmas)
 
     @property
-    def tile_rows(self) -> int:
-        """R, the public number of rows of a client in a padded batch (see `tiles`)."""
-        return tile_rows(self.sampling.usual_lot(self.expected_lot), self.max_physical_batch)
+    def padded_rows(self) -> int:
+        """R, the public number of rows of a client in a padded batch (see `padded_batches`)."""
+        return padded_rows(self.sampling.usual_batch(self.expected_batch), self.max_physical_batch)
 
     @cached_property
     def rounding(self) -> SumRounding:
         """How sums of gradients are rounded; it does not depend on `max_physical_batch`."""
-        rows = tile_rows(self.sampling.usual_lot(self.expected_lot))
-        return SumRounding.of(self.largest_lot, rows)
+        rows = padded_rows(self.sampling.usual_batch(self.expected_batch))
+        return SumRounding.of(self.largest_batch, rows)
 
-    def adapt(self, statistics: LotStatistics, noise: NoiseSource) -> Self:
+    def adapt(self, statistics: BatchStatistics, noise: NoiseSource) -> Self:
         """Return the mechanism of the next batch, with the clip norm adapted to the current batch.
 
         The noisy count that adaptive clipping uses is part of `event`, so call this once for each
@@ -294,10 +294,10 @@ class DpSgdMechanism(SummedMechanism):
         )
         places = [(slice(m, m + 1), noisy.new_tensor([[step]])) for m, step in enumerate(steps)]
         release_(noisy, [noise], places, noisy)
-        within = [count / self.expected_lot + 0.5 for count in noisy[0].tolist()]
+        within = [count / self.expected_batch + 0.5 for count in noisy[0].tolist()]
         return self._with_clipping(self.clipping.adapt(*within))
 
-    def resume(self, clip_norm: LearntBound | None) -> Self:
+    def resume(self, clip_norm: AdaptiveClipNorm | None) -> Self:
         """Return the mechanism with an adapted clip norm.
 
         Guarantee: `event` is the same for every clip norm, so a wrong one costs accuracy only.
@@ -318,12 +318,12 @@ class DpSgdMechanism(SummedMechanism):
 
     def sum_scale(self, weight: int, *, lr: float, clip_norm: float) -> float:
         """Return a_k C_k, the L2 sensitivity of the client's weighted update to one example."""
-        return weight * lr / self.expected_lot * clip_norm
+        return weight * lr / self.expected_batch * clip_norm
 
     @property
     def largest_integer(self) -> int:
         """Upper bound of the absolute value of an integer of the clipped sum before noise."""
-        return math.ceil(self.largest_lot / self.noise_multiplier * DEVIATION * 1.001) + 1
+        return math.ceil(self.largest_batch / self.noise_multiplier * DEVIATION * 1.001) + 1
 
     def release_variance(
         self, parameters: FlatParameters, lr: float | None, round_steps: int
@@ -342,7 +342,7 @@ class DpSgdMechanism(SummedMechanism):
         sizes = groups.dimensions or (parameters.size,)
         deviations = self.standard_deviations(groups)
         square = sum(d * s**2 for d, s in zip(sizes, deviations, strict=True))
-        return square * (lr / self.expected_lot) ** 2
+        return square * (lr / self.expected_batch) ** 2
 
     def _with_clipping(self, clipping: Clipping) -> Self:
         """Return the mechanism with another clipping, and its clip norms in `bound_groups`."""
@@ -381,4 +381,4 @@ class DpSgdMechanism(SummedMechanism):
         return 1.0 if self.correlation is None else self.correlation.column_norm
 
 
-_LOTS_ON_GRID = 4.0  # a Poisson batch may be larger than expected
+_BATCHES_ON_GRID = 4.0  # a Poisson batch may be larger than expected

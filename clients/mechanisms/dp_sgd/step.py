@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim.clients.gradients.per_example import ClipBounds, PerExampleGradients, Tile
-from fedsim.clients.mechanisms.dp_sgd.lot_sums import LotSums
+from fedsim.clients.gradients.per_example import ClipBounds, PaddedBatch, PerExampleGradients
+from fedsim.clients.mechanisms.dp_sgd.batch_sums import BatchSums
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.noise.release import Scales, release_
 from fedsim.noise.sources import NoiseSource
@@ -50,7 +50,7 @@ class PrivateStep:
         self._gradients, self._parameters = gradients, gradients.parameters
         self._rows, self._divides = rows, divides
         roundings = [None if mechanism is None else mechanism.rounding for mechanism in mechanisms]
-        self._sums = LotSums(gradients, roundings, rows)
+        self._sums = BatchSums(gradients, roundings, rows)
         self.use(mechanisms)
 
     def use(self, mechanisms: Sequence[DpSgdMechanism | None]) -> None:
@@ -67,13 +67,13 @@ class PrivateStep:
             else mechanism.grid_steps(group)
             for mechanism, group in zip(mechanisms, groups, strict=True)
         ]
-        lots = [
-            [0.0] if mechanism is None else [1.0 / mechanism.expected_lot]
+        batches = [
+            [0.0] if mechanism is None else [1.0 / mechanism.expected_batch]
             for mechanism in mechanisms
         ]
         units, bounds, shares = (
             torch.tensor(table, dtype=torch.float64, device=self._parameters.data.device)
-            for table in (grid_lengths, [(group or first).bounds for group in groups], lots)
+            for table in (grid_lengths, [(group or first).bounds for group in groups], batches)
         )
         scales = self._by_row(units.reciprocal())
         self._clip = ClipBounds(present[0].clipping, first.members, self._by_row(bounds), scales)
@@ -85,7 +85,7 @@ class PrivateStep:
     def take(
         self,
         values: Tensor,
-        tiles: Iterator[Tile],
+        padded_batches: Iterator[PaddedBatch],
         sizes: Sequence[int],
         noises: Sequence[NoiseSource | None],
         into: Tensor,
@@ -94,7 +94,7 @@ class PrivateStep:
 
         Args:
             values: flat parameters of each client (K, size).
-            tiles: the padded batches that together hold the clients' batches.
+            padded_batches: the padded batches that together hold the clients' batches.
             sizes: number of examples in each client's batch (K,).
             noises: the noise source of each client; an entry is None where no noise is added.
             into: tensor that is overwritten with the releases (K, size).
@@ -105,10 +105,10 @@ class PrivateStep:
         """
         within = np.zeros((len(sizes), len(self._clip.members)), dtype=np.int64)
         self._sums.begin(sizes)
-        for tile in tiles:
-            weights = tile.example_weights.unsqueeze(1)  # 0 marks a row of padding
+        for padded in padded_batches:
+            weights = padded.example_weights.unsqueeze(1)  # 0 marks a row of padding
             clip = replace(self._clip, scales=self._clip.scales * weights)
-            rows = self._gradients.clipped(values, tile, clip)
+            rows = self._gradients.clipped(values, padded, clip)
             if self.adapts:
                 near = (rows.norms <= clip.bounds) & (weights > 0)
                 within += near.view(len(sizes), self._rows, -1).sum(1).cpu().numpy()

@@ -1,4 +1,4 @@
-"""The digits with one split for all seeds, so that runs differ in lots and noise alone."""
+"""The digits with one split for all seeds, so that runs differ in batches and noise alone."""
 
 from typing import Any
 

@@ -19,7 +19,7 @@ REDUCED: dict[str, Any] = {
     "federation.rounds": 60,
     "federation.clients_per_round": 6,
     "local.batch_size": 80,
-    "privacy.noise_multiplier": 12.0,  # a tenth, as the lots
+    "privacy.noise_multiplier": 12.0,  # a tenth, as the batches
 }
 
 
@@ -61,12 +61,12 @@ def measure(setup: Setup, *, steps: int) -> list[Row]:
 
 SETTINGS = (
     "As published: Logistic(5, 5), the most heterogeneous of three, 40 features, 10 classes, 100 "
-    "users of 5,000 examples of which a fifth is for tests, 20 users a round, lots of a fifth, "
+    "users of 5,000 examples of which a fifth is for tests, 20 users a round, batches of a fifth, "
     "400 rounds, clipping at 1, σ = 60 (relative to 2 C, so `noise_multiplier: 120`), inputs of "
     "unit norm, training loss over all users against the best linear model, natural logarithm. "
     "Not as published: one bound for the whole gradient, where the authors' code clips weight and "
-    "bias at the median norm of each lot, which no ε covers; no rescaling of inputs by private "
-    "ranges; Poisson lots; no rounds that only warm up control variates; a learning rate of 5/K "
+    "bias at the median norm of each batch, which no ε covers; no rescaling of inputs by private "
+    "ranges; Poisson batches; no rounds that only warm up control variates; a learning rate of 5/K "
     "for both, chosen for DP-FedAvg with a seed that is not reported. At reduced size: 30 users "
     "of 500 examples, 60 rounds, a tenth of the noise."
 )

@@ -12,7 +12,7 @@ ORIGIN = "UCI Machine Learning Repository, Heart Disease; its license is to be r
 SETTINGS = (
     "As published: four centres, a logistic regression, clipping at 1.1, Adam with learning rate "
     "0.001, batches of 4, 15 rounds of 100 local updates, δ = 1e-3, the split of FLamby, five "
-    "seeds. Not as published: Poisson lots; Adam's state begins anew in each round; accuracy "
+    "seeds. Not as published: Poisson batches; Adam's state begins anew in each round; accuracy "
     "is over all test patients together. The tolerance is the published deviation over seeds."
 )
 

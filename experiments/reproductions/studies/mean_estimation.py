@@ -70,7 +70,7 @@ def release(values: Floats, noise: float, seed: np.random.SeedSequence) -> Float
         sample_size=values.shape[1],
         noise_multiplier=noise,
         max_grad_norm=CLIP,
-        lots="poisson",  # all examples, each with probability 1
+        batches="poisson",  # all examples, each with probability 1
         seed=seed,
     )
     engine.attach(optimizer)

@@ -24,7 +24,7 @@ def measure(setup: Setup) -> list[Row]:
         published, tight = MomentsAccountant(), PldAccountant()
         for accountant in (published, tight):
             accountant.compose(event, count=steps)
-        where = f"{library}: σ = {noise}, {epochs} epochs of lots of {batch}"
+        where = f"{library}: σ = {noise}, {epochs} epochs of batches of {batch}"
         value = published.get_epsilon(DELTA)
         rows.append(number_row(f"ε, {where}", epsilon, value, tolerance=0.03))
         rows.append(context_row(f"tight ε, {where}", Unit().text(tight.get_epsilon(DELTA))))

@@ -64,7 +64,8 @@ def tests_of(one: VariantRuns, other: VariantRuns) -> list[Test]:
 def measure(setup: Setup) -> list[Row]:
     """Return the tests of both trust models against pooled data, and those of the control."""
     runs = run_variants("pooled_compare.yaml", setup, variants=("distributed", "central", CONTROL))
-    # Seeds of their own: with the same seed runs share lots and noise, and the samples would pair.
+    # Seeds of their own: with the same seed runs share batches and noise, and the samples would
+    # pair.
     others = [seed + OTHER_SEEDS for seed in setup.seeds]
     alone = replace(setup, seeds=others, out=setup.out / "pooled")
     pooled = run_variants("pooled_compare.yaml", alone, variants=("pooled", CONTROL))["pooled"]
@@ -91,7 +92,7 @@ def measure(setup: Setup) -> list[Row]:
 SETTINGS = (
     "Ten clients of the digits with sampling rate 0.2, all of them in each sum (m = n) and none "
     "colluding (t = 0), a trusted server, and one client with all data, 20 rounds of one step "
-    "each. Split and initial model are the same in all runs; lots and noise are independent. "
+    "each. Split and initial model are the same in all runs; batches and noise are independent. "
     "Permutation tests of the final models and of their accuracy reject a true claim, in any of "
     "the six tests, with probability at most 0.001. The control shows that the tests see a noise "
     "that is 10 % too small."

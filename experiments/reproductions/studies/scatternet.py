@@ -14,7 +14,8 @@ FILES = {"mnist": "train-images*", "fashion_mnist": "train-images*", "cifar10": 
 REDUCED = {"federation.rounds": 5}
 SETTINGS = (
     "As published: scattering features of two layers and eight directions, one linear layer, "
-    "ε = 3, δ = 1e-5, clipping at 0.1, the published lots, 40 epochs, momentum 0.9; one client has "
+    "ε = 3, δ = 1e-5, clipping at 0.1, the published batches, 40 epochs, momentum 0.9; one client "
+    "has "
     "all images. Not as published: features are centred and of unit norm for each image, where the "
     "authors normalise groups of channels or use noisy statistics; learning rates are theirs times "
     "the norm of normalised features. At reduced size 5 epochs at the same ε. The official files "

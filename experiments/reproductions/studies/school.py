@@ -15,10 +15,11 @@ PUBLISHED = {"fedavg": 0.02564, "local": 0.02628, "mr-mtl": 0.02394}
 NAMES = {"fedavg": "FedAvg", "local": "each school alone", "mr-mtl": "MR-MTL, λ = 1"}
 TOLERANCE = 0.0005  # two test sets of 3,000 pupils differ by that much
 SETTINGS = (
-    "As published: 139 schools, a linear model from zero, ε = 6, δ = 1e-3, clipping at 1, lots of "
+    "As published: 139 schools, a linear model from zero, ε = 6, δ = 1e-3, clipping at 1, batches "
+    "of "
     "32, one epoch in each of 200 rounds, learning rate 0.01, noise by Rényi DP, weights by size, "
     "features standardised in each school, a fifth of its pupils for the test, five seeds. Not as "
-    "published: lots are drawn as they are charged, by Poisson sampling, and an epoch is ⌈n/32⌉ "
+    "published: batches are drawn as they are charged, by Poisson sampling, and an epoch is ⌈n/32⌉ "
     "steps, where the authors shuffle and charge ⌊n/32⌋; other divisions into training and test "
     "pupils; the mean of MR-MTL is not weighted, and its pull is added after clipping."
 )

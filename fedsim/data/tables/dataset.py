@@ -14,7 +14,7 @@ from fedsim.data.file_names import unknown_name
 from fedsim.data.settings import FILE_GROUP, FileDataset
 from fedsim.data.tables.column import CellError, Cells, Column, TargetCells
 from fedsim.data.tables.settings import ColumnSettings, as_text
-from fedsim.data.tables.table import Block, CsvTable, ParquetTable, Table
+from fedsim.data.tables.table import CsvTable, ParquetTable, Table, TableBlock
 
 
 @dataclass(frozen=True, eq=False)
@@ -244,7 +244,7 @@ def _filled(
     return part
 
 
-def _features(table: Table, block: Block, columns: Sequence[Column]) -> NDArray[np.float64]:
+def _features(table: Table, block: TableBlock, columns: Sequence[Column]) -> NDArray[np.float64]:
     features = []
     for column in columns:
         try:

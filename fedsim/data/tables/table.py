@@ -19,7 +19,7 @@ from fedsim.data.tables.settings import as_text
 
 
 @dataclass(frozen=True)
-class Block:
+class TableBlock:
     """A block of n rows of a table.
 
     Attributes:
@@ -44,7 +44,7 @@ class Table(Protocol):
         """Names of the columns, in order, without repetitions."""
         ...
 
-    def blocks(self, columns: Sequence[str]) -> Iterator[Block]:
+    def blocks(self, columns: Sequence[str]) -> Iterator[TableBlock]:
         """Yield the cells of some columns, block by block.
 
         Raises:
@@ -53,7 +53,7 @@ class Table(Protocol):
         ...
 
     def where(self, place: int) -> str:
-        """Return the file and line (or row) of a row for messages, from its `Block.places`."""
+        """Return the file and line (or row) of a row for messages, from its `TableBlock.places`."""
         ...
 
 
@@ -118,7 +118,7 @@ class CsvTable:
         check_names(path, headers[chosen])
         return cls(path, tuple(headers[chosen]), chosen, encoding)
 
-    def blocks(self, columns: Sequence[str]) -> Iterator[Block]:
+    def blocks(self, columns: Sequence[str]) -> Iterator[TableBlock]:
         """Yield the cells of some columns as text, `_BLOCK_ROWS` rows at a time.
 
         Raises:
@@ -130,7 +130,7 @@ class CsvTable:
             for line, row in taken:
                 self._check_width(line, row)
             cells = {self.names[index]: [row[index] for _, row in taken] for index in wanted}
-            yield Block(cells, [line for line, _ in taken])
+            yield TableBlock(cells, [line for line, _ in taken])
 
     def where(self, place: int) -> str:
         """Return the file and line of a row, from its line number."""
@@ -199,7 +199,7 @@ class ParquetTable:
         check_names(path, names)
         return cls(path, names, content)
 
-    def blocks(self, columns: Sequence[str]) -> Iterator[Block]:
+    def blocks(self, columns: Sequence[str]) -> Iterator[TableBlock]:
         """Yield the cells of some columns: numbers with NaN for missing cells, dates, or text.
 
         Raises:
@@ -208,7 +208,7 @@ class ParquetTable:
         rows = self.content.num_rows
         if rows:
             cells = {name: self._cells(name) for name in columns}
-            yield Block(cells, range(1, rows + 1))
+            yield TableBlock(cells, range(1, rows + 1))
 
     def where(self, place: int) -> str:
         """Return the file and number of a row, counted from 1."""

@@ -98,11 +98,11 @@ def check_declaration(
             f"{name} sends more than the model to the clients of a round, and clients of a buffer "
             "start in other rounds; use another strategy, or participation: {scheme: uniform}",
         )
-    if kind.keeps_client_models and federation.server_averaging is not None:
+    if kind.keeps_client_models and federation.ema_decay is not None:
         yield (
-            ("federation", "server_averaging"),
+            ("federation", "ema_decay"),
             f"averages global models, and with strategy {name} every client has its own, which is "
-            "scored; remove server_averaging",
+            "scored; remove ema_decay",
         )
     private = kind.private_numbers()
     if private and privacy is not None:

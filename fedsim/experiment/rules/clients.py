@@ -49,7 +49,7 @@ def check_weighting(
     """Yield the weights that would reveal what the adjacency keeps private."""
     weights = federation.weights
     if weights.uses_sizes and privacy.adjacency.name == "add_remove":
-        other = ", size_power: 0" if weights.name == "noise" else ""
+        other = ", size_power: 0" if weights.name == "examples_over_noise" else ""
         yield (
             ("federation", "weighting"),
             f"'{weights.name}' would reveal client sizes, which adjacency add_remove keeps "
@@ -89,7 +89,7 @@ def check_lr_schedule(local: LocalSettings, sections: Sections) -> Iterator[Path
     privacy, federation = sections.privacy, sections.federation
     if local.lr_schedule is None:
         return
-    if privacy is not None and privacy.trust.name != "local" and privacy.release_kind.draws_lots:
+    if privacy is not None and privacy.trust.name != "local" and privacy.release_kind.draws_batches:
         yield (
             _LR_SCHEDULE,
             f"trust: {privacy.trust.name} plans the grid of all sums for one learning rate; remove "

@@ -239,22 +239,23 @@ def _check_transforms(model: ModelSettings, data: DataSettings | None) -> Iterat
 
 
 def check_views(local: LocalSettings, sections: Sections) -> Iterator[PathMessage]:
-    """Yield the reasons why examples have no views (`local.augmentations`)."""
+    """Yield the reasons why examples have no views (`local.augmentation_multiplicity`)."""
     data, model = sections.data, sections.model
     if local.views is None:
         return
-    key = "augmentations" if local.augment is None else "augment"
+    key = "augmentation_multiplicity" if local.augmentations is None else "augmentations"
     if data is not None and data.features == "tokens":
         yield (
             ("local", key),
             "views shift, mirror or blur numbers, and data.features is tokens; remove "
-            "augmentations and augment",
+            "augmentation_multiplicity and augmentations",
         )
     if model is not None and model.features:
         yield (
             ("local", key),
             "views are drawn anew in each step, and model.features transforms each example once, "
-            "before training; remove augmentations and augment, or model.features",
+            "before training; remove augmentation_multiplicity and augmentations, or "
+            "model.features",
         )
 
 

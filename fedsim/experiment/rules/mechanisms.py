@@ -155,7 +155,7 @@ def _check_descent(local: LocalSettings) -> Iterator[PathMessage]:
             f"above 0 makes; set weight_decay: 0.01, for example, {_GRADIENT}",
         )
     if local.views is not None:
-        yield ("local", "augment"), f"{proven}, on the examples as they are; remove the views"
+        yield ("local", "augmentations"), f"{proven}, on the examples as they are; remove the views"
     if local.max_physical_batch is not None:
         yield (
             ("local", "max_physical_batch"),
@@ -206,10 +206,10 @@ def check_zeroth_order(local: LocalSettings, sections: Sections) -> Iterator[Pat
             f"{_WHAT} the directions of each round are others, so only means of one round's "
             f"coefficients have a meaning, got {federation.algorithm.name!r}; use fedavg",
         )
-    if federation is not None and federation.server_averaging is not None:
+    if federation is not None and federation.ema_decay is not None:
         yield (
-            ("federation", "server_averaging"),
-            f"{_WHAT} the server keeps coefficients and no models; remove server_averaging",
+            ("federation", "ema_decay"),
+            f"{_WHAT} the server keeps coefficients and no models; remove ema_decay",
         )
     if federation is not None and federation.participation.scheme == "buffered":
         yield (
@@ -274,9 +274,9 @@ _USED: dict[str, frozenset[str]] = {
             "batch_size",
             "max_physical_batch",
             "optimizer",
+            "augmentation_multiplicity",
             "augmentations",
-            "augment",
-            "cohort",
+            "vectorized_clients",
         }
     ),
     "privacy": frozenset(

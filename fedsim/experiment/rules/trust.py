@@ -84,7 +84,7 @@ def _check_weights(
     """Check that no weight depends on what a client has."""
     weights = federation.weights
     if weights.uses_sizes:
-        other = ", size_power: 0" if weights.name == "noise" else ""
+        other = ", size_power: 0" if weights.name == "examples_over_noise" else ""
         yield (
             ("federation", "weighting"),
             f"'{weights.name}' would reveal client sizes, which are part of what unit: client "
@@ -217,7 +217,7 @@ def _check_one_step(
 
 
 def _check_noise(privacy: PrivacySettings, failed: Collection[str]) -> Iterator[PathMessage]:
-    """Check that a step is one independent Gaussian on a fixed bound, of a Poisson lot."""
+    """Check that a step is one independent Gaussian on a fixed bound, of a Poisson batch."""
     trust, clippings = privacy.trust.name, LINEAR_CLIPPINGS["example"]
     if privacy.clipping.groups and "sum_clipping" in failed:
         yield (
@@ -231,7 +231,7 @@ def _check_noise(privacy: PrivacySettings, failed: Collection[str]) -> Iterator[
             f"trust: {trust} has no proof for clipping {privacy.clipping.name}; use "
             f"{' or '.join(clippings)}",
         )
-    if "poisson_lots" in failed:
+    if "poisson_batches" in failed:
         yield (
             ("privacy", "sampling"),
             f"trust: {trust} has no proof for sampling {privacy.sampling.name}; use poisson",

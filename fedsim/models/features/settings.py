@@ -28,7 +28,7 @@ _REFUSED = {
         *("pca", "whiten", "whitening", "zca", "lda", "normalize", "normalise", "min_max"),
         *("minmax", "quantile", "rank", "impute", "batch_norm", "select", "kmeans"),
     )
-}
+} | {"orientations": "orientations is now named hog; write hog"}
 
 
 def _constants(value: Any) -> float | list[float]:
@@ -79,8 +79,8 @@ class StandardizeSettings(Settings):
     )
 
 
-class OrientationSettings(Settings):
-    """Settings of `orientations`: maps of gradient orientations of an image."""
+class HogSettings(Settings):
+    """Settings of `hog`: maps of gradient orientations of an image."""
 
     bins: int = Field(default=8, ge=2, le=64, description="directions over the full circle")
     window: int = Field(default=3, ge=1, le=64, description="side of a pooling window, in pixels")
@@ -138,7 +138,7 @@ class FeatureSettings(Settings):
     standardize: Annotated[StandardizeSettings | None, BeforeValidator(_refuse_fit)] = Field(
         default=None, description="(x - mean) / std with public constants"
     )
-    orientations: OrientationSettings | None = Field(
+    hog: HogSettings | None = Field(
         default=None, description="gradients of an image, divided among directions and pooled"
     )
     random_fourier: RandomFourierSettings | None = Field(
@@ -205,7 +205,7 @@ class FeatureSettings(Settings):
 
 
 # Transforms that may be written as a name alone, with their value.
-_ALONE: dict[str, object] = {"unit_norm": {}, "log": 1.0, "orientations": {}, "scattering": {}}
+_ALONE: dict[str, object] = {"unit_norm": {}, "log": 1.0, "hog": {}, "scattering": {}}
 
 FEATURES: dict[str, str] = {
     name: field.description or "" for name, field in FeatureSettings.model_fields.items()
@@ -275,7 +275,7 @@ def _fitting(setting: str, value: object, shape: Shape) -> Shape:
     return shape
 
 
-def _oriented(value: OrientationSettings, shape: Shape) -> Shape:
+def _oriented(value: HogSettings, shape: Shape) -> Shape:
     *_, height, width = image_shape(shape)
     if min(height, width) < value.window:
         raise ValueError(
@@ -328,7 +328,7 @@ _SHAPES: Mapping[str, Callable[[Any, Shape], Shape]] = {
     "unit_norm": _same,
     "log": _same,
     "standardize": _standardized,
-    "orientations": _oriented,
+    "hog": _oriented,
     "random_fourier": _random,
     "scattering": _scattered,
 }

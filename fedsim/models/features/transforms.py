@@ -20,7 +20,7 @@ from fedsim.models.catalog import ModelError
 from fedsim.models.features.scattering import scattering
 from fedsim.models.features.settings import (
     FeatureSettings,
-    OrientationSettings,
+    HogSettings,
     RandomFourierSettings,
     Shape,
     StandardizeSettings,
@@ -87,7 +87,7 @@ def _random_fourier(value: RandomFourierSettings, shape: tuple[int, ...]) -> Tra
     return transform
 
 
-def _orientations(value: OrientationSettings, shape: tuple[int, ...]) -> Transform:
+def _hog(value: HogSettings, shape: tuple[int, ...]) -> Transform:
     """Return the function that maps an image to orientation maps (channels * bins, rows, columns).
 
     The maps show where an image has edges, and of which direction. Gradients are central
@@ -147,7 +147,7 @@ _TRANSFORMS: Mapping[str, Callable[[Any, tuple[int, ...]], Transform]] = {
     "unit_norm": _unit_norm,
     "log": _log,
     "standardize": _standardize,
-    "orientations": _orientations,
+    "hog": _hog,
     "random_fourier": _random_fourier,
     "scattering": scattering,
 }

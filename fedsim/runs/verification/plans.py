@@ -23,7 +23,7 @@ from fedsim.federation.aggregate_noise import share_noise
 from fedsim.federation.client_plans import client_plans, client_weights
 from fedsim.federation.schedule import StepSchedule, participation_of
 from fedsim.protocol.arrays import digest, to_numpy
-from fedsim.protocol.noisy_sums import LearntBound
+from fedsim.protocol.noisy_sums import AdaptiveClipNorm
 from fedsim.runs.directory import RunFiles
 from fedsim.runs.recorded_terms import CLIENT_TERMS, recorded_client_terms
 from fedsim.runs.resume import contradictions
@@ -114,7 +114,7 @@ def unread_tables(files: RunFiles) -> Iterator[str]:
 
 
 def _against_plan(
-    row: PrivateClientRow, own: ClientPrivacy, plan: PrivacyPlan, clip_norm: LearntBound | None
+    row: PrivateClientRow, own: ClientPrivacy, plan: PrivacyPlan, clip_norm: AdaptiveClipNorm | None
 ) -> Iterator[str]:
     planned = recorded_client_terms(own, plan, clip_norm)
     for name in CLIENT_TERMS:
@@ -206,7 +206,7 @@ def _tables(settings: PrivacySettings, rows: list[PrivateClientRow]) -> Mapping[
 
 
 def _is_unreadable(settings: PrivacySettings, own: ClientPrivacy) -> bool:
-    """Whether a table gives a client's sampling rate, which its lots may only approximate."""
+    """Whether a table gives a client's sampling rate, which its batches may only approximate."""
     entry = None if own.group is None else settings.clients[own.group]
     return entry is not None and "sampling_rate" in entry.columns
 

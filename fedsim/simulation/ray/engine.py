@@ -157,7 +157,7 @@ class RayEngine(Engine):
             logger.warning(
                 "runtime.workers: %d workers, but only %d start: clients that train together stay "
                 "on one worker, and the experiment has %d such ranges; use workers: %d, or a "
-                "smaller local.cohort",
+                "smaller local.vectorized_clients",
                 *(self._settings.workers, len(shares), len(ranges), len(shares)),
             )
         gpus = self._check_resources(len(shares))

@@ -55,7 +55,7 @@ def notes_of(federation: Federation, ranking: Ranking, rows: Sequence[Ranked]) -
     """
     best = next((row for row in rows if row.name == PROPOSAL), rows[0])
     if best.rates == (1.0, 1.0):
-        yield "sampling: at a sampling rate of 1 every privacy.sampling gives the same lots"
+        yield "sampling: at a sampling rate of 1 every privacy.sampling gives the same batches"
     yield from _fewer_values(ranking, best)
     yield from _trust(federation, ranking, rows, best)
 

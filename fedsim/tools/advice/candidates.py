@@ -203,13 +203,13 @@ _FIGURES = 2  # significant digits of a learning rate
 
 
 @dataclass(frozen=True)
-class Candidate:
+class AdviceCandidate:
     """One schedule.
 
     Attributes:
         rounds: number of rounds.
         steps: local steps of a round.
-        rate: sampling rate of all clients, or "full"; None: the lots of the file.
+        rate: sampling rate of all clients, or "full"; None: the batches of the file.
         weighting: value of `federation.weighting`; not part of a candidate's hash.
         learning_rate: of the local optimizer.
         sampling: another value of `privacy.sampling`; None: that of the file.
@@ -230,14 +230,14 @@ class Candidate:
         return self.rounds * self.steps
 
 
-def file_candidate(experiment: Experiment, facts: PublicFacts) -> Candidate:
+def file_candidate(experiment: Experiment, facts: PublicFacts) -> AdviceCandidate:
     """Return the schedule of the file itself; with `local.epochs`, steps of the median client.
 
     Args:
         experiment: the file's settings.
         facts: of the federation.
     """
-    return Candidate(
+    return AdviceCandidate(
         rounds=experiment.federation.rounds,
         steps=facts.steps,
         rate=None,
@@ -252,14 +252,18 @@ def weighting_of(experiment: Experiment) -> Any:
 
 
 def candidate_grid(
-    facts: PublicFacts, given: Candidate, *, rates: Sequence[object], weightings: Sequence[object]
-) -> list[Candidate]:
+    facts: PublicFacts,
+    given: AdviceCandidate,
+    *,
+    rates: Sequence[object],
+    weightings: Sequence[object],
+) -> list[AdviceCandidate]:
     """Return all candidates: the file first, then each combination once.
 
     Args:
         facts: of the federation.
         given: the schedule of the file.
-        rates: sampling rates to try, besides the lots of the file.
+        rates: sampling rates to try, besides the batches of the file.
         weightings: values of `federation.weighting` to try.
     """
     rounds = sorted({r for r in _ROUNDS if r < facts.rounds} | {facts.rounds})
@@ -267,20 +271,20 @@ def candidate_grid(
     grid = [given]
     for number, local, rate, weighting in product(rounds, steps, (None, *rates), weightings):
         grid += [
-            Candidate(number, local, rate, weighting, lr)  # type: ignore[arg-type]
+            AdviceCandidate(number, local, rate, weighting, lr)  # type: ignore[arg-type]
             for lr in _learning_rates(given, number * local)
         ]
     return list(_unique(grid))
 
 
-def _learning_rates(given: Candidate, steps: int) -> list[float]:
+def _learning_rates(given: AdviceCandidate, steps: int) -> list[float]:
     """Return learning rates that give paths of different lengths, and that of the file."""
     path = given.learning_rate * given.local_steps
     rates = {float(f"{path * share / steps:.{_FIGURES}g}") for share in _PATHS}
     return sorted(rates | {given.learning_rate})
 
 
-def _unique(candidates: Sequence[Candidate]) -> Iterator[Candidate]:
+def _unique(candidates: Sequence[AdviceCandidate]) -> Iterator[AdviceCandidate]:
     seen: set[str] = set()
     for candidate in candidates:
         key = repr(candidate)
@@ -289,7 +293,9 @@ def _unique(candidates: Sequence[Candidate]) -> Iterator[Candidate]:
             yield candidate
 
 
-def changes_of(candidate: Candidate, experiment: Experiment, facts: PublicFacts) -> dict[str, Any]:
+def changes_of(
+    candidate: AdviceCandidate, experiment: Experiment, facts: PublicFacts
+) -> dict[str, Any]:
     """Return the settings that a candidate changes, `{"key.path": value}`.
 
     Args:
@@ -306,7 +312,7 @@ def changes_of(candidate: Candidate, experiment: Experiment, facts: PublicFacts)
         changes["local.steps"] = candidate.steps
         if experiment.local.epochs is not None:
             changes["local.epochs"] = None
-    changes |= _lot_changes(candidate, experiment, facts)
+    changes |= _batch_changes(candidate, experiment, facts)
     if candidate.learning_rate != given.learning_rate:
         optimizer = experiment.local.optimizer.model_dump(mode="json", exclude_defaults=True)
         changes["local.optimizer"] = {**optimizer, "lr": candidate.learning_rate}
@@ -320,8 +326,8 @@ def changes_of(candidate: Candidate, experiment: Experiment, facts: PublicFacts)
     return changes
 
 
-def _lot_changes(
-    candidate: Candidate, experiment: Experiment, facts: PublicFacts
+def _batch_changes(
+    candidate: AdviceCandidate, experiment: Experiment, facts: PublicFacts
 ) -> dict[str, Any]:
     """Return the changes of the batch size, and of the sampling and its rate."""
     privacy, batch_size, rate = experiment.privacy, experiment.local.batch_size, candidate.rate

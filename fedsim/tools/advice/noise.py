@@ -14,8 +14,9 @@ on a quadratic. A classifier's decisions do not depend on the length of its weig
 everything but the signal over the signal: the squared tangent of the angle between the model and
 the noiseless optimum.
 
-At a sampling rate of 1 independent noise attains the bound of the final sum, so only sampled lots
-can gain. The error of prefix sums stands for the final model's: with contraction it gains less.
+At a sampling rate of 1 independent noise attains the bound of the final sum, so only sampled
+batches can gain. The error of prefix sums stands for the final model's: with contraction it gains
+less.
 """
 
 from collections.abc import Iterator, Sequence
@@ -37,12 +38,12 @@ from fedsim.experiment import ExperimentWithClients
 from fedsim.federation.client_plans import read_client_tables
 from fedsim.federation.federation import Federation
 from fedsim.federation.schedule import participation_of
-from fedsim.tools.advice.candidates import FULL, Candidate, PublicFacts, file_candidate
+from fedsim.tools.advice.candidates import FULL, AdviceCandidate, PublicFacts, file_candidate
 
 Floats = NDArray[np.float64]
 
 
-def sampling_rates(candidates: Sequence[Candidate], facts: PublicFacts) -> Floats:
+def sampling_rates(candidates: Sequence[AdviceCandidate], facts: PublicFacts) -> Floats:
     """Return the sampling rate of each client, (candidates, K)."""
     rows = {None: facts.rates, FULL: np.ones(facts.num_clients)}
     return np.stack(
@@ -50,10 +51,11 @@ def sampling_rates(candidates: Sequence[Candidate], facts: PublicFacts) -> Float
     )
 
 
-def screening_noise(candidates: Sequence[Candidate], facts: PublicFacts) -> Floats:
+def screening_noise(candidates: Sequence[AdviceCandidate], facts: PublicFacts) -> Floats:
     """Return about the noise multiplier of each client, (candidates, K).
 
-    Candidates with the lots of the file are scaled so that the file itself has its planned noise.
+    Candidates with the batches of the file are scaled so that the file itself has its planned
+    noise.
 
     Args:
         candidates: schedules.
@@ -64,9 +66,9 @@ def screening_noise(candidates: Sequence[Candidate], facts: PublicFacts) -> Floa
     rates = sampling_rates(candidates, facts)
     noise = _closed_form(steps, rates, facts.unit_mu)
     own = _closed_form(max(1.0, facts.rounds * facts.steps * share), facts.rates, facts.unit_mu)
-    same_lots = np.array([[c.rate is None] for c in candidates])
+    same_batches = np.array([[c.rate is None] for c in candidates])
     scale = facts.noise / np.maximum(own, 1e-12)
-    return np.where(same_lots & (own > 0.0), noise * scale, noise)
+    return np.where(same_batches & (own > 0.0), noise * scale, noise)
 
 
 def _closed_form(steps: float | Floats, rates: Floats, unit_mu: Floats) -> Floats:
@@ -76,7 +78,7 @@ def _closed_form(steps: float | Floats, rates: Floats, unit_mu: Floats) -> Float
 
 
 @dataclass(frozen=True)
-class PlannedClient:
+class ClientNoisePlan:
     """Privacy plan of a client under the settings of a candidate, and those settings."""
 
     plan: PrivacyPlan
@@ -85,7 +87,7 @@ class PlannedClient:
 
 def planned_clients(
     experiment: ExperimentWithClients, federation: Federation
-) -> tuple[PlannedClient, ...]:
+) -> tuple[ClientNoisePlan, ...]:
     """Return the privacy plan of each client under other settings, as a run would make it.
 
     Args:
@@ -110,7 +112,7 @@ def planned_clients(
     )
     parameters = federation.release_parameters
     return tuple(
-        PlannedClient(
+        ClientNoisePlan(
             plan_privacy(
                 PlanRequest(
                     own.privacy,
@@ -169,7 +171,7 @@ def sampling_noise_ratio(
 
 
 @dataclass(frozen=True)
-class Task:
+class NoiseTask:
     """Unknown properties of a learning task; the advice averages over plausible ones.
 
     Attributes:
@@ -194,7 +196,7 @@ class Task:
 
 
 # Fitted by benchmarks/advice.py --fit to federations that no test and no page reports.
-TYPICAL_TASK = Task(
+TYPICAL_TASK = NoiseTask(
     curvature=0.018,
     alignment=0.6,
     spread=0.1,
@@ -218,7 +220,7 @@ class Schedules:
         steps: local steps of a round.
         reach: r = lr · C.
         noise: d Σ w_k² (z_k / L_k)², variance of the noise in the average of one step, over C².
-        sampling: Σ w_k² (1 − q_k) / L_k, variance by drawn lots, over that of one example.
+        sampling: Σ w_k² (1 − q_k) / L_k, variance by drawn batches, over that of one example.
         weight_skew: Σ (w_k − n_k / n)².
         label_skew: expected squared distance of a client's label distribution.
     """
@@ -232,10 +234,10 @@ class Schedules:
     label_skew: float
 
 
-def plausible_tasks(typical: Task = TYPICAL_TASK) -> tuple[Task, ...]:
+def plausible_tasks(typical: NoiseTask = TYPICAL_TASK) -> tuple[NoiseTask, ...]:
     """Return the tasks that the advice averages over, the typical one in the middle."""
     return tuple(
-        Task(
+        NoiseTask(
             **{
                 **vars(typical),
                 "curvature": typical.curvature * curvature,
@@ -246,7 +248,7 @@ def plausible_tasks(typical: Task = TYPICAL_TASK) -> tuple[Task, ...]:
     )
 
 
-def noise_to_signal(schedules: Schedules, task: Task) -> Floats:
+def noise_to_signal(schedules: Schedules, task: NoiseTask) -> Floats:
     """Return the predicted noise-to-signal ratio of each candidate on one task, (candidates,).
 
     Args:
@@ -273,7 +275,7 @@ def noise_to_signal(schedules: Schedules, task: Task) -> Floats:
     return error / np.square(signal)
 
 
-def predicted_errors(schedules: Schedules, tasks: Sequence[Task]) -> Floats:
+def predicted_errors(schedules: Schedules, tasks: Sequence[NoiseTask]) -> Floats:
     """Return the noise-to-signal ratio of each candidate on each task, (tasks, candidates).
 
     Args:
@@ -298,10 +300,10 @@ _BANDS = (5, 10, 25)
 
 def correlated_candidates(
     federation: Federation, facts: PublicFacts
-) -> Iterator[tuple[Candidate, float]]:
+) -> Iterator[tuple[AdviceCandidate, float]]:
     """Yield (candidate, ratio): the file with correlated noise, and the ratio of noise errors.
 
-    The ratio is that of the median client, over independent noise on Poisson lots, by Rényi DP.
+    The ratio is that of the median client, over independent noise on Poisson batches, by Rényi DP.
 
     Args:
         federation: of the file.
@@ -313,15 +315,15 @@ def correlated_candidates(
     place = facts.median_place
     rounds = federation.plan.participation.planned_rounds()[facts.members[place]]
     size, steps = int(facts.examples[place]), max(1, rounds) * facts.steps
-    lot, delta = max(1, round(size * facts.rates[place])), facts.deltas[place]
+    batch, delta = max(1, round(size * facts.rates[place])), facts.deltas[place]
     for bands in _BANDS:
-        if bands * lot > size:
+        if bands * batch > size:
             continue
         try:
             white, correlated = (
                 predict_noise_error(
                     examples=size,
-                    batch_size=lot,
+                    batch_size=batch,
                     steps=steps,
                     target_epsilon=float(facts.epsilons[place]),
                     delta=float(delta),
@@ -348,7 +350,7 @@ class NoiseError:
     Attributes:
         noise_multiplier: z of the fresh noise of a step.
         prefix: root mean square error of one coordinate of the sums of the first 1 ... T clipped
-            sums, in clipping bounds. Candidates with the same steps and lots compare by it.
+            sums, in clipping bounds. Candidates with the same steps and batches compare by it.
     """
 
     noise_multiplier: float
@@ -372,11 +374,11 @@ def predict_noise_error(
 
     Args:
         examples: n, the client's public number of examples, at least 1.
-        batch_size: expected lot, in examples; above n, n.
+        batch_size: expected batch, in examples; above n, n.
         steps: T, all steps of the client, at least 1.
         target_epsilon: > 0.
         delta: in (0, 1).
-        sampling: how lots are drawn; with bands > 1, "cyclic_poisson" or "cyclic".
+        sampling: how batches are drawn; with bands > 1, "cyclic_poisson" or "cyclic".
         bands: of `noise_correlation`; 1: none.
         accountant: the accountant of the target.
 

@@ -25,7 +25,7 @@ from fedsim.server.settings import WeightingSettings
 from fedsim.tools.advice.candidates import (
     FULL,
     RATES,
-    Candidate,
+    AdviceCandidate,
     PublicFacts,
     candidate_grid,
     changes_of,
@@ -48,7 +48,7 @@ from fedsim.tools.advice.noise import (
 Floats = NDArray[np.float64]
 
 FILE, PROPOSAL = "the file", "proposal"
-_LOT_PATHS = ("local.batch_size", "privacy.sampling")
+_BATCH_PATHS = ("local.batch_size", "privacy.sampling")
 _NEAR_BEST = 1.1  # candidates within this factor of the best count as equal
 _SLACK = 1.0 + 1e-6  # of an ε against the file's, for rounding
 
@@ -70,7 +70,7 @@ class Ranked:
     """
 
     name: str
-    candidate: Candidate
+    candidate: AdviceCandidate
     changes: Mapping[str, Any]
     rates: tuple[float, float]
     all_noise: Floats
@@ -113,7 +113,7 @@ class Ranking:
                 rows += self._finalist(name, candidate)
         return rows + list(self._other_samplings()) + self._correlated()
 
-    def error_of(self, candidate: Candidate) -> float:
+    def error_of(self, candidate: AdviceCandidate) -> float:
         """Return the predicted error of a candidate by the closed form of its noise.
 
         Args:
@@ -142,7 +142,7 @@ class Ranking:
         errors = self._errors([row.candidate], noise[None, :])
         return float(mean_errors(errors)[0])
 
-    def _finalist(self, name: str, candidate: Candidate) -> list[Ranked]:
+    def _finalist(self, name: str, candidate: AdviceCandidate) -> list[Ranked]:
         """Return a finalist with the noise of a run; nothing if a run would refuse it."""
         experiment = self._load(changes_of(candidate, self._experiment, self.facts))
         if experiment is None:
@@ -163,7 +163,7 @@ class Ranking:
         return [self._rank(name, candidate, noise, exact=True)]
 
     def _other_samplings(self) -> Iterator[Ranked]:
-        """Yield the file with other samplings of its lots; full lots are the same under all."""
+        """Yield the file with other samplings; full batches are the same under all of them."""
         privacy = self._experiment.privacy
         if privacy is None or bool((self.facts.rates == 1.0).all()):
             return
@@ -171,13 +171,13 @@ class Ranking:
             other = replace(self._given, sampling=name)
             changes = changes_of(other, self._experiment, self.facts)
             if name in (privacy.sampling.name, CYCLIC) or self._load(changes) is None:
-                continue  # cyclic lots are for correlated noise
+                continue  # cyclic batches are for correlated noise
             try:
                 ratio = sampling_noise_ratio(self._federation, self.facts, cast(SamplingName, name))
             except PrivacyPlanError:
                 continue
             noise = ratio * self.facts.noise
-            yield self._rank(f"{name} lots", other, noise, exact=False)
+            yield self._rank(f"{name} batches", other, noise, exact=False)
 
     def _correlated(self) -> list[Ranked]:
         """Return the file with correlated noise, by the best of a few numbers of bands."""
@@ -188,7 +188,7 @@ class Ranking:
                 rows.append(self._rank(name, candidate, ratio * self.facts.noise, exact=False))
         return sorted(rows, key=lambda row: row.error)[:1]
 
-    def _rank(self, name: str, candidate: Candidate, noise: Floats, *, exact: bool) -> Ranked:
+    def _rank(self, name: str, candidate: AdviceCandidate, noise: Floats, *, exact: bool) -> Ranked:
         errors = self._errors([candidate], noise[None, :])[:, 0]
         ratios = errors / self._file_errors
         rates = sampling_rates([candidate], self.facts)[0]
@@ -205,11 +205,11 @@ class Ranking:
             ratio_range=(float(ratios.min()), float(ratios.max())),
         )
 
-    def _finalists(self) -> Iterator[tuple[str, Candidate]]:
+    def _finalists(self) -> Iterator[tuple[str, AdviceCandidate]]:
         """Yield (name, candidate): the proposal, single changes, and the best of other kinds."""
         given = self._given
 
-        def same_steps(c: Candidate) -> bool:
+        def same_steps(c: AdviceCandidate) -> bool:
             schedule = (given.rounds, given.steps, given.learning_rate)
             return (c.rounds, c.steps, c.learning_rate) == schedule
 
@@ -228,11 +228,11 @@ class Ranking:
             name = weighting if isinstance(weighting, str) else weighting["name"]
             yield f"best with {name}", self._best(lambda c, w=weighting: c.weighting == w)
         yield (
-            "best with drawn lots",
+            "best with drawn batches",
             self._best(lambda c: c.rate is not None and c.rate != FULL),
         )
 
-    def _best(self, admitted: Callable[[Candidate], bool]) -> Candidate:
+    def _best(self, admitted: Callable[[AdviceCandidate], bool]) -> AdviceCandidate:
         """Return the shortest schedule among those near the best, on average and at worst."""
         places = [i for i, c in enumerate(self.candidates) if admitted(c)]
         if not places:
@@ -247,14 +247,14 @@ class Ranking:
         ]
         return self.candidates[min(order)[-1]]
 
-    def _errors(self, candidates: Sequence[Candidate], noise: Floats) -> Floats:
+    def _errors(self, candidates: Sequence[AdviceCandidate], noise: Floats) -> Floats:
         """Return predicted errors, (tasks, candidates), from noise multipliers (candidates, K)."""
         return predicted_errors(schedules_of(candidates, noise, self.facts), self._tasks)
 
     def _usable_weightings(self) -> list[Any]:
         """Return the file's weights, then the others that it may have."""
         found = [self._given.weighting]
-        for weighting in ("examples", "noise", "uniform"):
+        for weighting in ("examples", "examples_over_noise", "uniform"):
             if weighting in found or self._load({"federation.weighting": weighting}) is None:
                 continue
             with suppress(WeightingError):
@@ -264,11 +264,11 @@ class Ranking:
 
     def _adds_rate(self, rate: object) -> bool:
         if rate == FULL and bool((self.facts.rates == 1.0).all()):
-            return False  # the file's lots are full already
-        candidate = Candidate(1, 1, rate, self._given.weighting, 1.0)  # type: ignore[arg-type]
+            return False  # the file's batches are full already
+        candidate = AdviceCandidate(1, 1, rate, self._given.weighting, 1.0)  # type: ignore[arg-type]
         changes = changes_of(candidate, self._experiment, self.facts)
-        lots = {path: value for path, value in changes.items() if path in _LOT_PATHS}
-        return self._load(lots) is not None
+        batches = {path: value for path, value in changes.items() if path in _BATCH_PATHS}
+        return self._load(batches) is not None
 
     def _load(self, changes: Mapping[str, Any]) -> ExperimentWithClients | None:
         content, federation = self._experiment.model_dump(mode="json"), self._federation
@@ -279,7 +279,9 @@ class Ranking:
             return None
 
 
-def schedules_of(candidates: Sequence[Candidate], noise: Floats, facts: PublicFacts) -> Schedules:
+def schedules_of(
+    candidates: Sequence[AdviceCandidate], noise: Floats, facts: PublicFacts
+) -> Schedules:
     """Return what the predicted error of some candidates depends on.
 
     Args:
@@ -288,11 +290,11 @@ def schedules_of(candidates: Sequence[Candidate], noise: Floats, facts: PublicFa
         facts: of the federation.
     """
     rates = sampling_rates(candidates, facts)
-    lots = rates * facts.examples
+    batches = rates * facts.examples
     weights = client_shares(candidates, noise, rates, facts)
     absent = facts.num_clients / facts.clients_per_round  # fewer clients share the noise
     clip_norm = facts.clip_norms.mean()
-    deviations = noise * facts.clip_norms / clip_norm / lots
+    deviations = noise * facts.clip_norms / clip_norm / batches
     shares = facts.examples / facts.examples.sum()
     drawn_clients = (absent - 1.0) / facts.num_clients
     return Schedules(
@@ -300,7 +302,7 @@ def schedules_of(candidates: Sequence[Candidate], noise: Floats, facts: PublicFa
         steps=np.array([float(c.steps) for c in candidates]),
         reach=np.array([c.learning_rate * facts.stride for c in candidates]),
         noise=facts.trained_values * absent * np.square(weights * deviations).sum(axis=1),
-        sampling=absent * (np.square(weights) * (1.0 - rates) / lots).sum(axis=1)
+        sampling=absent * (np.square(weights) * (1.0 - rates) / batches).sum(axis=1)
         + facts.label_skew * drawn_clients,
         weight_skew=np.square(weights - shares).sum(axis=1),
         label_skew=facts.label_skew,
@@ -308,7 +310,7 @@ def schedules_of(candidates: Sequence[Candidate], noise: Floats, facts: PublicFa
 
 
 def client_shares(
-    candidates: Sequence[Candidate], noise: Floats, rates: Floats, facts: PublicFacts
+    candidates: Sequence[AdviceCandidate], noise: Floats, rates: Floats, facts: PublicFacts
 ) -> Floats:
     """Return each client's share in an average of all clients, (candidates, K), with row sums 1.
 

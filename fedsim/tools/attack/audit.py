@@ -1,10 +1,10 @@
 """Privacy audit of an experiment: each client's own mechanism is attacked with canaries.
 
 The audit uses the experiment's data, model, loss, plans and random streams. The attacker is an
-observer of the client (`observers`): it knows everything except whether an example was in the lot,
-and the noise of honest parties. A violation shows a bug, up to the confidence: a lower bound of ε
-above the claim, less noise than charged, or repeated noise.
-An audit without violations is evidence, not proof. docs/howto/attack.md has the limits.
+observer of the client (`observers`): it knows everything except whether an example was in the
+batch, and the noise of honest parties. A violation shows a bug, up to the confidence: a lower bound
+of ε above the claim, less noise than charged, or repeated noise. An audit without violations is
+evidence, not proof. docs/howto/attack.md has the limits.
 """
 
 from collections.abc import Callable
@@ -31,6 +31,7 @@ from fedsim.experiment import LoadedExperiment
 from fedsim.federation.assembly import assemble
 from fedsim.federation.federation import Federation
 from fedsim.federation.trained_model import NUM_CHECK_EXAMPLES, public_examples, to_tensors
+from fedsim.tools.attack.adversaries import Adversary, OtherNoise, adversaries_of
 from fedsim.tools.attack.canaries import CanaryModel, add_canary_loss, num_groups, with_canaries
 from fedsim.tools.attack.findings import (
     NUM_INTERVAL_ENDS,
@@ -41,7 +42,6 @@ from fedsim.tools.attack.findings import (
     noise_correlation,
 )
 from fedsim.tools.attack.observation import UpdateRounds, charged_noise, num_spares, observe
-from fedsim.tools.attack.observers import Observer, OtherNoise, observers_of
 from fedsim.tools.attack.views import views_of
 
 
@@ -105,7 +105,7 @@ def _audit(
             on_client(done, len(chosen))
     phases.begin("comparing with the claims")
     audited.sort(key=lambda one: one.client)  # stable: the claimed view of a client is first
-    if federation.plan.sums is None and federation.experiment.release_kind.draws_lots:
+    if federation.plan.sums is None and federation.experiment.release_kind.draws_batches:
         views = views_of(federation, {one.client: one.findings.uploads for one in audited})
         audited = [replace(one, views=views.get(one.client)) for one in audited]
     return Audit(
@@ -118,7 +118,7 @@ def _audit(
     )
 
 
-def _choose_clients(federation: Federation, most: int) -> list[tuple[int, list[Observer]]]:
+def _choose_clients(federation: Federation, most: int) -> list[tuple[int, list[Adversary]]]:
     """Return the clients with the largest claimed ε, each with its observers."""
     privacy = federation.experiment.privacy
     if privacy is None or federation.plan.clients is None:
@@ -130,7 +130,7 @@ def _choose_clients(federation: Federation, most: int) -> list[tuple[int, list[O
             "privacy.noise_correlation=none"
         )
     claims = [
-        (client, observers_of(federation, client))
+        (client, adversaries_of(federation, client))
         for client, plan in enumerate(federation.plan.clients)
         if plan.release.noise_multiplier > 0.0 and federation.data.clients.size(client)
     ]
@@ -142,7 +142,7 @@ def _choose_clients(federation: Federation, most: int) -> list[tuple[int, list[O
 
 
 def _audit_client(
-    federation: Federation, client: int, observer: Observer, *, steps: int, miss: float
+    federation: Federation, client: int, observer: Adversary, *, steps: int, miss: float
 ) -> ClientAudit:
     experiment, plans, terms = (
         federation.experiment,
@@ -203,7 +203,7 @@ def _audit_client(
 
 
 def _audit_updates(
-    federation: Federation, client: int, observer: Observer, *, steps: int, miss: float
+    federation: Federation, client: int, observer: Adversary, *, steps: int, miss: float
 ) -> ClientAudit:
     """Audit a client that releases whole updates: all that it has is one canary."""
     experiment, plan = federation.experiment, (federation.plan.clients or ())[client]

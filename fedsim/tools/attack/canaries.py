@@ -3,7 +3,7 @@
 The experiment's model, data and loss do not change. Each example i has one more parameter w_i and
 adds scale · w_i to its loss. The gradient in w_i is far above the clipping bound, so the clipped
 gradient is almost the canary alone. This is the worst case for the example's privacy: coordinate i
-of an update shows, up to noise, whether example i was in the lot.
+of an update shows, up to noise, whether example i was in the batch.
 (Nasr et al. 2023, arXiv:2302.07956.)
 
 Where groups of parameters are clipped by patterns, each group gets canaries of its own. The

@@ -28,7 +28,7 @@ from fedsim.tools.attack.evidence import (
     shift_lower_bound,
 )
 from fedsim.tools.attack.observation import Observations
-from fedsim.tools.attack.views import UploadLaw, Views
+from fedsim.tools.attack.views import ObservedViews, UploadDistribution
 
 NUM_INTERVAL_ENDS = 11  # per client; each one may be wrong, so they share the false alarms
 _CONTRIBUTION_TOLERANCE = 1e-3
@@ -45,7 +45,7 @@ class Claim:
         epsilon: claimed ε after all steps.
         delta: δ of the claim.
         noise: noise multiplier σ / C on the canaries' coordinates.
-        sampling: the sampling scheme of the lots.
+        sampling: the sampling scheme of the batches.
         steps: number of steps over the whole run.
         accountant: the accountant that computes ε.
         adjacency: the neighbouring relation of the claim.
@@ -76,7 +76,7 @@ class Findings:
         contribution_limit: largest contribution that rounding explains.
         sampling_rate: measured sampling rate over the charged one.
         count_variance: variance of how often each example was drawn, over that of independent
-            lots; 1 if the client does not claim independent lots.
+            batches; 1 if the client does not claim independent batches.
         noise_correlations: correlation of noise from step to step, and from round to round.
         noise_rows: start of the noise of each step (steps, coordinates), in units of C.
         uploads: law of an upload; None where no canary was seen.
@@ -93,7 +93,7 @@ class Findings:
     count_variance: Interval
     noise_correlations: tuple[Interval, Interval]
     noise_rows: Floats
-    uploads: UploadLaw | None
+    uploads: UploadDistribution | None
 
 
 def measure_leakage(seen: Observations, claim: Claim, *, round_steps: int, miss: float) -> Findings:
@@ -133,7 +133,7 @@ def measure_leakage(seen: Observations, claim: Claim, *, round_steps: int, miss:
             noise_correlation(rows[round_steps:], rows[:-round_steps], miss=miss),
         ),
         noise_rows=rows[:, :_SHARED_COLUMNS].copy(),
-        uploads=UploadLaw.of(seen) if claim.is_fixed else None,
+        uploads=UploadDistribution.of(seen) if claim.is_fixed else None,
     )
 
 
@@ -185,7 +185,7 @@ def _sampling_rate(seen: Observations, *, miss: float) -> Interval:
 def _count_variance(seen: Observations, sampling: Sampling, *, miss: float) -> Interval:
     """Return the variance of the examples' counts, over Poisson sampling's binomial variance.
 
-    Lots of a shuffled epoch have almost no variance. Only the upper end is used. It is
+    Batches of a shuffled epoch have almost no variance. Only the upper end is used. It is
     conservative, because the mean of squares is skewed to the right.
     """
     if not isinstance(sampling, PoissonSampling) or not 0.0 < sampling.rate < 1.0:
@@ -238,10 +238,10 @@ def violations(found: Findings, claim: Claim) -> Iterator[str]:
     if math.inf > found.contribution.high > found.contribution_limit:
         yield f"an example contributes {found.contribution.high:.4g} times the clipping bound"
     if found.sampling_rate.low > 1.0:
-        yield f"lots hold {found.sampling_rate.low:.3g} times the charged sampling rate, or more"
+        yield f"batches hold {found.sampling_rate.low:.3g} times the charged sampling rate, or more"
     if found.count_variance.high < 1.0:
         yield (
-            "lots are not drawn independently: examples' counts vary "
+            "batches are not drawn independently: examples' counts vary "
             f"{found.count_variance.estimate:.3g} times as much as charged"
         )
     for interval, where in zip(
@@ -269,7 +269,7 @@ class ClientAudit:
     num_examples: int
     claim: Claim
     findings: Findings
-    views: Views | None = None
+    views: ObservedViews | None = None
     against: Against = "server"
 
     @property

@@ -30,9 +30,9 @@ from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.training.streams import StreamKey
 from fedsim.federation.federation import Federation
 from fedsim.federation.trained_model import to_tensors
-from fedsim.protocol.noisy_sums import LearntBound
+from fedsim.protocol.noisy_sums import AdaptiveClipNorm
+from fedsim.tools.attack.adversaries import OtherNoise, SumView
 from fedsim.tools.attack.canaries import CanaryView, add_canary_loss
-from fedsim.tools.attack.observers import OtherNoise, SumView
 
 Bools = NDArray[np.bool_]
 
@@ -50,9 +50,9 @@ class Observations:
     Attributes:
         released: coordinates of the noisy sum (steps, coordinates), in units of the step's clipping
             bound C.
-        drawn: whether an example was in the lot (steps, examples).
-        has_canary: whether an example has a canary (examples,); in the lot it adds at most 1.
-        contributions: measured additions of canaries in lots (n,), in units of C.
+        drawn: whether an example was in the batch (steps, examples).
+        has_canary: whether an example has a canary (examples,); in the batch it adds at most 1.
+        contributions: measured additions of canaries in batches (n,), in units of C.
         contribution_error: largest rounding error of a contribution, in units of C.
         uploads: coordinates of the uploaded update of each round (rounds, coordinates), with the
             sign of a canary.
@@ -69,7 +69,7 @@ class Observations:
 
     @property
     def inside(self) -> Bools:
-        """Whether a canary of a coordinate was in the lot of a step (steps, coordinates)."""
+        """Whether a canary of a coordinate was in the batch of a step (steps, coordinates)."""
         found = np.zeros(self.released.shape, dtype=bool)
         found[:, : self.has_canary.size] = self.drawn & self.has_canary
         return found
@@ -120,7 +120,7 @@ def observe(
         client: the client's number.
         steps: minimum number of steps; the count is rounded up to whole rounds.
         round_steps: steps of a round.
-        secure: whether lots and noise come from the operating system's random source.
+        secure: whether batches and noise come from the operating system's random source.
         others: noise of all others in the sums that are seen; None: the client's own releases are
             seen.
     """
@@ -169,7 +169,7 @@ class _Round:
     released: Floats
     drawn: Bools
     upload: Floats
-    adapted_clip_norm: LearntBound | None
+    adapted_clip_norm: AdaptiveClipNorm | None
 
 
 class _Rounds:
@@ -218,26 +218,26 @@ class _Rounds:
             steps: numbers of its steps over the client's life.
             step: the mechanism of its first step.
             gradient_scale: 1, or 0 for noise alone.
-            secure: whether lots and noise come from the operating system's random source.
+            secure: whether batches and noise come from the operating system's random source.
         """
         rows: list[tuple[Floats, Bools]] = []
         others = self._others
         added = None if others is None else others.of_round(number, secure=secure)[self._place]
 
         def record(
-            lots: Sequence[np.ndarray | None],
+            batches: Sequence[np.ndarray | None],
             released: Tensor,
             used: Sequence[DpSgdMechanism | None],
         ) -> None:
-            (lot,), (mechanism,) = lots, used
-            if lot is None or mechanism is None:
+            (batch,), (mechanism,) = batches, used
+            if batch is None or mechanism is None:
                 return
             drawn = np.zeros(len(self._targets), dtype=bool)
-            drawn[lot] = True
+            drawn[batch] = True
             if others is None or added is None:
                 bounds = mechanism.groups(self._gradients.parameters).bounds
                 seen = self._view.read(released[0], mechanism, bounds)
-                seen = seen * (mechanism.expected_lot / bounds[self._view.groups[0]])
+                seen = seen * (mechanism.expected_batch / bounds[self._view.groups[0]])
             else:
                 seen = (released[0, self._place].double() + added) * others.step_length
             rows.append((seen.cpu().numpy(), drawn[: self.coordinates]))

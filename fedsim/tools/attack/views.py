@@ -106,12 +106,12 @@ def _log_interval(low: float, high: float) -> float:
 
 
 @dataclass(frozen=True)
-class UploadLaw:
+class UploadDistribution:
     """Law of a canary's coordinate in one upload.
 
     Attributes:
         shift: mean of what a canary in the data adds.
-        spread: variance of what it adds, by the random lots.
+        spread: variance of what it adds, by the random batches.
         noise: variance of the noise.
     """
 
@@ -120,7 +120,7 @@ class UploadLaw:
     noise: float
 
     @classmethod
-    def of(cls, seen: Observations) -> "UploadLaw | None":
+    def of(cls, seen: Observations) -> "UploadDistribution | None":
         """Return the measured law; None where no canary was seen."""
         if seen.signals.size < 2:
             return None
@@ -148,7 +148,7 @@ class UploadLaw:
 
 
 @dataclass(frozen=True)
-class Views:
+class ObservedViews:
     """Estimated ε of a whole run, for each attacker.
 
     Attributes:
@@ -194,13 +194,13 @@ def noise_of_rounds(
 
 
 def estimate_views(
-    law: UploadLaw,
+    law: UploadDistribution,
     own_rounds: Iterable[int],
     weight: float,
     rounds: Sequence[RoundNoise],
     *,
     delta: float,
-) -> Views:
+) -> ObservedViews:
     """Return the estimates of one client.
 
     Args:
@@ -214,14 +214,16 @@ def estimate_views(
     shares = [weight / one.weight for one in own]
     ones = [1.0] * len(own)
     scaled = sum(one.variance / share**2 for one, share in zip(own, shares, strict=True))
-    return Views(
+    return ObservedViews(
         uploads=law.epsilon(ones, law.noise * len(own), delta=delta),
         sums=law.epsilon(ones, scaled, delta=delta),
         final_model=law.epsilon(shares, sum(one.variance for one in rounds), delta=delta),
     )
 
 
-def views_of(federation: Federation, laws: Mapping[int, UploadLaw | None]) -> dict[int, Views]:
+def views_of(
+    federation: Federation, laws: Mapping[int, UploadDistribution | None]
+) -> dict[int, ObservedViews]:
     """Return the estimates of every audited client with a measured law.
 
     Noise of a client that was not audited is scaled from its charged noise, by the mean ratio of
@@ -262,7 +264,7 @@ def views_of(federation: Federation, laws: Mapping[int, UploadLaw | None]) -> di
 def _is_sum_of_rounds(federation: Federation) -> bool:
     """Whether the final model is the sum of all rounds' mean updates, as its estimate takes it."""
     settings = federation.experiment.federation
-    return settings.algorithm.name == "fedavg" and settings.server_averaging is None
+    return settings.algorithm.name == "fedavg" and settings.ema_decay is None
 
 
 def _rounds(federation: Federation, client: int, plan: PrivacyPlan) -> tuple[int, ...]:
@@ -281,12 +283,12 @@ def _participants(own_rounds: Sequence[Sequence[int]], rounds: int) -> Iterator[
 
 
 def _noise(
-    federation: Federation, plans: Sequence[PrivacyPlan], known: Mapping[int, UploadLaw]
+    federation: Federation, plans: Sequence[PrivacyPlan], known: Mapping[int, UploadDistribution]
 ) -> dict[int, float]:
     """Return the variance of the noise of every client's upload."""
     terms = federation.plan.client_privacy or ()
     charged = [
-        (release.noise_multiplier * own.privacy.clip_norm / release.expected_lot) ** 2
+        (release.noise_multiplier * own.privacy.clip_norm / release.expected_batch) ** 2
         for plan, own in zip(plans, terms, strict=True)
         for release in (plan.release_as(DpSgdMechanism),)
     ]

@@ -31,7 +31,7 @@ from fedsim.federation.nodes import TaskSource, make_node_app, num_helpers
 from fedsim.federation.secure_setup import identity_of_client
 from fedsim.protocol.channel import ClientError, exchange
 from fedsim.protocol.errors import COUPLED_ROWS, LEDGER_UNWRITABLE
-from fedsim.protocol.roll_call import PARTITION
+from fedsim.protocol.node_registration import PARTITION
 from fedsim.simulation.virtual_grid import failure
 from fedsim.tools.deployment.data_ledger import data_directory
 from fedsim.tools.deployment.node_journal import NodeJournal, record_without_privacy

@@ -23,7 +23,7 @@ from fedsim.experiment import Experiment
 from fedsim.runs.files import SCHEMAS, check_schema, check_version
 from fedsim.runs.resume import differences
 from fedsim.secagg.errors import AlreadyAnsweredError, ReplayError, SecureAggregationError
-from fedsim.server.secure.helper import Release
+from fedsim.server.secure.helper import HelperRelease
 from fedsim.tools.deployment.private_files import (
     DeploymentError,
     exclusive,
@@ -181,7 +181,7 @@ def _may_grow(key: str, before: Experiment) -> bool:
     return key == "federation.rounds" and not calibrated
 
 
-def record_release(state: Path, helper: int, release: Release) -> None:
+def record_release(state: Path, helper: int, release: HelperRelease) -> None:
     """Write a release to the disk of a helper's node, unless it contradicts an earlier one.
 
     Guarantee: of all releases of one run for which this returns, those of one round have the same
@@ -214,10 +214,10 @@ def record_release(state: Path, helper: int, release: Release) -> None:
         ) from error
 
 
-def _read_release(path: Path) -> Release:
+def _read_release(path: Path) -> HelperRelease:
     try:
         content = json.loads(path.read_bytes())
-        return Release(
+        return HelperRelease(
             str(content["run_id"]), int(content["server_round"]), str(content["question"])
         )
     except (ValueError, KeyError, TypeError) as error:
@@ -227,7 +227,7 @@ def _read_release(path: Path) -> Release:
         ) from error
 
 
-def _check(release: Release, last: Release, path: Path) -> None:
+def _check(release: HelperRelease, last: HelperRelease, path: Path) -> None:
     if release.server_round < last.server_round:
         raise ReplayError(
             f"{path} records a released sum of round {last.server_round}, and earlier rounds are "

@@ -150,7 +150,7 @@ def deployed_server(directory: Path) -> ServerApp:
             directory / EXPERIMENT_FILE,
             out=out,
             resume=resume,
-            observer=_RoundLog(experiment.experiment.federation.rounds),
+            callback=_RoundLog(experiment.experiment.federation.rounds),
             engine=DeployedEngine(grid, context),
         )
         logger.info("%s: %s, %s", result.path, result.status, dict(result.metrics))

@@ -20,7 +20,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from fedsim.accountant import PrivacyLedger
 from fedsim.accountant.events import Adjacency
-from fedsim.accountant.rdp.selection import RunLaw
+from fedsim.accountant.rdp.selection import RunCountDistribution
 from fedsim.comparison.load import LoadedComparison
 from fedsim.core.durable import GENESIS, append, digest_of, sync_directory
 from fedsim.core.errors import ExitCode, FedsimError, name_file
@@ -100,9 +100,9 @@ class Drawn(Settings):
         return len(self.configurations)
 
     @property
-    def law(self) -> RunLaw:
+    def law(self) -> RunCountDistribution:
         """Law of the number of runs."""
-        return RunLaw(self.mean, self.shape)
+        return RunCountDistribution(self.mean, self.shape)
 
 
 class Begun(Settings):

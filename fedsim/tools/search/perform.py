@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 import fedsim
 from fedsim.accountant.ledger.journal import FileJournal, total_of
-from fedsim.accountant.rdp.selection import RunLaw
+from fedsim.accountant.rdp.selection import RunCountDistribution
 from fedsim.comparison.jobs import FINISHED, default_workers, execute, lock_directory
 from fedsim.comparison.load import LoadedComparison, load_comparison
 from fedsim.comparison.settings import SearchSettings, SelectSettings
@@ -191,7 +191,7 @@ class _SearchRun:
                 "key, with which this one cannot add up; choose another --out"
             )
         names = [one.name for one in self._comparison.candidates]
-        runs = RunLaw(self._settings.mean, self._settings.eta).draw()
+        runs = RunCountDistribution(self._settings.mean, self._settings.eta).draw()
         drawn = Drawn(
             search=number,
             fedsim=fedsim.__version__,

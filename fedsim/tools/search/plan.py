@@ -11,7 +11,7 @@ from typing import Any
 
 from fedsim.accountant import PrivacyLedger
 from fedsim.accountant.events import Adjacency, to_dict
-from fedsim.accountant.rdp.selection import RunLaw
+from fedsim.accountant.rdp.selection import RunCountDistribution
 from fedsim.accountant.sampler_slack import MAX_DRAWS
 from fedsim.comparison.differences import pair_digests
 from fedsim.comparison.jobs import run_fingerprint
@@ -56,7 +56,7 @@ class SearchPlan:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class SearchCandidate:
     """What one candidate releases.
 
     Attributes:
@@ -93,7 +93,7 @@ def plan_search(
         SearchError: a candidate has another event, data or metric, or no finite ε.
         PrivacyBudgetError: a candidate exceeds a client's budget.
     """
-    candidates: list[Candidate] = []
+    candidates: list[SearchCandidate] = []
     prints: dict[str, str] = {}
     for variant in comparison.candidates:
         loaded = variant.experiments[0]
@@ -108,13 +108,13 @@ def plan_search(
             raise SearchError(f"candidates {first.name!r} and {other.name!r} have other data")
     clients = common_charges(candidates)
     draws = max(one.draws for one in candidates)
-    _check_draws(draws, RunLaw(search.mean, search.eta))
+    _check_draws(draws, RunCountDistribution(search.mean, search.eta))
     content = {"candidates": prints, "metric": select.metric, "law": [search.mean, search.eta]}
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
     return SearchPlan(digest, first.data, first.adjacency, draws, clients)
 
 
-def _candidate(name: str, federation: Federation) -> Candidate:
+def _candidate(name: str, federation: Federation) -> SearchCandidate:
     privacy, plans = federation.experiment.privacy, federation.plan.clients
     if privacy is None or plans is None:
         raise SearchError(f"candidate {name!r} has no privacy")
@@ -127,7 +127,7 @@ def _candidate(name: str, federation: Federation) -> Candidate:
             raise SearchError(f"candidate {name!r} has no finite ε, so its runs cannot be charged")
         ledgers.append(ledger)
     values = federation.model.shared.parameters.size
-    return Candidate(
+    return SearchCandidate(
         name=name,
         data=pair_digests(federation)["data"],
         adjacency=privacy.adjacency.name,
@@ -145,7 +145,7 @@ def _check_metric(name: str, federation: Federation, metric: str) -> None:
         )
 
 
-def _check_draws(draws: int, law: RunLaw) -> None:
+def _check_draws(draws: int, law: RunCountDistribution) -> None:
     """Refuse a search in which a client may draw more noise than the sampler's slack covers."""
     if law.most_runs * draws > MAX_DRAWS // 2:
         raise SearchError(
@@ -155,7 +155,7 @@ def _check_draws(draws: int, law: RunLaw) -> None:
         )
 
 
-def common_charges(candidates: Sequence[Candidate]) -> tuple[ClientCharge, ...]:
+def common_charges(candidates: Sequence[SearchCandidate]) -> tuple[ClientCharge, ...]:
     """Return the event of one run for each client, with the least noise of any candidate."""
     first = candidates[0]
     charges = [
@@ -209,7 +209,7 @@ def _least(one: float, other: float) -> float:
     return min(one, other)
 
 
-def _other_event(first: Candidate, other: Candidate, client: int) -> str:
+def _other_event(first: SearchCandidate, other: SearchCandidate, client: int) -> str:
     return (
         f"candidates {first.name!r} and {other.name!r} have other events: client {client} would be "
         f"charged {_events_text(first.ledgers[client])} for the one and "

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
-@click.command("account", short_help="Total privacy spend of each client over RUNs and LEDGERs.")
+@click.command("totals", short_help="Total privacy spend of each client over RUNs and LEDGERs.")
 @click.argument("sources", metavar="(RUN | LEDGER)...", nargs=-1, required=True)
 @click.option("--delta", type=float, help="δ of every ε. Default: that of the runs.")
 @click.option(

@@ -16,13 +16,13 @@ from fedsim.accountant.trust import CLAIMED_AGAINST
 from fedsim.core.formatting import epsilon_text
 from fedsim.runs.directory import RunDirectory
 from fedsim.tools.totals.sources import Source, SourceError
-from fedsim.tools.totals.totals import Account
+from fedsim.tools.totals.totals import Totals
 
 _OF_ONE_RUN = frozenset(("guarantee", "result", "delta", "budget", "limit", "mechanism"))
 
 
 @dataclass(frozen=True)
-class RunFacts:
+class RegistryFacts:
     """What an entry of the registry says about a deployment.
 
     Attributes:
@@ -35,7 +35,7 @@ class RunFacts:
     """
 
     name: str
-    account: Account
+    account: Totals
     points: Mapping[str, str]
     releases: str
     utility: str
@@ -46,7 +46,7 @@ class RunFacts:
         return " ".join(self.points[point] for point in points if point in self.points)
 
 
-def facts_of(account: Account, sources: Sequence[Source]) -> RunFacts:
+def facts_of(account: Totals, sources: Sequence[Source]) -> RegistryFacts:
     """Return the facts of the last finished run of an account.
 
     Args:
@@ -65,7 +65,7 @@ def facts_of(account: Account, sources: Sequence[Source]) -> RunFacts:
     privacy, summary = last.read_json("privacy.json"), last.read_json("summary.json")
     releases = sum(count for _, count in account.largest.ledger.entries)
     name = "" if runs[-1].terms is None else runs[-1].terms.name
-    return RunFacts(
+    return RegistryFacts(
         name,
         account,
         _points(privacy.get("statement_points") or [], of_one_run=len(account.sources) == 1),
@@ -94,7 +94,7 @@ _UNITS = {"example": "Example-level", "client": "Client-level"}
 _MODELS = {observer: trust.title() for trust, observer in CLAIMED_AGAINST.items()}
 
 
-def registry_entry(facts: RunFacts) -> str:
+def registry_entry(facts: RegistryFacts) -> str:
     """Return an entry of the registry as YAML, for a person to complete.
 
     Guarantee: ε is rounded up and δ is the accounted one, so the entry claims no more than the
@@ -163,7 +163,7 @@ def registry_entry(facts: RunFacts) -> str:
         },
     }
     head = (
-        "# A draft for https://registry.opendp.org, written by fedsim account.\n"
+        "# A draft for https://registry.opendp.org, written by fedsim totals.\n"
         "# Fill in the empty fields, and check each sentence.\n"
     )
     if facts.is_simulation:

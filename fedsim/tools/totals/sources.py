@@ -168,7 +168,7 @@ EVERYONE = ""
 
 
 @dataclass(frozen=True)
-class RunTerms:
+class SourceTerms:
     """What the ε of a run of fedsim is about.
 
     Attributes:
@@ -217,7 +217,7 @@ class Source:
     name: str
     ledgers: Mapping[str, PrivacyLedger]
     names: Mapping[str, str] = field(default_factory=dict[str, str])
-    terms: RunTerms | None = None
+    terms: SourceTerms | None = None
     against_server: Mapping[str, PrivacyLedger] | None = None
     is_finished: bool = True
 
@@ -278,7 +278,7 @@ def _read_run(name: str, directory: RunDirectory) -> Source:
     deltas = {client: rows[client]["delta"] if client in rows else None for client in ledgers}
     trust, is_seeded = privacy.trust.name, privacy.noise == "seeded"
     delta = None if privacy.delta == "auto" else privacy.delta  # which the end of the run tells
-    terms = RunTerms(
+    terms = SourceTerms(
         name=experiment.name,
         unit=privacy.unit,
         adjacency=privacy.adjacency.name,

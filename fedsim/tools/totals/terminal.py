@@ -1,4 +1,4 @@
-"""Terminal output of `fedsim account`."""
+"""Terminal output of `fedsim totals`."""
 
 from rich.console import Console
 
@@ -6,12 +6,12 @@ from fedsim.core.formatting import delta_text, epsilon_text
 from fedsim.report.terminal import figure_table, print_sentence, print_table
 from fedsim.statement.observers import OBSERVER_NAMES
 from fedsim.tools.totals.sources import EVERYONE
-from fedsim.tools.totals.totals import Account
+from fedsim.tools.totals.totals import Totals
 
 _MAX_TABLE_CLIENTS = 25
 
 
-def print_account(account: Account, console: Console | None = None) -> None:
+def print_account(account: Totals, console: Console | None = None) -> None:
     """Print the total of each client, and the largest one as a sentence.
 
     Args:
@@ -50,7 +50,7 @@ def print_account(account: Account, console: Console | None = None) -> None:
         print_sentence(console, sentence)
 
 
-def _sentences(account: Account) -> list[str]:
+def _sentences(account: Totals) -> list[str]:
     largest = account.largest
     epsilons = ", ".join(
         f"{epsilon_text(value)} ({name})" for name, value in largest.epsilons.items()

@@ -65,7 +65,7 @@ class ClientTotal:
 
 
 @dataclass(frozen=True)
-class Account:
+class Totals:
     """Totals of all clients.
 
     Attributes:
@@ -117,7 +117,7 @@ def account_of(
     adjacency: Adjacency | None = None,
     clients: Mapping[str, Sequence[str]] | None = None,
     independent_noise: bool = False,
-) -> Account:
+) -> Totals:
     """Return the totals of every client over all sources.
 
     Clients of several runs are the same by their names where all have one, else by their numbers
@@ -159,7 +159,7 @@ def account_of(
         kept = aligned(kept) if known else every_choice(kept)
     keys = sorted({key for source in kept for key in source.ledgers}, key=_by_number)
     found = tuple(_total(key, kept, delta, names, chosen) for key in keys)
-    return Account(
+    return Totals(
         tuple(source.name for source in kept),
         tuple(repeated),
         tuple(source.name for source in kept if not source.is_finished),

@@ -136,7 +136,7 @@ def test_a_spread_keeps_the_mean_and_lowers_no_hockey_stick(
     assert after >= before - 1e-9
 
 
-def test_at_the_deltas_in_use_a_pass_costs_less_than_poisson_lots() -> None:
+def test_at_the_deltas_in_use_a_pass_costs_less_than_poisson_batches() -> None:
     """A fact about these settings, not a bound: at large deltas it need not hold."""
     poisson = PldAccountant().compose(PoissonSampled(1 / 50, Gaussian(1.0)), 500)
     allocated = accountant(50, 1.0, 10)

@@ -10,19 +10,25 @@ from itertools import islice
 import pytest
 from scipy.stats import chi2, nbinom, poisson
 
-from fedsim.accountant.rdp.selection import DRAW_BITS, TAIL, RunLaw, law_text, log_inverse_gamma
+from fedsim.accountant.rdp.selection import (
+    DRAW_BITS,
+    TAIL,
+    RunCountDistribution,
+    law_text,
+    log_inverse_gamma,
+)
 
 LAWS = [(5.0, 1.0), (5.0, 0.0), (5.0, 0.5), (3.0, 1e3), (5.0, None), (1.0, 0.3), (1.0, None)]
 
 
-def probabilities(law: RunLaw, count: int) -> list[float]:
+def probabilities(law: RunCountDistribution, count: int) -> list[float]:
     with localcontext(prec=100):
         return [float(value) for value in islice(law.probabilities(), count)]
 
 
 @pytest.mark.parametrize(("mean", "shape"), LAWS)
 def test_probabilities_are_those_of_scipy(mean: float, shape: float | None) -> None:
-    found = probabilities(RunLaw(mean, shape), 60)
+    found = probabilities(RunCountDistribution(mean, shape), 60)
     if shape is None:
         expected = [float(poisson.pmf(k, mean)) for k in range(60)]
     elif mean == 1.0:
@@ -39,7 +45,7 @@ def test_probabilities_are_those_of_scipy(mean: float, shape: float | None) -> N
 
 
 def test_the_geometric_law_is_the_first_success() -> None:
-    found = probabilities(RunLaw(4.0, 1.0), 10)
+    found = probabilities(RunCountDistribution(4.0, 1.0), 10)
     assert found[1:] == pytest.approx([0.25 * 0.75**k for k in range(9)], rel=1e-9)
 
 
@@ -47,7 +53,7 @@ def test_the_geometric_law_is_the_first_success() -> None:
 def test_the_mean_is_at_most_the_stated_one_and_the_tail_is_as_stated(
     mean: float, shape: float | None
 ) -> None:
-    law = RunLaw(mean, shape)
+    law = RunCountDistribution(mean, shape)
     with localcontext(prec=100):
         total = expected = Decimal(0)
         for runs, probability in zip(range(law.most_runs + 1), law.probabilities(), strict=False):
@@ -61,7 +67,9 @@ def fixed(runs: int) -> Callable[[Callable[[int], int]], int]:
     return lambda bits: runs
 
 
-def misfit(law: RunLaw, draw: Callable[[Callable[[int], int]], int], count: int = 1500) -> float:
+def misfit(
+    law: RunCountDistribution, draw: Callable[[Callable[[int], int]], int], count: int = 1500
+) -> float:
     """Return the p value of a chi-square test of drawn numbers against the law."""
     source = random.Random(7)
     drawn = Counter(draw(source.getrandbits) for _ in range(count))
@@ -80,11 +88,11 @@ def misfit(law: RunLaw, draw: Callable[[Callable[[int], int]], int], count: int 
 )
 def test_what_is_drawn_has_the_law_and_a_wrong_law_is_seen(shape: float | None) -> None:
     # The source is seeded, so there are no false alarms; a fresh one would have one in 1,000.
-    law = RunLaw(3.0, shape)
+    law = RunCountDistribution(3.0, shape)
     assert misfit(law, law.draw) > 1e-3
     assert misfit(law, fixed(3)) < 1e-12
-    assert misfit(law, RunLaw(3.6, shape).draw) < 1e-3
-    other = RunLaw(3.0, 1.0 if shape is None else None)
+    assert misfit(law, RunCountDistribution(3.6, shape).draw) < 1e-3
+    other = RunCountDistribution(3.0, 1.0 if shape is None else None)
     assert misfit(law, other.draw) < 1e-12
 
 
@@ -95,11 +103,11 @@ def test_a_draw_is_the_quantile_of_256_random_bits() -> None:
         asked.append(number)
         return 2 ** (number - 1)  # the median
 
-    assert RunLaw(4.0, 1.0).draw(bits) == 3  # 1/4 + 3/16 + 9/64 > 1/2
+    assert RunCountDistribution(4.0, 1.0).draw(bits) == 3  # 1/4 + 3/16 + 9/64 > 1/2
     assert asked == [DRAW_BITS]
-    assert RunLaw(4.0, 1.0).draw(lambda number: 0) == 1
-    assert RunLaw(4.0, None).draw(lambda number: 0) == 0
-    assert RunLaw(4.0, 1.0).draw(lambda number: 2**number - 1) > 200
+    assert RunCountDistribution(4.0, 1.0).draw(lambda number: 0) == 1
+    assert RunCountDistribution(4.0, None).draw(lambda number: 0) == 0
+    assert RunCountDistribution(4.0, 1.0).draw(lambda number: 2**number - 1) > 200
 
 
 def test_laws_have_names_and_bad_ones_are_refused() -> None:
@@ -107,6 +115,6 @@ def test_laws_have_names_and_bad_ones_are_refused() -> None:
     assert law_text(5.0, None) == "the Poisson law of mean 5"
     assert law_text(5.0, 0.5) == "the truncated negative binomial law of mean 5 and shape 0.5"
     with pytest.raises(ValueError, match="mean must be finite and >= 1"):
-        RunLaw(0.5, 1.0)
+        RunCountDistribution(0.5, 1.0)
     with pytest.raises(ValueError, match="shape must be finite and >= 0"):
-        RunLaw(2.0, -1.0)
+        RunCountDistribution(2.0, -1.0)

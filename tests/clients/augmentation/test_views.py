@@ -11,8 +11,8 @@ from fedsim.clients.augmentation import Change, Flip, Noise, Shift, ViewError, V
 from fedsim.clients.clipping.clipping import FlatClipping
 from fedsim.clients.gradients.choice import GradientMode, gradients_for
 from fedsim.clients.gradients.fallback import OneAtATime
-from fedsim.clients.gradients.per_example import ClipBounds, PerExampleGradients, Tile
-from fedsim.clients.gradients.tiles import LotReader
+from fedsim.clients.gradients.padded_batches import BatchReader
+from fedsim.clients.gradients.per_example import ClipBounds, PaddedBatch, PerExampleGradients
 from fedsim.clients.local_settings import ViewSettings
 from fedsim.core.streams import Purpose, restart_at, stream
 from fedsim.models.losses import cross_entropy
@@ -30,12 +30,14 @@ def views(number: int = 3, *, client: int = 0, round_number: int = 1) -> Views:
 
 def test_views_depend_on_the_example_and_its_number_alone() -> None:
     together = views().draw(IMAGES, ALL, 4).unflatten(0, (9, 3))
-    lot = np.array([7, 2])
-    found = views().draw(IMAGES[lot], lot, 4).unflatten(0, (2, 3))
-    assert torch.equal(found, together[lot])
+    batch = np.array([7, 2])
+    found = views().draw(IMAGES[batch], batch, 4).unflatten(0, (2, 3))
+    assert torch.equal(found, together[batch])
     again = views()
     again.draw(IMAGES, ALL, 3)
-    assert torch.equal(again.draw(IMAGES[lot], lot, 4), found.flatten(0, 1)), "an order of steps"
+    assert torch.equal(again.draw(IMAGES[batch], batch, 4), found.flatten(0, 1)), (
+        "an order of steps"
+    )
 
 
 def test_views_differ_by_view_example_step_round_and_client() -> None:
@@ -93,7 +95,7 @@ def test_a_view_has_the_same_bits_wherever_it_lies(change: Change) -> None:
 
 
 @pytest.mark.parametrize(
-    ("augment", "shape", "message"),
+    ("augmentations", "shape", "message"),
     [
         ({"shift": 1}, (64,), r"shift takes images .* an example has shape \(64,\)"),
         ({"flip": True}, (64,), "flip takes images"),
@@ -101,10 +103,10 @@ def test_a_view_has_the_same_bits_wherever_it_lies(change: Change) -> None:
     ],
 )
 def test_views_that_examples_do_not_have_are_refused(
-    augment: dict[str, int], shape: tuple[int, ...], message: str
+    augmentations: dict[str, int], shape: tuple[int, ...], message: str
 ) -> None:
     with pytest.raises(ViewError, match=message):
-        check_views([ViewSettings.model_validate(augment)], shape)
+        check_views([ViewSettings.model_validate(augmentations)], shape)
     check_views(AUGMENT, (6, 6))
 
 
@@ -136,18 +138,18 @@ def made(name: str, mode: GradientMode = "auto") -> PerExampleGradients:
     return gradients_for(MODELS[name](), cross_entropy, IMAGES, targets, mode=mode)
 
 
-def clipped(gradients: PerExampleGradients, tile: Tile, bound: float) -> Tensor:
-    """The sum of the clipped gradients of a tile (K, size)."""
+def clipped(gradients: PerExampleGradients, padded: PaddedBatch, bound: float) -> Tensor:
+    """The sum of the clipped gradients of a padded batch (K, size)."""
     data = gradients.parameters.data
-    n = len(tile.example_weights)
+    n = len(padded.example_weights)
     clipping = FlatClipping(bound)
     groups = clipping.groups(gradients.parameters)
     scales = torch.ones(n, 1, dtype=torch.float64)
     clip = ClipBounds(
         clipping, groups.members, scales.new_tensor([groups.bounds]).expand(n, -1), scales
     )
-    into = torch.zeros(tile.clients, len(data), dtype=torch.float64)
-    gradients.add_clipped_sums(data.expand(tile.clients, -1), tile, clip, into)
+    into = torch.zeros(padded.clients, len(data), dtype=torch.float64)
+    gradients.add_clipped_sums(data.expand(padded.clients, -1), padded, clip, into)
     return into
 
 
@@ -158,14 +160,14 @@ def clipped(gradients: PerExampleGradients, tile: Tile, bound: float) -> Tensor:
 def test_what_is_clipped_is_the_mean_over_the_views(name: str, clients: int) -> None:
     gradients = made("mlp", "loop") if name == "loop" else made(name)
     x, y = torch.randn(4 * 3, 2, 6, 6), (torch.arange(4) % 3).repeat_interleave(3)
-    tile = Tile(clients, x, y, torch.ones(12), views=3)
+    padded = PaddedBatch(clients, x, y, torch.ones(12), views=3)
     rows = OneAtATime(gradients.model, cross_entropy, parameters=gradients.parameters)
     mean = rows.gradients(x, y).double().unflatten(0, (4, 3)).mean(1)
     norms = mean.norm(dim=1, keepdim=True)
     bound = norms.median().item()  # some are clipped, some are not
     each = mean * (bound / norms).clamp(max=1.0)
     expected = each.unflatten(0, (clients, -1)).sum(1)
-    torch.testing.assert_close(clipped(gradients, tile, bound), expected, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(clipped(gradients, padded, bound), expected, rtol=1e-4, atol=1e-6)
     wrong = rows.gradients(x, y).double()
     wrong = wrong * (bound / wrong.norm(dim=1, keepdim=True)).clamp(max=1.0)
     wrong = wrong.unflatten(0, (4, 3)).mean(1).unflatten(0, (clients, -1)).sum(1)
@@ -176,11 +178,11 @@ def test_a_tile_holds_the_views_of_an_example_side_by_side() -> None:
     y = torch.arange(9) % 3
     data = [(IMAGES, y), None, (IMAGES.flip(0), y)]
     each = [views(), None, views(client=2)]
-    reader = LotReader(data, 4, dtype=torch.float32, views=each)
-    lots = [np.array([1, 5, 3, 0, 8]), None, np.array([2])]
+    reader = BatchReader(data, 4, dtype=torch.float32, views=each)
+    batches = [np.array([1, 5, 3, 0, 8]), None, np.array([2])]
     first, second = [
-        Tile(t.clients, t.features.clone(), t.targets.clone(), t.weights.clone(), t.views)
-        for t in reader.tiles(lots, 6)
+        PaddedBatch(t.clients, t.features.clone(), t.targets.clone(), t.weights.clone(), t.views)
+        for t in reader.padded_batches(batches, 6)
     ]
     assert (first.clients, first.views, len(first.features)) == (3, 3, 36)
     own = views().draw(IMAGES[[1, 5, 3, 0]], np.array([1, 5, 3, 0]), 6)
@@ -200,11 +202,11 @@ def test_a_bound_of_the_whole_gradient_holds_for_any_views() -> None:
     groups = clipping.groups(gradients.parameters)
     for size in (1e-3, 1.0, 1e6):
         x = size * torch.randn(8 * 5, 2, 6, 6)
-        tile = Tile(1, x, torch.zeros(40, dtype=torch.int64), torch.ones(40), views=5)
+        padded = PaddedBatch(1, x, torch.zeros(40, dtype=torch.int64), torch.ones(40), views=5)
         for i in range(8):
             scales = torch.zeros(8, 1, dtype=torch.float64)
             scales[i] = 1.0
             into = torch.zeros(1, gradients.parameters.size, dtype=torch.float64)
             clip = ClipBounds.of_client(clipping, groups, scales)
-            gradients.add_clipped_sums(gradients.parameters.data.unsqueeze(0), tile, clip, into)
+            gradients.add_clipped_sums(gradients.parameters.data.unsqueeze(0), padded, clip, into)
             assert into.norm() <= 0.5

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedsim.accountant import Gaussian, JointGaussian, PoissonSampled
 from fedsim.clients.clipping.clipping import AdaptiveClipping, FlatClipping, GroupClipping
-from fedsim.clients.gradients.per_example import LotStatistics
+from fedsim.clients.gradients.per_example import BatchStatistics
 from fedsim.clients.gradients.rule_gradients import RuleGradients
 from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
@@ -23,7 +23,7 @@ from fedsim.clients.training.shared_model import SharedModel
 from fedsim.clients.training.streams import StreamKey
 from fedsim.core.streams import Purpose, stream_key
 from fedsim.noise.sources import NoiseSource, SeededNoise
-from fedsim.protocol.noisy_sums import LearntBound
+from fedsim.protocol.noisy_sums import AdaptiveClipNorm
 
 
 class NoNoise(NoiseSource):
@@ -37,8 +37,8 @@ class NoNoise(NoiseSource):
         return values.zero_()
 
 
-def step(clipping: AdaptiveClipping, z: float = 1.0, lot: float = 100.0) -> DpSgdMechanism:
-    return DpSgdMechanism(PoissonSampling(0.5), clipping, z, lot)
+def step(clipping: AdaptiveClipping, z: float = 1.0, batch: float = 100.0) -> DpSgdMechanism:
+    return DpSgdMechanism(PoissonSampling(0.5), clipping, z, batch)
 
 
 def score(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -58,9 +58,9 @@ class GivenNoise(StreamKey):
 def bounds(one: DpSgdMechanism, x: Tensor, noise: NoiseSource, steps: int) -> list[float]:
     """Return the bound after each step of a client."""
     gradients = RuleGradients(nn.Linear(x.shape[1], 1, bias=False), score)
-    found: list[LearntBound | None] = []
+    found: list[AdaptiveClipNorm | None] = []
 
-    def watch(lots: object, released: Tensor, used: Sequence[DpSgdMechanism | None]) -> None:
+    def watch(batches: object, released: Tensor, used: Sequence[DpSgdMechanism | None]) -> None:
         assert used[0] is not None
         found.append(used[0].clipping.adapted_clip_norm)
 
@@ -74,12 +74,12 @@ def bounds(one: DpSgdMechanism, x: Tensor, noise: NoiseSource, steps: int) -> li
 
 @pytest.mark.parametrize(("quantile", "start"), [(0.2, 100.0), (0.9, 0.01)])
 def test_the_bound_converges_to_the_quantile(quantile: float, start: float) -> None:
-    """Norms are 1 ... 10 in equal shares; sampled lots, noisy counts."""
+    """Norms are 1 ... 10 in equal shares; sampled batches, noisy counts."""
     x = torch.zeros(400, 2)
     x[:, 0] = torch.linspace(1, 10, 400)
-    clipping = AdaptiveClipping.for_lot(200.0, max_grad_norm=start, quantile=quantile)
+    clipping = AdaptiveClipping.for_batch(200.0, max_grad_norm=start, quantile=quantile)
     assert clipping.count_noise == 10.0
-    one = step(clipping, z=2.0, lot=200.0)
+    one = step(clipping, z=2.0, batch=200.0)
     found = bounds(one, x, SeededNoise(stream_key(2, Purpose.NOISE)), 500)
     # A factor 1000 away, C moves by e^(η γ) a step at worst; then it wanders by a few percent.
     assert np.mean(found[-200:]) == pytest.approx(1 + 9 * quantile, rel=0.04)
@@ -88,18 +88,19 @@ def test_the_bound_converges_to_the_quantile(quantile: float, start: float) -> N
 def test_the_update_is_the_published_one() -> None:
     clipping = AdaptiveClipping(2.0, count_noise=3.0, quantile=0.4, learning_rate=0.3)
     noise = NoNoise()
-    after = step(clipping).adapt(LotStatistics(80, 0, (50,)), noise).clipping
+    after = step(clipping).adapt(BatchStatistics(80, 0, (50,)), noise).clipping
     assert isinstance(after, AdaptiveClipping)
-    # b̄ = (50 - 80/2) / 100 + 1/2: divided by the expected lot, not by the drawn one; on the grid.
+    # b̄ = (50 - 80/2) / 100 + 1/2: divided by the expected batch, not by the drawn one; on the
+    # grid.
     expected = 2.0 * math.exp(-0.3 * (0.6 - 0.4))
     assert after.max_grad_norm == pytest.approx(expected, rel=0.3 * 3.0 * 2**-24 / 100)
     assert after == AdaptiveClipping(after.max_grad_norm, 3.0, 0.4, 0.3)
     assert noise.asked == [1]
 
 
-def test_an_empty_lot_leaves_the_count_to_its_noise() -> None:
+def test_an_empty_batch_leaves_the_count_to_its_noise() -> None:
     clipping = AdaptiveClipping(2.0, count_noise=3.0, quantile=0.5)
-    after = step(clipping).adapt(LotStatistics(0, 0, (0,)), NoNoise()).clipping
+    after = step(clipping).adapt(BatchStatistics(0, 0, (0,)), NoNoise()).clipping
     assert after == clipping
 
 
@@ -107,8 +108,8 @@ def test_an_empty_lot_leaves_the_count_to_its_noise() -> None:
 def test_one_example_moves_the_count_by_half(within: int) -> None:
     """So that 2 σ_b is the noise multiplier of the count, absent or present."""
     clipping = AdaptiveClipping(1.0, count_noise=3.0, learning_rate=1.0)
-    with_it = step(clipping).adapt(LotStatistics(8, 0, (5 + within,)), NoNoise()).clipping
-    without = step(clipping).adapt(LotStatistics(7, 0, (5,)), NoNoise()).clipping
+    with_it = step(clipping).adapt(BatchStatistics(8, 0, (5 + within,)), NoNoise()).clipping
+    without = step(clipping).adapt(BatchStatistics(7, 0, (5,)), NoNoise()).clipping
     moved = math.log(without.max_grad_norm / with_it.max_grad_norm)  # type: ignore[attr-defined]
     assert moved * 100.0 == pytest.approx(0.5 if within else -0.5)
 
@@ -146,7 +147,7 @@ def test_the_released_count_has_the_noise_that_is_charged(released_about: int) -
     n = 60
     x = torch.full((n, 2), 1e12) if released_about else torch.zeros(0, 2)
     target = 0.0 if released_about else 0.5  # what the noiseless share is, so that C stays put
-    clipping = AdaptiveClipping.for_lot(n, max_grad_norm=1.0, quantile=target)
+    clipping = AdaptiveClipping.for_batch(n, max_grad_norm=1.0, quantile=target)
     one = DpSgdMechanism(PoissonSampling(1.0), clipping, 1.0, n)
     event = one.event
     assert isinstance(event, PoissonSampled)
@@ -205,7 +206,7 @@ def test_a_step_for_a_model_has_the_same_event() -> None:
     one = step(AdaptiveClipping(0.7, count_noise=5.0))
     bound = one.for_model(RuleGradients(nn.Linear(4, 1), score).parameters)
     assert event_multipliers(bound) == pytest.approx(event_multipliers(one), rel=1e-6)
-    after = bound.adapt(LotStatistics(80, 0, (80,)), NoNoise())
+    after = bound.adapt(BatchStatistics(80, 0, (80,)), NoNoise())
     assert after.event == bound.event, "the event does not depend on the bound"
     gradients = RuleGradients(nn.Linear(4, 1), score)
     assert after.groups(gradients.parameters).bounds == (after.clipping.max_grad_norm,)  # type: ignore[attr-defined]
@@ -240,7 +241,7 @@ def test_the_bound_stays_a_number(share: float) -> None:
 @pytest.mark.parametrize("clipping", [FlatClipping(1.0), GroupClipping(1.0)])
 def test_other_clippings_learn_nothing_and_draw_no_noise(clipping: FlatClipping) -> None:
     noise, one = NoNoise(), DpSgdMechanism(PoissonSampling(0.5), clipping, 1.0, 10.0)
-    assert one.adapt(LotStatistics(3, 0, (2,)), noise) is one
+    assert one.adapt(BatchStatistics(3, 0, (2,)), noise) is one
     assert noise.asked == []
     assert one.mechanism == Gaussian(1.0)
 

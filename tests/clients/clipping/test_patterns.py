@@ -11,7 +11,7 @@ from fedsim.accountant import JointGaussian
 from fedsim.accountant.groups import group_noise_multiplier
 from fedsim.clients.clipping.patterns import PatternClipping, exclusive_groups
 from fedsim.clients.gradients.parameters import FlatParameters
-from fedsim.clients.gradients.per_example import LotStatistics
+from fedsim.clients.gradients.per_example import BatchStatistics
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.mechanisms.dp_sgd.noise_allocation import ChosenNoise
 from fedsim.clients.sampling.sampling import PoissonSampling
@@ -23,7 +23,7 @@ FREE = ChosenNoise((None, None), (1.0, 1.0))
 
 
 def step(clipping: PatternClipping, noise: ChosenNoise, z: float = 1.5) -> DpSgdMechanism:
-    return DpSgdMechanism(PoissonSampling(0.5), clipping, z, 40.0, noise, largest_lot=80)
+    return DpSgdMechanism(PoissonSampling(0.5), clipping, z, 40.0, noise, largest_batch=80)
 
 
 def parameters() -> FlatParameters:
@@ -97,18 +97,20 @@ def test_all_noise_given_and_counts_are_charged_together() -> None:
 def test_each_bound_follows_its_own_quantile() -> None:
     clipping = PatternClipping(PATTERNS, (0.3, 0.4), 4.0, quantile=0.5, learning_rate=0.2)
     at, noise = step(clipping, FREE).for_model(parameters()), StreamKey(1, 0, 1).noise(secure=False)
-    found = replace(at, expected_lot=4e6).adapt(LotStatistics(4_000_000, 0, (4_000_000, 0)), noise)
+    found = replace(at, expected_batch=4e6).adapt(
+        BatchStatistics(4_000_000, 0, (4_000_000, 0)), noise
+    )
     bounds = found.clipping.adapted_clip_norm
     assert bounds == pytest.approx((0.3 * math.exp(-0.1), 0.4 * math.exp(0.1)), rel=1e-4)
     assert found.bound_groups == replace(at.groups(parameters()), bounds=bounds)
-    assert found.event == replace(at, expected_lot=4e6).event
+    assert found.event == replace(at, expected_batch=4e6).event
 
 
 def test_learnt_bounds_are_resumed_one_for_each_group() -> None:
     clipping = PatternClipping(PATTERNS, (0.3, 0.4), 4.0)
     assert clipping.resume((0.1, 0.2)).bounds == (0.1, 0.2)
     for wrong in (0.1, (0.1,), (0.1, -0.2), (0.1, math.nan)):
-        with pytest.raises(ValueError, match=r"adapted clip norm|learnt bound"):
+        with pytest.raises(ValueError, match=r"adapted clip norm|adaptive clip norm"):
             clipping.resume(wrong)
     with pytest.raises(ValueError, match="fixed clip norms"):
         PatternClipping(PATTERNS, (0.3, 0.4)).resume((0.1, 0.2))

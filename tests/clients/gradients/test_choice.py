@@ -121,7 +121,7 @@ class MeanTaken(nn.Module):
 
 
 class TimeFirst(nn.Module):
-    """Lays out its examples second, so that a lot as long as the sequence could be mistaken."""
+    """Lays out its examples second, so that a batch as long as the sequence could be mistaken."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -195,7 +195,7 @@ def test_what_has_no_rule_becomes_units(
     assert sorted(gradients.units) == sorted(expected)
     assert len(caplog.records) == 1
     assert all((repr(unit) if unit else "the whole model") in caplog.text for unit in expected)
-    # Lots as long as sequences and masks: the examples' dimension is not guessed from its size.
+    # Batches as long as sequences and masks: the examples' dimension is not guessed from its size.
     for n in (1, 4, 5, 6):
         x, y = torch.randn(n, *shape).to(dtype), torch.randn(n).to(dtype)
         for clip in (float("inf"), 1.0):
@@ -313,7 +313,7 @@ class Outer(nn.Module):
 def test_a_wrong_module_is_widened_to_its_surroundings_and_at_last_to_the_loop(
     make: Callable[[], nn.Module], shape: tuple[int, ...], units: list[str] | None
 ) -> None:
-    """Whatever is chosen is right, for lots of any size; None: one example at a time."""
+    """Whatever is chosen is right, for batches of any size; None: one example at a time."""
     torch.manual_seed(0)
     gradients = gradients_for(make(), squared, torch.randn(3, *shape), torch.randn(3))
     if units is None:

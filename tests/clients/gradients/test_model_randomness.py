@@ -1,4 +1,4 @@
-"""Random numbers of an example in a model are its own, whoever else is in the lot."""
+"""Random numbers of an example in a model are its own, whoever else is in the batch."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -33,19 +33,19 @@ DRAWS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def run(
-    draw: Callable[[Tensor], Tensor], lots: list[list[int]], rows: int, *, step: int = 0
+    draw: Callable[[Tensor], Tensor], batches: list[list[int]], rows: int, *, step: int = 0
 ) -> dict[tuple[int, int], Tensor]:
     """Return what a function makes of ones (4, 5), by client and example."""
-    randomness = ModelRandomness(KEYS[: len(lots)], b"s" * KEY_BYTES)
-    randomness.begin([np.array(lot, np.int64) for lot in lots], rows=rows, step=step)
+    randomness = ModelRandomness(KEYS[: len(batches)], b"s" * KEY_BYTES)
+    randomness.begin([np.array(batch, np.int64) for batch in batches], rows=rows, step=step)
     with randomness:
-        found = draw(torch.ones(len(lots) * rows, 4, 5)).view(len(lots), rows, 4, 5)
+        found = draw(torch.ones(len(batches) * rows, 4, 5)).view(len(batches), rows, 4, 5)
     assert randomness.has_drawn
-    return {(k, i): found[k, at] for k, lot in enumerate(lots) for at, i in enumerate(lot)}
+    return {(k, i): found[k, at] for k, batch in enumerate(batches) for at, i in enumerate(batch)}
 
 
 @pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
-def test_numbers_of_an_example_do_not_depend_on_its_lot(draw: Callable[[Tensor], Tensor]) -> None:
+def test_numbers_of_an_example_do_not_depend_on_its_batch(draw: Callable[[Tensor], Tensor]) -> None:
     before = torch.get_rng_state()
     first = run(draw, [[3, 5, 8, 9]], 8)
     assert torch.equal(before, torch.get_rng_state())
@@ -76,11 +76,11 @@ def test_a_row_alone_has_the_numbers_that_it_has_beside_others() -> None:
         assert torch.equal(torch.rand(1, 6), together[1:2])
 
 
-def test_numbers_without_rows_are_the_same_for_every_lot_of_a_step() -> None:
+def test_numbers_without_rows_are_the_same_for_every_batch_of_a_step() -> None:
     found = []
-    for lot in ([1, 2, 3], [5]):
+    for batch in ([1, 2, 3], [5]):
         randomness = ModelRandomness(KEYS[:1], KEYS[1])
-        randomness.begin([np.array(lot)], rows=8)
+        randomness.begin([np.array(batch)], rows=8)
         with randomness:
             found.append(torch.rand(3))
     assert torch.equal(*found)
@@ -127,12 +127,12 @@ def test_the_key_is_secret_where_noise_is_secure(secure: bool) -> None:
 def test_lstm_layers_with_dropout_draw_by_example() -> None:
     model = nn.LSTM(4, 3, num_layers=2, dropout=0.5, batch_first=True)
 
-    def outputs(lot: list[int], rows: int) -> Tensor:
+    def outputs(batch: list[int], rows: int) -> Tensor:
         randomness = ModelRandomness(KEYS[:1], KEYS[1])
-        randomness.begin([np.array(lot)], rows=rows)
+        randomness.begin([np.array(batch)], rows=rows)
         x = torch.randn(20, 5, 4, generator=torch.Generator().manual_seed(1))
         with randomness if rows else nullcontext():
-            return model(torch.cat([x[lot], x.new_zeros(rows - len(lot), 5, 4)]))[0]
+            return model(torch.cat([x[batch], x.new_zeros(rows - len(batch), 5, 4)]))[0]
 
     one, other = outputs([2, 5, 6], 8), outputs([6, 1], 8)
     assert torch.allclose(one[2], other[0], atol=1e-6)

@@ -20,10 +20,10 @@ from fedsim.clients.gradients.fallback import OneAtATime
 from fedsim.clients.gradients.layers.base import LayerUse
 from fedsim.clients.gradients.parameters import FlatParameters
 from fedsim.clients.gradients.per_example import (
-    LotStatistics,
+    BatchStatistics,
+    PaddedBatch,
     PerExampleGradients,
     PerExampleLoss,
-    Tile,
     UncoveredParameterError,
 )
 from fedsim.clients.gradients.rule_gradients import RuleGradients
@@ -71,7 +71,7 @@ def score(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def added(
     gradients: PerExampleGradients, x: Tensor, y: Tensor, clipping: Clipping
-) -> tuple[Tensor, LotStatistics]:
+) -> tuple[Tensor, BatchStatistics]:
     """The sum of clipped gradients, in the model's type, and what happened to the examples."""
     into = torch.zeros_like(gradients.parameters.data, dtype=torch.float64)
     groups = clipping.groups(gradients.parameters)
@@ -365,21 +365,21 @@ def test_the_whole_zoo_runs_by_rules_as_chosen(name: str) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_clients_in_one_tile_get_the_gradients_of_each_alone(name: str) -> None:
-    """With parameters of their own; the rows of a tile are those of client after client."""
+    """With parameters of their own; the rows of a padded batch are those of client after client."""
     model, x, y = case(name, torch.float64)
     clients = 3
     exact = OneAtATime(model, squared)
     data = exact.parameters.data
     fast = RuleGradients(model, squared, parameters=exact.parameters, units=UNITS.get(name, []))
     values = data + 0.2 * torch.randn(clients, len(data), dtype=data.dtype)
-    tile = (torch.cat([x] * clients), torch.cat([y + k for k in range(clients)]))
+    padded = (torch.cat([x] * clients), torch.cat([y + k for k in range(clients)]))
     try:
-        found = fast.gradients(*tile, values).unflatten(0, (clients, EXAMPLES))
+        found = fast.gradients(*padded, values).unflatten(0, (clients, EXAMPLES))
     except RuntimeError:
         assert name in ONE_CLIENT, "a model that is not for several clients fails, and is noticed"
         return
     if name in ONE_CLIENT:
-        pytest.skip("reads its parameters itself; the choice keeps it to one client a tile")
+        pytest.skip("reads its parameters itself; the choice keeps it to one client a padded batch")
     for k in range(clients):
         data.copy_(values[k])
         expected = exact.gradients(x, y + k)
@@ -433,8 +433,8 @@ def test_any_part_may_be_frozen(trained: int) -> None:
     exact = OneAtATime(model, squared)
     fast = RuleGradients(model, squared, parameters=exact.parameters)
     torch.testing.assert_close(fast.gradients(x, y), exact.gradients(x, y), rtol=1e-10, atol=1e-12)
-    tile = Tile(1, x, y, torch.ones(4).double())
-    for use in fast.record(exact.parameters.data.unsqueeze(0), tile):
+    padded = PaddedBatch(1, x, y, torch.ones(4).double())
+    for use in fast.record(exact.parameters.data.unsqueeze(0), padded):
         assert isinstance(use, LayerUse)
         assert use.weight_index is not None or use.input.numel() == 0
 
@@ -444,10 +444,10 @@ def test_nothing_and_no_gradient_add_nothing(way: Way) -> None:
     gradients = way(nn.Linear(3, 1), score)
     total, statistics = added(gradients, torch.empty(0, 3), torch.empty(0), FlatClipping(1.0))
     assert not total.any()
-    assert statistics == LotStatistics(0, 0, (0,))
+    assert statistics == BatchStatistics(0, 0, (0,))
     total, statistics = added(gradients, torch.zeros(2, 3), torch.zeros(2), FlatClipping(9.0))
     assert not total[:3].any()
-    assert statistics == LotStatistics(2, 0, (2,))
+    assert statistics == BatchStatistics(2, 0, (2,))
 
 
 POISONS = [float("nan"), float("inf"), -float("inf"), 3e38]
@@ -501,7 +501,7 @@ def test_an_example_that_is_not_finite_in_one_group_adds_nothing_in_any() -> Non
             PerParameter(10.0),
         )
         assert total.tolist() == pytest.approx([2.0, 3.0])
-        assert statistics == LotStatistics(2, 1, (1, 1))
+        assert statistics == BatchStatistics(2, 1, (1, 1))
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -669,7 +669,7 @@ def test_a_loss_with_a_penalty_on_weights_is_found() -> None:
         RuleGradients(model, penalised).gradients(torch.randn(3, 3), torch.zeros(3))
 
 
-def test_batch_normalisation_over_the_lot_has_no_rule() -> None:
+def test_batch_normalisation_over_the_batch_has_no_rule() -> None:
     model = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 1)).train()
     with pytest.raises(UncoveredParameterError, match="this use of a BatchNorm1d layer"):
         RuleGradients(model, score).gradients(torch.randn(3, 3), torch.zeros(3))
@@ -706,7 +706,9 @@ def test_scale_and_what_is_there_already(way: Way) -> None:
 
 
 def test_statistics_add_up() -> None:
-    assert LotStatistics(3, 1, (2, 0)) + LotStatistics(2, 0, (1, 1)) == LotStatistics(5, 1, (3, 1))
+    assert BatchStatistics(3, 1, (2, 0)) + BatchStatistics(2, 0, (1, 1)) == BatchStatistics(
+        5, 1, (3, 1)
+    )
 
 
 class LargestTensor(TorchDispatchMode):

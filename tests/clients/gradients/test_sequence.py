@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from fedsim.clients.clipping.clipping import FlatClipping
 from fedsim.clients.gradients.parameters import FlatParameters
-from fedsim.clients.gradients.per_example import Tile
+from fedsim.clients.gradients.per_example import PaddedBatch
 from fedsim.clients.gradients.recording import RuledModel
 from fedsim.clients.gradients.rule_gradients import RuleGradients
 from fedsim.clients.gradients.sequence import ModuleSequence
@@ -65,7 +65,7 @@ def partly_frozen() -> nn.Module:
     return model
 
 
-def lot() -> tuple[Tensor, Tensor]:
+def batch() -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(13, 1, 8, 8, generator=generator)
     return x, torch.randint(0, 7, (13,), generator=generator)
@@ -103,7 +103,7 @@ def test_a_sequence_by_hand_is_a_sequence_by_autograd(
     make: Callable[[], nn.Module], dtype: torch.dtype, clients: int
 ) -> None:
     torch.manual_seed(0)
-    model, (x, y) = make().to(dtype), lot()
+    model, (x, y) = make().to(dtype), batch()
     x, y = x[: 4 * clients].to(dtype), y[: 4 * clients]
     if make is words:
         x = (3 * x.flatten(1)).clamp(0, 8).long()
@@ -123,14 +123,14 @@ def test_a_sequence_by_hand_is_a_sequence_by_autograd(
     weights = torch.rand(len(x), generator=generator).to(dtype)
     sums = [torch.zeros_like(values) for _ in ways]
     for way, into in zip(ways, sums, strict=True):
-        way.add_sums(values, Tile(clients, x, y, weights), into)
+        way.add_sums(values, PaddedBatch(clients, x, y, weights), into)
     torch.testing.assert_close(*sums, rtol=100 * tolerance, atol=10 * tolerance)
 
 
 @pytest.mark.parametrize("make", [mlp, cnn])
 def test_clipped_sums_by_hand_are_those_by_autograd(make: Callable[[], nn.Module]) -> None:
     torch.manual_seed(0)
-    model, (x, y) = make(), lot()
+    model, (x, y) = make(), batch()
     parameters, sums = FlatParameters(model), []
     clipping = FlatClipping(0.5)
     for loss in (cross_entropy, by_autograd):
@@ -153,8 +153,8 @@ def test_what_is_no_sequence_is_left_to_autograd() -> None:
 
 
 def test_a_hook_that_comes_later_is_called() -> None:
-    gradients, (x, y) = RuleGradients(mlp(), cross_entropy), lot()
-    values, tile = gradients.parameters.data.unsqueeze(0), Tile(1, x, y, torch.ones(13))
+    gradients, (x, y) = RuleGradients(mlp(), cross_entropy), batch()
+    values, padded = gradients.parameters.data.unsqueeze(0), PaddedBatch(1, x, y, torch.ones(13))
     model, seen = gradients.model, list[str]()
     assert isinstance(model, nn.Sequential)
     before = gradients.gradients(x, y, values)
@@ -163,11 +163,11 @@ def test_a_hook_that_comes_later_is_called() -> None:
         model[2].register_full_backward_hook(lambda *_: seen.append("backward")),
         model[3].register_forward_pre_hook(lambda *_: seen.append("before")),
     ]
-    gradients.record(values, tile)
+    gradients.record(values, padded)
     assert sorted(seen) == ["backward", "before", "forward"]
     for handle in handles:
         handle.remove()
-    gradients.record(values, tile)
+    gradients.record(values, padded)
     assert len(seen) == 3
     torch.testing.assert_close(gradients.gradients(x, y, values), before)
 
@@ -182,7 +182,7 @@ def test_the_backward_pass_stops_at_the_first_trained_layer() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), Once(), nn.Linear(64, 7), nn.ReLU(), nn.Linear(7, 7))
     model[2].requires_grad_(False)
-    x, y = lot()
+    x, y = batch()
     parameters = FlatParameters(model)
     ways = [
         RuleGradients(model, loss, parameters=parameters) for loss in (cross_entropy, by_autograd)

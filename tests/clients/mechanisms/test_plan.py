@@ -32,7 +32,7 @@ from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.mechanisms.plan import PlanRequest, PrivacyPlan, PrivacyPlanError
 from fedsim.clients.mechanisms.planner import epsilon_of_steps, plan_privacy
 from fedsim.clients.privacy_settings import PrivacySettings
-from fedsim.clients.sampling.divided_lots import BallsAndBins, ShuffledEpochs
+from fedsim.clients.sampling.divided_batches import BallsAndBins, ShuffledEpochs
 from fedsim.clients.sampling.sampling import FixedSizeSampling
 from fedsim.clients.sampling.schemes import FIXED_SIZE, SHUFFLE
 
@@ -60,7 +60,7 @@ def test_the_default_is_poisson_sampling_and_flat_clipping() -> None:
     found = plan()
     assert found.release_as(DpSgdMechanism).event == PoissonSampled(32 / 300, Gaussian(1.1))
     assert found.release_as(DpSgdMechanism).clipping == FlatClipping(0.5)
-    assert (found.release_as(DpSgdMechanism).expected_lot, found.planned_steps) == (32.0, 20)
+    assert (found.release_as(DpSgdMechanism).expected_batch, found.planned_steps) == (32.0, 20)
     assert (found.examples, found.delta, found.target_epsilon) == (300, 1e-3, None)
     assert not found.secure_noise
     assert plan(noise="secure").secure_noise
@@ -69,7 +69,7 @@ def test_the_default_is_poisson_sampling_and_flat_clipping() -> None:
 def test_a_client_smaller_than_the_batch_is_sampled_whole() -> None:
     found = plan(examples=20)
     assert found.release_as(DpSgdMechanism).event == PoissonSampled(1.0, Gaussian(1.1))
-    assert found.release_as(DpSgdMechanism).expected_lot == 20.0
+    assert found.release_as(DpSgdMechanism).expected_batch == 20.0
 
 
 def test_private_sizes_are_not_looked_at() -> None:
@@ -84,14 +84,14 @@ def test_samplings() -> None:
     fixed = plan(sampling="fixed_size", adjacency="replace_one").release_as(DpSgdMechanism)
     assert fixed.sampling == FixedSizeSampling(300, 32)
     assert fixed.event == FixedSizeSampled(300, 32, Gaussian(1.1))
-    assert fixed.expected_lot == 32.0
+    assert fixed.expected_batch == 32.0
     shuffled = plan(sampling="shuffle").release_as(DpSgdMechanism)
-    assert shuffled.sampling == ShuffledEpochs(10)  # lots of at most 32 out of 300
+    assert shuffled.sampling == ShuffledEpochs(10)  # batches of at most 32 out of 300
     assert shuffled.event == EpochShuffled(10, Gaussian(1.1))
-    assert shuffled.expected_lot == 30.0
+    assert shuffled.expected_batch == 30.0
     bins = plan(sampling="balls_and_bins").release_as(DpSgdMechanism)
     assert bins.sampling == BallsAndBins(10)
-    assert bins.expected_lot == 30.0
+    assert bins.expected_batch == 30.0
 
 
 def test_clippings() -> None:
@@ -113,7 +113,7 @@ def test_adaptive_clipping_as_published_or_as_given() -> None:
     assert given.release_as(DpSgdMechanism).clipping == AdaptiveClipping(0.5, 3.0, 0.9, 0.1)
 
 
-def test_a_lot_too_small_to_count_is_refused_with_the_fix() -> None:
+def test_a_batch_too_small_to_count_is_refused_with_the_fix() -> None:
     with pytest.raises(PrivacyPlanError, match=r"privacy.clipping cannot .* use larger batches"):
         plan(clipping={"name": "adaptive", "count_noise": 0.55})
 
@@ -203,7 +203,7 @@ def test_replacing_needs_more_noise_than_zeroing_out() -> None:
 
 
 def test_shuffling_costs_what_it_costs_without_amplification() -> None:
-    """Two epochs begin in 20 steps of 10 lots each: two Gaussians, whatever the lots."""
+    """Two epochs begin in 20 steps of 10 batches each: two Gaussians, whatever the batches."""
     shuffled = plan(sampling="shuffle", target_epsilon=3.0)
     alone = calibrate_noise_multiplier(target_epsilon=3.0, delta=1e-3, sampling_rate=1.0, steps=2)
     assert shuffled.release.noise_multiplier == pytest.approx(alone, rel=1e-3)
@@ -212,8 +212,8 @@ def test_shuffling_costs_what_it_costs_without_amplification() -> None:
     )
 
 
-def test_secret_lots_pay_for_a_new_epoch_in_each_round() -> None:
-    """4 rounds of 5 steps in epochs of 10 lots: 2 epochs that continue, or 4 that end early."""
+def test_secret_batches_pay_for_a_new_epoch_in_each_round() -> None:
+    """4 rounds of 5 steps in epochs of 10 batches: 2 epochs that continue, or 4 that end early."""
     seeded, secret = (
         plan(sampling="balls_and_bins", target_epsilon=3.0, noise=noise)
         for noise in ("seeded", "secure")
@@ -223,7 +223,7 @@ def test_secret_lots_pay_for_a_new_epoch_in_each_round() -> None:
     assert secret.release.noise_multiplier > seeded.release.noise_multiplier
 
 
-def test_a_budget_under_secret_lots_affords_whole_epochs() -> None:
+def test_a_budget_under_secret_batches_affords_whole_epochs() -> None:
     """What is affordable is charged round by round, and one more step is one epoch too many."""
     given = privacy(sampling="balls_and_bins", noise="secure", accountant="rdp")
     given = given.model_copy(update={"target_epsilon": 2.0})

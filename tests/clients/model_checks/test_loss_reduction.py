@@ -20,14 +20,14 @@ def model() -> nn.Module:
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-@pytest.mark.parametrize("lot", [1, 9, 64, 301])
-def test_a_reduction_is_found_at_any_size(reduction: str, lot: int) -> None:
+@pytest.mark.parametrize("batch", [1, 9, 64, 301])
+def test_a_reduction_is_found_at_any_size(reduction: str, batch: int) -> None:
     trained = model()
     before = {name: value.clone() for name, value in trained.state_dict().items()}
     state = torch.get_rng_state()
     loss = nn.CrossEntropyLoss(reduction=reduction)
-    assert find_reduction(trained, loss, X, Y, lot) == reduction
-    assert find_reduction(trained, loss, X.double().float(), Y, lot) == reduction
+    assert find_reduction(trained, loss, X, Y, batch) == reduction
+    assert find_reduction(trained, loss, X.double().float(), Y, batch) == reduction
     assert torch.equal(state, torch.get_rng_state())
     assert trained.training
     assert all(torch.equal(before[name], value) for name, value in trained.state_dict().items())

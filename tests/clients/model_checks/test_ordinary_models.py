@@ -1,4 +1,4 @@
-"""No ordinary model is refused for the shape of its tiles: another height is found, at worst 1."""
+"""No ordinary model is refused for its padded batches: another height is found, at worst 1."""
 
 from collections.abc import Callable
 from random import Random
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedsim.clients.gradients.choice import gradients_for
-from fedsim.clients.gradients.tiles import tile_rows
+from fedsim.clients.gradients.padded_batches import padded_rows
 from fedsim.clients.model_checks.bit_isolation import RowIsolation
 
 Model = tuple[nn.Module, Tensor, int]
@@ -114,7 +114,7 @@ def loss_for(out: int) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def check(number: int, largest: int) -> None:
-    """Find the tiles of one random model."""
+    """Find the padded batches of one random model."""
     random = Random(number)
     torch.manual_seed(number)
     model, x, out = KINDS[number % len(KINDS)](random)
@@ -122,7 +122,7 @@ def check(number: int, largest: int) -> None:
     model, y = model.to(dtype), torch.arange(6) % max(2, out)
     x = x.to(dtype) if x.is_floating_point() else x
     gradients: Any = gradients_for(model, loss_for(out), x, y)
-    rows = tile_rows(min(largest, int(2 ** random.uniform(0, 12))))
+    rows = padded_rows(min(largest, int(2 ** random.uniform(0, 12))))
     height = RowIsolation(gradients, x, y).height(1, rows)
     assert height >= 1, (number, rows)
 

@@ -1,4 +1,4 @@
-"""The self-test of tiles: rows that are not kept apart, bit for bit, are found and refused."""
+"""The self-test of padded batches: rows that are not kept apart, bit for bit, are refused."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -154,7 +154,7 @@ def run_backward(engine: PrivacyEngine, way: str, outputs: Tensor, y: Tensor, vi
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("way", ["mean", "sum", "rows", "examples"])
 def test_views_are_averaged_before_the_clip(kind: str, way: str) -> None:
-    """Views of four examples, by each way to run backward, in tiles of eight examples and of one.
+    """Views of four examples, by each way to run backward, in padded batches of 8 and of 1.
 
     The views of an example differ much, so that a mean of clipped views is another vector.
     """
@@ -165,7 +165,7 @@ def test_views_are_averaged_before_the_clip(kind: str, way: str) -> None:
     for most in (None, 1):
         optimizer, engine = attached(
             model,
-            augmentations=views,
+            augmentation_multiplicity=views,
             max_physical_batch=most,
             loss_reduction="sum" if way == "sum" else "mean",
         )
@@ -184,8 +184,10 @@ def test_views_are_averaged_before_the_clip(kind: str, way: str) -> None:
 
 def test_rows_that_are_no_whole_examples_are_refused() -> None:
     model = model_of("sequence")
-    attached(model, augmentations=3)
-    with pytest.raises(BackwardError, match=r"got 8 rows, and augmentations=3 means 3 rows"):
+    attached(model, augmentation_multiplicity=3)
+    with pytest.raises(
+        BackwardError, match=r"got 8 rows, and augmentation_multiplicity=3 means 3 rows"
+    ):
         model(X.double())
 
 
@@ -240,7 +242,7 @@ def test_losses_of_several_kinds_are_refused(attack: str) -> None:
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_empty_lots_run_and_add_nothing(kind: str) -> None:
+def test_empty_batches_run_and_add_nothing(kind: str) -> None:
     model = model_of(kind)
     optimizer, engine = attached(model)
     for n in (0, 8, 0):
@@ -345,7 +347,7 @@ class WithTable(nn.Module):
 
 @pytest.mark.parametrize("most", [None, 1])
 def test_arguments_with_rows_are_cut_and_others_given_whole(most: int | None) -> None:
-    """The table is as long as the second lot, so its length does not tell."""
+    """The table is as long as the second batch, so its length does not tell."""
     model, table = WithTable().double(), torch.linspace(0, 1, 9).view(3, 3).double()
     optimizer, engine = attached(model, max_physical_batch=most)
     for n in (5, 3, 8):

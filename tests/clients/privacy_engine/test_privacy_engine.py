@@ -1,4 +1,4 @@
-"""The facade: right updates, one noise draw and one charge for each lot, nothing left behind."""
+"""The facade: right updates, one noise draw and one charge for each batch, nothing left behind."""
 
 import copy
 import json
@@ -30,8 +30,8 @@ from fedsim.accountant import (
 from fedsim.accountant.sampler_slack import epsilon_with_slack
 from fedsim.clients import PrivacyEngine
 from fedsim.clients.clipping.clipping import AdaptiveClipping, AutomaticClipping, GroupClipping
-from fedsim.clients.privacy_engine.loaders import SkippedLotError
-from fedsim.clients.privacy_engine.lot_schedule import BudgetExhaustedError
+from fedsim.clients.privacy_engine.batch_schedule import BudgetExhaustedError
+from fedsim.clients.privacy_engine.loaders import SkippedBatchError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -134,7 +134,7 @@ def test_without_noise_and_clipping_it_is_plain_training(kind: str, reduction: s
     assert (values(ours) - values(net())).abs().max() > 0.05, "nothing was trained"
 
 
-def test_poisson_lots_are_divided_by_the_declared_batch() -> None:
+def test_poisson_batches_are_divided_by_the_declared_batch() -> None:
     x, y = data()
     ours, plain = net(), net()
     optimizer, reference = sgd(ours, 0.2), sgd(plain, 0.2)
@@ -181,13 +181,13 @@ def test_with_clipping_it_is_opacus_update(per_layer: bool) -> None:
 
 
 @pytest.mark.parametrize("cuts", [[8], [3, 5], [1] * 8, [4, 0, 4]])
-def test_how_a_lot_is_split_changes_nothing(cuts: list[int]) -> None:
+def test_how_a_batch_is_split_changes_nothing(cuts: list[int]) -> None:
     x, y = data(8)
     results = []
     for sizes in ([8], cuts):
         model = net()
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-        engine = engine_for(model, noise_multiplier=0.8, max_grad_norm=0.4, lots="poisson")
+        engine = engine_for(model, noise_multiplier=0.8, max_grad_norm=0.4, batches="poisson")
         with engine.attach(optimizer):
             for _ in range(3):
                 parts = list(zip(x.split(sizes), y.split(sizes), strict=True))
@@ -390,7 +390,7 @@ def test_evaluation_mode_and_dropout() -> None:
 SIZE = 200_000
 
 
-def noise_of_a_lot(parts: int, multiplier: float = 1.3, **settings: Any) -> Tensor:
+def noise_of_a_batch(parts: int, multiplier: float = 1.3, **settings: Any) -> Tensor:
     model = dirac(SIZE)
     optimizer = sgd(model)
     engine = engine_for(
@@ -408,27 +408,31 @@ def noise_of_a_lot(parts: int, multiplier: float = 1.3, **settings: Any) -> Tens
 
 @pytest.mark.parametrize("parts", [0, 1, 4])
 @pytest.mark.parametrize("secure", [False, True])
-def test_noise_is_added_once_a_lot(parts: int, secure: bool) -> None:
+def test_noise_is_added_once_a_batch(parts: int, secure: bool) -> None:
     # Four standard errors of a standard deviation: 6e-5 of false alarms, and a fixed seed.
     tolerance = 4 / math.sqrt(2 * SIZE)
     settings: dict[str, Any] = {"secure_mode": True, "seed": None} if secure else {}
     for multiplier, right in ((1.3, True), (1.3 * 1.03, False), (1.3 * 0.97, False)):
-        deviation = noise_of_a_lot(parts, multiplier, **settings).std().item() / 1.3
+        deviation = noise_of_a_batch(parts, multiplier, **settings).std().item() / 1.3
         assert (abs(deviation - 1) < tolerance) == right, deviation
 
 
 def test_noise_is_independent_of_other_steps_seeds_and_torchs_own() -> None:
     torch.manual_seed(5)
-    one = noise_of_a_lot(1)
+    one = noise_of_a_batch(1)
     state = torch.get_rng_state()
     torch.manual_seed(6)
-    assert torch.equal(one, noise_of_a_lot(1)), "torch's seed has an effect"
+    assert torch.equal(one, noise_of_a_batch(1)), "torch's seed has an effect"
     torch.manual_seed(5)
     dirac(SIZE)  # which draws its weights
     assert torch.equal(state, torch.get_rng_state()), "the engine drew from torch's own generator"
-    others = [noise_of_a_lot(1, seed=1), noise_of_a_lot(1, seed=None), noise_of_a_lot(1, seed=None)]
+    others = [
+        noise_of_a_batch(1, seed=1),
+        noise_of_a_batch(1, seed=None),
+        noise_of_a_batch(1, seed=None),
+    ]
     sequence = np.random.SeedSequence(0, spawn_key=(1, 2))
-    others.append(noise_of_a_lot(1, seed=sequence))
+    others.append(noise_of_a_batch(1, seed=sequence))
     for a, b in zip([one, *others], [*others, one], strict=True):
         assert abs(torch.corrcoef(torch.stack([a, b]))[0, 1]) < 5 / math.sqrt(SIZE)
     model = dirac(SIZE)
@@ -460,20 +464,20 @@ def test_neighbours_share_noise_divisor_and_charge() -> None:
 
 
 def test_reusing_a_seed_is_noticed(caplog: pytest.LogCaptureFixture) -> None:
-    noise_of_a_lot(0, seed=987)
+    noise_of_a_batch(0, seed=987)
     assert "can subtract the noise" not in caplog.text
-    noise_of_a_lot(0, seed=987)
+    noise_of_a_batch(0, seed=987)
     assert "can subtract the noise" in caplog.text
 
 
 # --- what is charged ---------------------------------------------------------------------------
 
 
-def test_each_lot_is_charged_once_also_an_empty_one() -> None:
+def test_each_batch_is_charged_once_also_an_empty_one() -> None:
     model = net()
     optimizer = sgd(model)
     x, y = data()
-    engine = engine_for(model, noise_multiplier=1.1, max_grad_norm=1.0, lots="poisson")
+    engine = engine_for(model, noise_multiplier=1.1, max_grad_norm=1.0, batches="poisson")
     assert engine.get_privacy_spent(1e-5) == (0.0, None)
     with engine.attach(optimizer):
         backward(model, x[:8], y[:8])
@@ -505,12 +509,12 @@ def test_the_order_is_that_of_the_accountant(
     settings: dict[str, Any], accountant: Accountant
 ) -> None:
     model = net()
-    settings |= {"noise_multiplier": 1.1, "max_grad_norm": 1.0, "lots": "poisson"}
+    settings |= {"noise_multiplier": 1.1, "max_grad_norm": 1.0, "batches": "poisson"}
     engine = engine_for(model, **settings)
     optimizer = sgd(model)
     with engine.attach(optimizer):
         for _ in range(4):
-            optimizer.step()  # an empty lot
+            optimizer.step()  # an empty batch
     accountant.compose(engine.event, 4)
     epsilon, alpha = engine.get_privacy_spent(delta=1e-5)
     assert epsilon == engine.get_epsilon() == epsilon_with_slack(accountant.get_epsilon, 1e-5)
@@ -535,7 +539,7 @@ def test_the_charge_comes_before_the_update() -> None:
         with pytest.raises(RuntimeError, match="power"):
             optimizer.step()
         assert engine.private_statistics is not None
-        assert engine.private_statistics.examples == 0, "a lot is released at most once"
+        assert engine.private_statistics.examples == 0, "a batch is released at most once"
 
 
 def test_calibrated_noise_meets_the_target_and_stops_there() -> None:
@@ -654,7 +658,7 @@ def test_state_is_plain_and_keeps_no_seed_that_nobody_gave() -> None:
     engine.load_state_dict(engine.state_dict())
 
 
-def test_leaving_a_loop_within_a_lot_drops_it() -> None:
+def test_leaving_a_loop_within_a_batch_drops_it() -> None:
     x, y = data()
     model = net()
     optimizer = sgd(model)
@@ -670,12 +674,12 @@ def test_leaving_a_loop_within_a_lot_drops_it() -> None:
         assert engine.private_statistics.examples == 0
 
 
-def test_a_skipped_lot_is_noticed() -> None:
+def test_a_skipped_batch_is_noticed() -> None:
     x, y = data()
     model = net()
     with (
         engine_for(model).attach(sgd(model)) as engine,
-        pytest.raises(SkippedLotError, match=r"the batch of step 0 was followed by 0 calls"),
+        pytest.raises(SkippedBatchError, match=r"the batch of step 0 was followed by 0 calls"),
     ):
         for _ in engine.batches(x, y, steps=3):
             pass
@@ -784,7 +788,7 @@ def test_make_private_end_to_end() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_loaders_of_other_data_sets_give_empty_lots_too(workers: int) -> None:
+def test_loaders_of_other_data_sets_give_empty_batches_too(workers: int) -> None:
     model = net()
     optimizer = sgd(model, 0.1)
     _, _, loader = PrivacyEngine.make_private_with_epsilon(

@@ -22,12 +22,12 @@ from torch.utils.data import (
 from fedsim.clients import PrivacyEngine
 from fedsim.clients.gradients.per_example import UncoveredParameterError
 from fedsim.clients.model_checks.safety import UnsafeModelError
-from fedsim.clients.privacy_engine.lot_schedule import EpochError
-from fedsim.clients.privacy_engine.outside_lots import (
+from fedsim.clients.privacy_engine.batch_schedule import EpochError
+from fedsim.clients.privacy_engine.outside_batches import (
     FALSE_ALARM_PROBABILITY,
-    LotSizes,
+    BatchSizes,
     NotPoissonError,
-    OutsideLotError,
+    OutsideBatchError,
     chance_of_repeats,
     size_probabilities,
 )
@@ -316,7 +316,7 @@ def test_several_and_nested_inputs_are_checked_and_trained() -> None:
         model({}, scale=1.0)
 
 
-def test_the_first_lot_may_be_empty() -> None:
+def test_the_first_batch_may_be_empty() -> None:
     model, optimizer, engine = attached()
     loss(model, X[:0], Y[:0]).backward()
     optimizer.step()
@@ -374,11 +374,11 @@ def test_attaching_twice_is_refused() -> None:
         other.attach(torch.optim.SGD(model.parameters(), lr=0.1))
 
 
-# --- lots --------------------------------------------------------------------------------------
+# --- batches --------------------------------------------------------------------------------------
 
 
 def test_a_shuffled_loader_is_not_poisson() -> None:
-    model, optimizer, engine = attached(batch_size=32, sample_size=1000, lots="poisson")
+    model, optimizer, engine = attached(batch_size=32, sample_size=1000, batches="poisson")
     x, y = torch.randn(1000, 4), torch.randint(0, 2, (1000,))
     loader = DataLoader(TensorDataset(x, y), batch_size=32, shuffle=True)
 
@@ -397,8 +397,8 @@ def test_a_shuffled_loader_is_not_poisson() -> None:
         optimizer.step()
 
 
-def test_lots_larger_than_declared_are_not_poisson() -> None:
-    model, optimizer, engine = attached(batch_size=8, sample_size=1000, lots="poisson")
+def test_batches_larger_than_declared_are_not_poisson() -> None:
+    model, optimizer, engine = attached(batch_size=8, sample_size=1000, batches="poisson")
     draw = np.random.default_rng(0)
 
     def train() -> None:
@@ -412,8 +412,8 @@ def test_lots_larger_than_declared_are_not_poisson() -> None:
     assert engine.steps < 10
 
 
-def see_all(sizes: LotSizes, seen: Iterable[int]) -> int:
-    """Return which lot is refused, 0 if none is."""
+def see_all(sizes: BatchSizes, seen: Iterable[int]) -> int:
+    """Return which batch is refused, 0 if none is."""
     for count, size in enumerate(seen, 1):
         try:
             sizes.add_size(size)
@@ -422,30 +422,30 @@ def see_all(sizes: LotSizes, seen: Iterable[int]) -> int:
     return 0
 
 
-def test_how_soon_equal_lots_are_noticed() -> None:
+def test_how_soon_equal_batches_are_noticed() -> None:
     for size, population in ((32, 1000), (64, 60_000), (3, 10), (1, 100)):
-        count = see_all(LotSizes(population, size / population), [size] * 500)
+        count = see_all(BatchSizes(population, size / population), [size] * 500)
         probabilities = size_probabilities(population, size / population)
         assert probabilities.sum() == pytest.approx(1.0)
         assert 0 < count <= 64
-        # The chance that all lots have one size, to which the bound is exact.
+        # The chance that all batches have one size, to which the bound is exact.
         exact = (probabilities**count).sum()
         assert chance_of_repeats(probabilities, count, count) == pytest.approx(exact)
         assert exact < FALSE_ALARM_PROBABILITY
 
 
 def test_a_short_last_batch_does_not_hide_a_shuffle() -> None:
-    assert see_all(LotSizes(10, 0.4), [4, 4, 2] * 200)
+    assert see_all(BatchSizes(10, 0.4), [4, 4, 2] * 200)
 
 
-def test_full_batches_and_poisson_lots_pass() -> None:
+def test_full_batches_and_poisson_batches_pass() -> None:
     draw = np.random.default_rng(1)
     for population, rate in ((40, 0.2), (1000, 0.032), (5, 0.01), (60_000, 0.001)):
-        assert not see_all(LotSizes(population, rate), draw.binomial(population, rate, 2000))
-    assert not see_all(LotSizes(40, 1.0), [40] * 100)
+        assert not see_all(BatchSizes(population, rate), draw.binomial(population, rate, 2000))
+    assert not see_all(BatchSizes(40, 1.0), [40] * 100)
 
 
-def test_shuffled_lots_from_outside_need_their_epochs() -> None:
+def test_shuffled_batches_from_outside_need_their_epochs() -> None:
     model, optimizer, engine = attached(sampling="shuffle", batch_size=8, sample_size=20)
     loader = DataLoader(TensorDataset(torch.randn(20, 4), torch.arange(20) % 2), batch_size=8)
     with pytest.raises(EpochError, match=r"call engine\.begin_epoch\(\)"):
@@ -460,7 +460,7 @@ def test_shuffled_lots_from_outside_need_their_epochs() -> None:
         optimizer.step()
     engine.begin_epoch()
     loss(model, torch.randn(16, 4), torch.arange(16) % 2).backward()
-    with pytest.raises(OutsideLotError, match=r"16 examples .*of batch_size=8"):
+    with pytest.raises(OutsideBatchError, match=r"16 examples .*of batch_size=8"):
         optimizer.step()
     for _ in range(2):
         loss(model).backward()
@@ -476,7 +476,7 @@ def test_two_shuffles_are_never_in_one_pass() -> None:
     engine.begin_epoch()
     loss(model).backward()
     optimizer.step()
-    for a, b in engine.batches(x, y, steps=1):  # lots of the engine's own shuffle: another pass
+    for a, b in engine.batches(x, y, steps=1):  # batches of the engine's own shuffle: another pass
         loss(model, a, b).backward()
         optimizer.step()
     assert engine.ledger.entries[0][1] == 2
@@ -495,7 +495,7 @@ def test_two_shuffles_are_never_in_one_pass() -> None:
 # --- state -------------------------------------------------------------------------------------
 
 
-def test_an_open_lot_is_not_stored() -> None:
+def test_an_open_batch_is_not_stored() -> None:
     model, optimizer, engine = attached()
     loss(model).backward()
     optimizer.virtual_step()
@@ -523,7 +523,7 @@ def test_loading_never_unspends() -> None:
 
 def test_a_calibrated_engine_takes_its_own_state_only() -> None:
     target: dict[str, Any] = {"noise_multiplier": None, "target_epsilon": 3.0}
-    _, optimizer, engine = attached(**target, steps=10, lots="poisson")
+    _, optimizer, engine = attached(**target, steps=10, batches="poisson")
     optimizer.step()
     _, _, other = attached(**target, steps=20)
     with pytest.raises(ValueError, match="with the same arguments"):

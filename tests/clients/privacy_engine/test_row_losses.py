@@ -112,14 +112,14 @@ def test_each_example_gets_its_own_gradient_and_epsilon_is_known(name: str) -> N
 
 UNKNOWN: dict[str, Loss] = {
     "own code": lambda o: ((o - Z) ** 2).mean(),
-    "divided by the lot's own mean": lambda o: (
+    "divided by the batch's own mean": lambda o: (
         (losses := functional.mse_loss(o, Z, reduction="none")) / losses.detach().mean()
     ).mean(),
     "divided by its own value": lambda o: (loss := functional.mse_loss(o, Z)) / loss.item(),
-    "times the size of the lot": lambda o: functional.mse_loss(o, Z) * len(o),
-    "outputs divided by the lot's": lambda o: functional.cross_entropy(o / o.detach().norm(), Y),
+    "times the size of the batch": lambda o: functional.mse_loss(o, Z) * len(o),
+    "outputs divided by the batch's": lambda o: functional.cross_entropy(o / o.detach().norm(), Y),
     "outputs changed in place": lambda o: functional.cross_entropy(o.div_(o.detach().norm()), Y),
-    "weights of the lot": lambda o: functional.binary_cross_entropy_with_logits(
+    "weights of the batch": lambda o: functional.binary_cross_entropy_with_logits(
         o, Z, pos_weight=(1 - Z).sum() / Z.sum()
     ),
     "a softmax over the examples": lambda o: functional.nll_loss(o.log_softmax(0), Y),
@@ -183,7 +183,7 @@ def test_outputs_behave_as_tensors() -> None:
         assert type(model(X)) is Tensor
 
 
-def test_an_empty_lot_has_a_loss_of_zero() -> None:
+def test_an_empty_batch_has_a_loss_of_zero() -> None:
     model, optimizer, engine = attached()
     loss = nn.CrossEntropyLoss()(model(X[:0]), Y[:0])
     assert loss.item() == 0.0

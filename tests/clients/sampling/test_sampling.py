@@ -1,4 +1,4 @@
-"""Lots are drawn as the event says that they are charged for."""
+"""Batches are drawn as the event says that they are charged for."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -25,11 +25,15 @@ from fedsim.accountant import (
 from fedsim.accountant.accountants import AccountantName
 from fedsim.accountant.events import ADJACENCIES
 from fedsim.clients.sampling.catalog import SAMPLINGS
-from fedsim.clients.sampling.divided_lots import BallsAndBins, BallsAndBinsByRound, ShuffledEpochs
+from fedsim.clients.sampling.divided_batches import (
+    BallsAndBins,
+    BallsAndBinsByRound,
+    ShuffledEpochs,
+)
 from fedsim.clients.sampling.sampling import (
-    EpochLots,
+    EpochBatches,
     FixedSizeSampling,
-    IndependentLots,
+    IndependentBatches,
     PoissonSampling,
     Sampling,
 )
@@ -49,12 +53,12 @@ def epoch_stream(number: int) -> np.random.Generator:
     return np.random.default_rng([7, number])
 
 
-def lots_of(sampling: Sampling, n: int, *, first_step: int = 0, seed: int = 0) -> Iterator:
-    return sampling.lots(n, stream(seed), epochs=epoch_stream, first_step=first_step)
+def batches_of(sampling: Sampling, n: int, *, first_step: int = 0, seed: int = 0) -> Iterator:
+    return sampling.draw_batches(n, stream(seed), epochs=epoch_stream, first_step=first_step)
 
 
 def draw(sampling: Sampling, n: int, steps: int) -> list[np.ndarray]:
-    return list(islice(lots_of(sampling, n), steps))
+    return list(islice(batches_of(sampling, n), steps))
 
 
 def check_uniform(outcomes: list[tuple[int, ...]], possible: list[tuple[int, ...]]) -> None:
@@ -74,8 +78,8 @@ def check_poisson(sampling: Sampling, rate: float) -> None:
     """Sizes are Binomial(n, q), examples equally likely, pairs and steps uncorrelated."""
     count, steps = 40, 8000
     included = np.zeros((steps, count))
-    for row, lot in zip(included, lots_of(sampling, count), strict=False):
-        row[lot] = 1
+    for row, batch in zip(included, batches_of(sampling, count), strict=False):
+        row[batch] = 1
     sizes = included.sum(1)
     low, high = (int(edge) for edge in stats.binom.interval(0.97, count, rate))
     bins = np.arange(low, high + 1)
@@ -96,84 +100,84 @@ def check_poisson(sampling: Sampling, rate: float) -> None:
 
 
 def check_charged_as_drawn(sampling: Sampling) -> None:
-    """The check that a sampler cannot pass whose lots are not what its event says."""
+    """The check that a sampler cannot pass whose batches are not what its event says."""
     event = sampling.event(Z)
     if isinstance(event, PoissonSampled):
         check_poisson(sampling, event.sampling_rate)
     else:
         assert isinstance(event, EpochShuffled | RandomAllocation)
         for epoch in range(3):
-            lots = list(
-                islice(lots_of(sampling, 23, first_step=epoch * event.batches), event.batches)
+            batches = list(
+                islice(batches_of(sampling, 23, first_step=epoch * event.batches), event.batches)
             )
-            assert sorted(np.concatenate(lots)) == list(range(23))
+            assert sorted(np.concatenate(batches)) == list(range(23))
 
 
 def test_poisson_sampling_is_independent_inclusion() -> None:
     check_charged_as_drawn(PoissonSampling(0.15))
 
 
-def test_poisson_lots_are_empty_as_often_as_they_should_be() -> None:
+def test_poisson_batches_are_empty_as_often_as_they_should_be() -> None:
     # P(empty) = 0.9^5 = 0.59; four standard errors: a false-alarm rate of 6e-5.
-    empty = np.mean([len(lot) == 0 for lot in draw(PoissonSampling(0.1), 5, 5000)])
+    empty = np.mean([len(batch) == 0 for batch in draw(PoissonSampling(0.1), 5, 5000)])
     assert abs(empty - 0.9**5) < 4 * np.sqrt(0.59 * 0.41 / 5000)
 
 
-def test_poisson_lots_follow_one_stream() -> None:
+def test_poisson_batches_follow_one_stream() -> None:
     """What a round draws in one go is what it draws step by step."""
     sampling, steps = PoissonSampling(0.3), stream()
-    for lot in draw(sampling, 20, 10):
-        np.testing.assert_array_equal(lot, sampling.lot(20, steps))
+    for batch in draw(sampling, 20, 10):
+        np.testing.assert_array_equal(batch, sampling.draw_batch(20, steps))
 
 
-def test_lots_of_fixed_size_are_uniform_subsets() -> None:
-    lots = draw(FixedSizeSampling(5, 2), 5, 20_000)
-    outcomes = [tuple(lot.tolist()) for lot in lots]
+def test_batches_of_fixed_size_are_uniform_subsets() -> None:
+    batches = draw(FixedSizeSampling(5, 2), 5, 20_000)
+    outcomes = [tuple(batch.tolist()) for batch in batches]
     check_uniform(outcomes, list(combinations(range(5), 2)))
     check_pairs(outcomes, 10)
 
 
-def test_lots_of_fixed_size_need_the_public_number_of_examples() -> None:
+def test_batches_of_fixed_size_need_the_public_number_of_examples() -> None:
     with pytest.raises(ValueError, match="charged for 5 examples, got 6"):
-        FixedSizeSampling(5, 2).lot(6, stream())
+        FixedSizeSampling(5, 2).draw_batch(6, stream())
     with pytest.raises(ValueError, match="between 1 and the population 5"):
         FixedSizeSampling(5, 6)
 
 
 @pytest.mark.parametrize("kind", [ShuffledEpochs, BallsAndBins])
 @pytest.mark.parametrize("batches", [1, 4, 30])
-def test_an_epoch_has_each_example_once(kind: type[EpochLots], batches: int) -> None:
+def test_an_epoch_has_each_example_once(kind: type[EpochBatches], batches: int) -> None:
     check_charged_as_drawn(kind(batches))
 
 
 def test_shuffled_epochs_are_uniform_and_differ() -> None:
-    lots = draw(ShuffledEpochs(2), 4, 12_000)
-    assert {len(lot) for lot in lots} == {2}
-    firsts = [tuple(sorted(lot.tolist())) for lot in lots[::2]]
+    batches = draw(ShuffledEpochs(2), 4, 12_000)
+    assert {len(batch) for batch in batches} == {2}
+    firsts = [tuple(sorted(batch.tolist())) for batch in batches[::2]]
     check_uniform(firsts, list(combinations(range(4), 2)))
     check_pairs(firsts, 6)
 
 
-def test_shuffled_lots_have_even_length() -> None:
-    assert sorted(len(lot) for lot in draw(ShuffledEpochs(4), 23, 4)) == [5, 6, 6, 6]
+def test_shuffled_batches_have_even_length() -> None:
+    assert sorted(len(batch) for batch in draw(ShuffledEpochs(4), 23, 4)) == [5, 6, 6, 6]
 
 
 def test_balls_and_bins_allocates_independently() -> None:
-    lots = iter(draw(BallsAndBins(3), 2, 3 * 9000))
+    batches = iter(draw(BallsAndBins(3), 2, 3 * 9000))
     homes = []
-    for epoch in zip(lots, lots, lots, strict=True):
-        homes.append(tuple(next(b for b, lot in enumerate(epoch) if i in lot) for i in (0, 1)))
+    for epoch in zip(batches, batches, batches, strict=True):
+        homes.append(tuple(next(b for b, batch in enumerate(epoch) if i in batch) for i in (0, 1)))
     check_uniform(homes, [(a, b) for a in range(3) for b in range(3)])
 
 
 @pytest.mark.parametrize("sampling", [ShuffledEpochs(5), BallsAndBins(5)])
 def test_epochs_go_on_over_rounds(sampling: Sampling) -> None:
-    """Rounds of 3 steps, each with a stream of its own, see the lots of one long round."""
+    """Rounds of 3 steps, each with a stream of its own, see the batches of one long round."""
     whole = draw(sampling, 17, 15)
     parts = [
-        lot
+        batch
         for number in range(5)
-        for lot in islice(lots_of(sampling, 17, first_step=3 * number, seed=number), 3)
+        for batch in islice(batches_of(sampling, 17, first_step=3 * number, seed=number), 3)
     ]
     for one, other in zip(whole, parts, strict=True):
         np.testing.assert_array_equal(one, other)
@@ -186,7 +190,7 @@ def test_epochs_go_on_over_rounds(sampling: Sampling) -> None:
         (FixedSizeSampling(50, 10), FixedSizeSampled(50, 10, Z)),
     ],
 )
-def test_independent_lots_cost_an_event_a_step(sampling: Sampling, event: Event) -> None:
+def test_independent_batches_cost_an_event_a_step(sampling: Sampling, event: Event) -> None:
     assert sampling.event(Z) == event
     assert sampling.sampling_rate == 0.2
     assert sampling.charges(Z, 13, 5) == [(event, 5)]
@@ -214,16 +218,16 @@ def test_secret_epochs_start_anew_in_every_round_and_are_charged_in_full(
 ) -> None:
     """What a client releases is at most what its charges pay for.
 
-    The lots of each round are cut into divisions of all examples: one begins when the round does or
-    when `batches` lots are drawn, and each is charged. No division has an example twice.
+    The batches of each round are cut into divisions of all examples: one begins when the round does
+    or when `batches` batches are drawn, and each is charged. No division has an example twice.
     """
     sampling, n = BallsAndBins(batches).within_rounds(round_steps), 12
     steps_of = [round_steps] * rounds + [min(last, round_steps)]
     paid = begun = done = 0
     for number, steps in enumerate(steps_of):
-        lots = list(islice(lots_of(sampling, n, first_step=done, seed=number), steps))
+        drawn = list(islice(batches_of(sampling, n, first_step=done, seed=number), steps))
         for start in range(0, steps, batches):
-            division = np.concatenate(lots[start : start + batches])
+            division = np.concatenate(drawn[start : start + batches])
             assert len(set(division)) == len(division) <= n
             assert len(division) == n or start + batches > steps
             begun += 1
@@ -249,7 +253,7 @@ def test_secret_epochs_are_charged_as_what_they_are() -> None:
 def test_secret_epochs_use_the_stream_of_the_round_alone() -> None:
     sampling = BallsAndBinsByRound(4, 6)
     first, again, other = (
-        list(islice(lots_of(sampling, 50, first_step=step, seed=seed), 6))
+        list(islice(batches_of(sampling, 50, first_step=step, seed=seed), 6))
         for step, seed in ((0, 1), (6, 1), (0, 2))
     )
     assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
@@ -261,7 +265,7 @@ def test_secret_epochs_cannot_be_continued() -> None:
     sampling = BallsAndBinsByRound(4, 6)
     for step in (1, 5, 7, 11):
         with pytest.raises(ValueError, match=f"step {step} is within an epoch"):
-            next(lots_of(sampling, 9, first_step=step))
+            next(batches_of(sampling, 9, first_step=step))
         with pytest.raises(ValueError, match=f"step {step} is within an epoch"):
             sampling.charges(Z, step, 1)
     with pytest.raises(ValueError, match="at least one step"):
@@ -269,7 +273,7 @@ def test_secret_epochs_cannot_be_continued() -> None:
 
 
 @pytest.mark.parametrize("sampling", [PoissonSampling(0.2), FixedSizeSampling(9, 2)])
-def test_independent_lots_are_the_same_within_rounds(sampling: Sampling) -> None:
+def test_independent_batches_are_the_same_within_rounds(sampling: Sampling) -> None:
     assert sampling.within_rounds(3) is sampling
 
 
@@ -304,12 +308,12 @@ def _can_be_spaced(sampling: Sampling) -> bool:
 @pytest.mark.parametrize("name", SAMPLING_SCHEMES)
 def test_a_scheme_says_of_its_sampler_what_is_true(name: str) -> None:
     scheme, kind = SAMPLING_SCHEMES[name], SAMPLINGS[name]
-    sampling, expected_lot = kind.for_client(12, 4)
+    sampling, expected_batch = kind.for_client(12, 4)
     assert kind.scheme is scheme
     assert type(sampling.event(Z)).__name__ == scheme.event
-    assert isinstance(sampling, IndependentLots) != scheme.by_epoch
+    assert isinstance(sampling, IndependentBatches) != scheme.by_epoch
     assert _can_be_spaced(sampling) == scheme.is_cyclic
-    assert expected_lot == pytest.approx(12 * sampling.sampling_rate)
+    assert expected_batch == pytest.approx(12 * sampling.sampling_rate)
     assert (scheme.obstacle == "") == (set(scheme.adjacencies) == set(ADJACENCIES))
     assert scheme.statement[:1].islower()
     assert not scheme.statement.endswith(".")
@@ -343,7 +347,7 @@ def test_a_rate_is_a_probability(rate: float) -> None:
 
 
 @pytest.mark.parametrize("kind", [ShuffledEpochs, BallsAndBins])
-def test_an_epoch_has_batches(kind: type[EpochLots]) -> None:
+def test_an_epoch_has_batches(kind: type[EpochBatches]) -> None:
     with pytest.raises(ValueError, match="at least one batch"):
         kind(0)
 
@@ -356,14 +360,14 @@ class ShuffledClaimedAsPoisson(ShuffledEpochs):
 
 
 class OneShuffleForAll(BallsAndBins):
-    """Draws a lot for each step anew, so an example may be in two lots of an epoch."""
+    """Draws a batch for each step anew, so an example may be in two batches of an epoch."""
 
-    def lots(self, num_examples: int, stream: np.random.Generator, **_: object) -> Iterator:
+    def draw_batches(self, num_examples: int, stream: np.random.Generator, **_: object) -> Iterator:
         while True:
             yield np.flatnonzero(stream.integers(self.batches, size=num_examples) == 0)
 
 
 @pytest.mark.parametrize("wrong", [ShuffledClaimedAsPoisson(5), OneShuffleForAll(5)])
-def test_mutation_lots_that_are_charged_as_something_else_are_caught(wrong: Sampling) -> None:
+def test_mutation_batches_that_are_charged_as_something_else_are_caught(wrong: Sampling) -> None:
     with pytest.raises(AssertionError):
         check_charged_as_drawn(wrong)

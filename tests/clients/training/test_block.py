@@ -18,7 +18,11 @@ from fedsim.clients.clipping.clipping import (
 )
 from fedsim.clients.gradients.choice import gradients_for, training_gradients
 from fedsim.clients.gradients.fallback import OneAtATime
-from fedsim.clients.gradients.per_example import LotStatistics, PerExampleGradients, PerExampleLoss
+from fedsim.clients.gradients.per_example import (
+    BatchStatistics,
+    PerExampleGradients,
+    PerExampleLoss,
+)
 from fedsim.clients.gradients.rule_gradients import RuleGradients
 from fedsim.clients.local_settings import (
     AdamSettings,
@@ -27,7 +31,7 @@ from fedsim.clients.local_settings import (
     SgdSettings,
 )
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
-from fedsim.clients.sampling.divided_lots import BallsAndBins, ShuffledEpochs
+from fedsim.clients.sampling.divided_batches import BallsAndBins, ShuffledEpochs
 from fedsim.clients.sampling.sampling import FixedSizeSampling, PoissonSampling, Sampling
 from fedsim.clients.training.block import block_of
 from fedsim.clients.training.member import BlockMember, BlockResult, StepCallback, member_rows
@@ -107,7 +111,7 @@ def member(
     steps: int | None = None,
     z: float = 1.0,
 ) -> BlockMember:
-    """A client with a bound, lots, noise and a number of steps of its own."""
+    """A client with a bound, batches, noise and a number of steps of its own."""
     x, y = example_data(shape, client)
     step = None
     if private:
@@ -270,7 +274,7 @@ def test_fixed_bounds_are_not_adapted() -> None:
     assert bench().train([member(0), None, member(3)]).adapted_clip_norm == (None, None, None)
 
 
-def test_a_release_is_noise_and_clipped_gradients_over_the_expected_lot() -> None:
+def test_a_release_is_noise_and_clipped_gradients_over_the_expected_batch() -> None:
     """Step by step as the paper has it, from gradients of one example at a time."""
     local = LocalSettings(steps=5, batch_size=6, optimizer=SgdSettings(name="sgd", lr=0.3))
     for clipping in ("flat", "layers", "adaptive"):
@@ -281,12 +285,12 @@ def test_a_release_is_noise_and_clipped_gradients_over_the_expected_lot() -> Non
         place.shared.restart()
         step, parameters = one.mechanism, place.shared.parameters
         exact = OneAtATime(place.shared.model, place.loss, parameters=parameters)
-        lots = one.key.lots(step.sampling, len(one.features), first_step=3)
+        batches = one.key.draw_batches(step.sampling, len(one.features), first_step=3)
         noise = one.key.noise()
-        for lot in islice(lots, 5):
+        for batch in islice(batches, 5):
             into = torch.zeros_like(values, dtype=torch.float64)
             groups, within = step.groups(parameters), []
-            rows = exact.gradients(one.features[lot], one.targets[lot])
+            rows = exact.gradients(one.features[batch], one.targets[batch])
             for members, bound in zip(groups.members, groups.bounds, strict=True):
                 places = parameters.slices(members)
                 own = torch.cat([rows[:, at] for at in places], 1)
@@ -294,12 +298,12 @@ def test_a_release_is_noise_and_clipped_gradients_over_the_expected_lot() -> Non
                 within.append(int(torch.count_nonzero(norms <= bound)))
                 for at in places:
                     part = rows[:, at] * (bound / norms).clamp(max=1)
-                    into[at] += part.sum(0) / step.expected_lot
+                    into[at] += part.sum(0) / step.expected_batch
             drawn = noise.fill_(torch.empty_like(into))
             for at, group in parameters.group_slices(groups.members):
-                into[at] += drawn[at] * step.grid_steps(groups)[group] / step.expected_lot
+                into[at] += drawn[at] * step.grid_steps(groups)[group] / step.expected_batch
             parameters.data.add_(into, alpha=-0.3)
-            step = step.adapt(LotStatistics(len(lot), 0, tuple(within)), noise)
+            step = step.adapt(BatchStatistics(len(batch), 0, tuple(within)), noise)
         torch.testing.assert_close(parameters.data, values, rtol=1e-4, atol=1e-6)
 
 
@@ -310,17 +314,17 @@ def test_a_release_is_noise_and_clipped_gradients_over_the_expected_lot() -> Non
 class Watched:
     """What `on_step` sees, copied."""
 
-    lots: list[list[list[int] | None]]
+    batches: list[list[list[int] | None]]
     releases: list[Tensor]
     mechanisms: list[tuple[DpSgdMechanism | None, ...]]
 
     def __call__(
         self,
-        lots: Sequence[np.ndarray | None],
+        batches: Sequence[np.ndarray | None],
         released: Tensor,
         mechanisms: Sequence[DpSgdMechanism | None],
     ) -> None:
-        self.lots.append([None if lot is None else lot.tolist() for lot in lots])
+        self.batches.append([None if batch is None else batch.tolist() for batch in batches])
         self.releases.append(released.clone())
         self.mechanisms.append(tuple(mechanisms))
 
@@ -329,8 +333,8 @@ def watched() -> Watched:
     return Watched([], [], [])
 
 
-def test_lots_and_noise_are_each_clients_own_streams() -> None:
-    """Without examples a release is noise: that of the client's key, over its public lot."""
+def test_batches_and_noise_are_each_clients_own_streams() -> None:
+    """Without examples a release is noise: that of the client's key, over its public batch."""
     nobody = PoissonSampling(0.0)
     empty = [
         replace(one, release=replace(one.mechanism, sampling=nobody))  # type: ignore[type-var]
@@ -343,28 +347,28 @@ def test_lots_and_noise_are_each_clients_own_streams() -> None:
         assert step is not None
         for released in seen.releases:
             drawn = noise.fill_(torch.empty_like(released[place], dtype=torch.float64))
-            sigma = step.noise_multiplier * step.clipping.max_grad_norm / step.expected_lot  # type: ignore[attr-defined]
+            sigma = step.noise_multiplier * step.clipping.max_grad_norm / step.expected_batch  # type: ignore[attr-defined]
             expected = (drawn * sigma * 2**-24).float()
             torch.testing.assert_close(released[place], expected, rtol=1e-6, atol=0)
     assert all(not released[1].any() for released in seen.releases), "nobody, nothing"
 
 
-def test_on_step_sees_lots_releases_and_mechanisms() -> None:
+def test_on_step_sees_batches_releases_and_mechanisms() -> None:
     members = [member(0), None, member(3, steps=2), member(5, clipping="flat")]
     place, seen = bench(), watched()
     local = LocalSettings(steps=4, batch_size=6, optimizer=SgdSettings(name="sgd", lr=0.3))
     result = place.train(members, local=local, on_step=seen)
-    assert len(seen.lots) == 6
+    assert len(seen.batches) == 6
     for k, one in enumerate(members):
         if one is None:
-            assert all(lots[k] is None for lots in seen.lots)
+            assert all(batches[k] is None for batches in seen.batches)
             assert all(used[k] is None for used in seen.mechanisms)
             continue
         assert one.mechanism is not None
         count = len(one.steps)
-        lots = one.key.lots(one.mechanism.sampling, len(one.features), first_step=3)
-        expected = [lot.tolist() for lot in islice(lots, count)]
-        assert [lots[k] for lots in seen.lots] == expected + [None] * (6 - count)
+        batches = one.key.draw_batches(one.mechanism.sampling, len(one.features), first_step=3)
+        expected = [batch.tolist() for batch in islice(batches, count)]
+        assert [batches[k] for batches in seen.batches] == expected + [None] * (6 - count)
         assert all(used[k] is one.mechanism for used in seen.mechanisms)
         moved = sum((released[k] for released in seen.releases), torch.zeros(()))
         start = place.shared.start_values
@@ -385,7 +389,7 @@ def test_noise_differs_between_seeds_clients_rounds_and_nothing_else() -> None:
         assert not torch.equal(trained(other, 1), base)
 
 
-def test_secure_members_repeat_neither_lots_nor_noise() -> None:
+def test_secure_members_repeat_neither_batches_nor_noise() -> None:
     """Beside a seeded member, which does."""
     members = [replace(member(k, steps=3), secure=k != 1) for k in range(3)]
     never = replace(members[2].mechanism, sampling=PoissonSampling(0.0))  # type: ignore[type-var]
@@ -393,16 +397,20 @@ def test_secure_members_repeat_neither_lots_nor_noise() -> None:
     place, runs = bench(), (watched(), watched())
     first, again = (place.train(members, on_step=seen).values.clone() for seen in runs)
     assert torch.equal(first[1], again[1])
-    assert [lots[1] for lots in runs[0].lots] == [lots[1] for lots in runs[1].lots]
-    assert [lots[0] for lots in runs[0].lots] != [lots[0] for lots in runs[1].lots]
+    assert [batches[1] for batches in runs[0].batches] == [
+        batches[1] for batches in runs[1].batches
+    ]
+    assert [batches[0] for batches in runs[0].batches] != [
+        batches[0] for batches in runs[1].batches
+    ]
     assert not torch.equal(first[0], again[0])
-    assert not torch.equal(first[2], again[2]), "empty lots: the noise alone differs"
+    assert not torch.equal(first[2], again[2]), "empty batches: the noise alone differs"
 
 
-def test_an_empty_lot_is_a_step_of_noise() -> None:
+def test_an_empty_batch_is_a_step_of_noise() -> None:
     """Rate 0: every step still moves every value. Five standard errors: 6e-7 of false alarms."""
-    sampling, z, bound, lot = PoissonSampling(0.0), 1.0, 1.0, 6.0
-    step = DpSgdMechanism(sampling, FlatClipping(bound), z, lot)
+    sampling, z, bound, batch = PoissonSampling(0.0), 1.0, 1.0, 6.0
+    step = DpSgdMechanism(sampling, FlatClipping(bound), z, batch)
     local = LocalSettings(steps=4, batch_size=6, optimizer=SgdSettings(name="sgd", lr=1.0))
     place = bench()
     members = [replace(member(k, steps=4), release=step) for k in range(2)]
@@ -410,7 +418,7 @@ def test_an_empty_lot_is_a_step_of_noise() -> None:
     assert (moved != 0).all()
     assert not torch.equal(moved[0], moved[1])
     for row in moved:
-        expected = z * bound * 4**0.5 / lot
+        expected = z * bound * 4**0.5 / batch
         assert abs(row.std().item() / expected - 1) < 5 / (2 * row.numel()) ** 0.5
 
 
@@ -436,7 +444,7 @@ def test_training_leaves_the_global_generators_alone(private: bool, name: str) -
 
 @dataclass(frozen=True)
 class Recorded(Sampling):
-    """Remembers the lots that training drew."""
+    """Remembers the batches that training drew."""
 
     inner: Sampling
     seen: list[list[int]]
@@ -455,13 +463,15 @@ class Recorded(Sampling):
     def num_events(self, steps):
         return self.inner.num_events(steps)
 
-    def lots(self, num_examples, stream, *, epochs, first_step) -> Iterator[np.ndarray]:
-        for lot in self.inner.lots(num_examples, stream, epochs=epochs, first_step=first_step):
-            self.seen.append(lot.tolist())
-            yield lot
+    def draw_batches(self, num_examples, stream, *, epochs, first_step) -> Iterator[np.ndarray]:
+        for batch in self.inner.draw_batches(
+            num_examples, stream, epochs=epochs, first_step=first_step
+        ):
+            self.seen.append(batch.tolist())
+            yield batch
 
 
-def lots_of_rounds(
+def batches_of_rounds(
     sampling: Sampling, steps: int, rounds: int, *, secure: bool = False
 ) -> list[list[int]]:
     recorded, place = Recorded(sampling, []), bench()
@@ -476,38 +486,38 @@ def lots_of_rounds(
 
 @pytest.mark.parametrize("sampling", [ShuffledEpochs(5), BallsAndBins(5)])
 def test_epochs_go_on_over_rounds(sampling: Sampling) -> None:
-    lots = lots_of_rounds(sampling, steps=2, rounds=5)
-    for epoch in (lots[:5], lots[5:]):
-        assert sorted(i for lot in epoch for i in lot) == list(range(30))
-    assert lots[:5] != lots[5:]
+    batches = batches_of_rounds(sampling, steps=2, rounds=5)
+    for epoch in (batches[:5], batches[5:]):
+        assert sorted(i for batch in epoch for i in batch) == list(range(30))
+    assert batches[:5] != batches[5:]
 
 
 @pytest.mark.parametrize("sampling", [PoissonSampling(0.2), FixedSizeSampling(30, 6)])
-def test_independent_lots_differ_between_rounds(sampling: Sampling) -> None:
-    lots = lots_of_rounds(sampling, steps=3, rounds=3)
-    assert len(lots) == 9
-    assert len({tuple(lot) for lot in lots}) == 9
+def test_independent_batches_differ_between_rounds(sampling: Sampling) -> None:
+    batches = batches_of_rounds(sampling, steps=3, rounds=3)
+    assert len(batches) == 9
+    assert len({tuple(batch) for batch in batches}) == 9
 
 
 @pytest.mark.parametrize("sampling", [PoissonSampling(0.2), BallsAndBins(5).within_rounds(9)])
-def test_secure_training_repeats_no_lots(sampling: Sampling) -> None:
+def test_secure_training_repeats_no_batches(sampling: Sampling) -> None:
     """False alarm of equal divisions of 30 examples into 5 bins: below 1e-20."""
-    first, again = (lots_of_rounds(sampling, steps=9, rounds=1, secure=True) for _ in range(2))
+    first, again = (batches_of_rounds(sampling, steps=9, rounds=1, secure=True) for _ in range(2))
     assert first != again
 
 
 def test_secure_epochs_start_anew_in_each_round() -> None:
-    lots = lots_of_rounds(BallsAndBins(5).within_rounds(7), steps=7, rounds=2, secure=True)
+    batches = batches_of_rounds(BallsAndBins(5).within_rounds(7), steps=7, rounds=2, secure=True)
     for start in (0, 7):
-        epoch, rest = lots[start : start + 5], lots[start + 5 : start + 7]
-        assert sorted(i for lot in epoch for i in lot) == list(range(30))
-        assert len({i for lot in rest for i in lot}) == sum(map(len, rest))
+        epoch, rest = batches[start : start + 5], batches[start + 5 : start + 7]
+        assert sorted(i for batch in epoch for i in batch) == list(range(30))
+        assert len({i for batch in rest for i in batch}) == sum(map(len, rest))
 
 
-def test_the_lots_of_poisson_sampling_are_those_of_the_round_s_stream() -> None:
+def test_the_batches_of_poisson_sampling_are_those_of_the_round_s_stream() -> None:
     """Fixes the meaning of a seed: what a run drew, it draws again in every later version."""
-    lots = islice(StreamKey(1, 2, 3).lots(PoissonSampling(0.2), 30, first_step=15), 3)
-    assert [lot.tolist() for lot in lots] == [
+    batches = islice(StreamKey(1, 2, 3).draw_batches(PoissonSampling(0.2), 30, first_step=15), 3)
+    assert [batch.tolist() for batch in batches] == [
         [0, 4, 5, 16, 27],
         [1, 2, 6, 8, 11, 17, 19, 26],
         [0, 2, 3, 6, 10, 21, 23],
@@ -529,9 +539,9 @@ def by_torch(
     generator = one.key.generator(Purpose.SAMPLING)
     batches = shuffled_batches(len(one.features), batch_size, generator)
     for _ in one.steps:
-        lot = next(batches)
+        batch = next(batches)
         optimizer.zero_grad()
-        cross_entropy(model(one.features[lot]), one.targets[lot]).mean().backward()
+        cross_entropy(model(one.features[batch]), one.targets[batch]).mean().backward()
         optimizer.step()
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
@@ -559,7 +569,7 @@ def test_plain_blocks_equal_torchs_own_training_within_rounding(
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_without_noise_and_clipping_training_is_full_batch_gradient_descent(name: str) -> None:
     local = LocalSettings(steps=10, batch_size=14, optimizer=OPTIMIZERS[name])
-    exact = DpSgdMechanism(PoissonSampling(1.0), FlatClipping(1e9), 0.0, expected_lot=14.0)
+    exact = DpSgdMechanism(PoissonSampling(1.0), FlatClipping(1e9), 0.0, expected_batch=14.0)
     one = member(0, steps=10)
     one = replace(one, features=one.features.double(), release=exact)
     place = bench(dtype=torch.float64)
@@ -574,8 +584,8 @@ def test_without_noise_and_clipping_training_is_full_batch_gradient_descent(name
 
 @pytest.mark.parametrize("private", [True, False])
 @pytest.mark.parametrize("most", [1, 5, 11])
-def test_splitting_lots_changes_nothing_but_rounding(most: int, private: bool) -> None:
-    """One noise draw and one step for each lot, however many tiles it has."""
+def test_splitting_batches_changes_nothing_but_rounding(most: int, private: bool) -> None:
+    """One noise draw and one step for each batch, however many padded batches it has."""
     sgd = SgdSettings(name="sgd", lr=0.3)
     local = LocalSettings(steps=4, batch_size=12, optimizer=sgd)
     split = LocalSettings(steps=4, batch_size=12, optimizer=sgd, max_physical_batch=most)
@@ -594,7 +604,7 @@ def test_splitting_lots_changes_nothing_but_rounding(most: int, private: bool) -
 
 @pytest.mark.parametrize("loss", ["known", "by autograd"])
 def test_rows_that_are_no_examples_do_not_matter_without_privacy(loss: str) -> None:
-    """A block of one in tiles of many more rows."""
+    """A block of one in padded batches of many more rows."""
 
     def plain(outputs: Tensor, targets: Tensor) -> Tensor:
         return nn.functional.cross_entropy(outputs, targets, reduction="none")

@@ -41,9 +41,9 @@ def test_steps_are_those_of_torchs_sgd_on_mean_losses(most: int | None) -> None:
     optimizer = torch.optim.SGD(reference.parameters(), lr=0.3)
     batches = shuffled_batches(30, 8, KEY.generator(Purpose.SAMPLING))
     for _ in range(9):
-        lot = next(batches)
+        batch = next(batches)
         optimizer.zero_grad()
-        loss(reference(x[lot]), y[lot]).mean().backward()
+        loss(reference(x[batch]), y[batch]).mean().backward()
         optimizer.step()
     torch.testing.assert_close(flat(model), flat(reference), rtol=1e-10, atol=1e-12)
 

@@ -16,7 +16,7 @@ EACH = {
     "unit_norm": "unit_norm",
     "log": {"log": 0.5},
     "standardize": {"standardize": {"mean": 0.2, "std": [0.5]}},
-    "orientations": "orientations",
+    "hog": "hog",
     "random_fourier": {"random_fourier": {"dim": 16, "gamma": 0.5}},
     "scattering": {"scattering": {"scales": 1, "directions": 3}},
 }
@@ -87,7 +87,7 @@ def test_an_edge_is_in_the_map_of_its_direction():
     """Brighter to the right: direction 0; brighter downwards: a quarter of the circle."""
     right = np.tile(np.arange(6, dtype=np.float32), (6, 1))
     x = np.stack([right, right.T, right[:, ::-1], np.ones((6, 6), np.float32)])
-    maps = pipeline({"orientations": {"bins": 4, "window": 2, "power": 1}})(x)
+    maps = pipeline({"hog": {"bins": 4, "window": 2, "power": 1}})(x)
     assert maps.shape == (4, 4, 5, 5)
     energy = maps.sum(axis=(2, 3))
     assert np.argmax(energy[:3], axis=1).tolist() == [0, 1, 2]
@@ -99,7 +99,7 @@ def test_an_edge_is_in_the_map_of_its_direction():
 
 @pytest.mark.parametrize("shape", [(8, 8), (1, 8, 8), (3, 9, 7)])
 def test_images_of_any_size_have_the_stated_shape(shape):
-    transform = pipeline({"orientations": {"window": 3, "stride": 2}})
+    transform = pipeline({"hog": {"window": 3, "stride": 2}})
     features = transform(np.zeros((2, *shape), np.float32))
     assert features.shape[1:] == transform.output_shape(shape)
 
@@ -110,8 +110,8 @@ def test_a_transform_that_overflows_is_an_error_of_the_file():
 
 
 def test_a_flat_example_is_no_image():
-    with pytest.raises(InputError, match=r"model\.features\.1: orientations takes images"):
-        pipeline("unit_norm", "orientations").output_shape((64,))
+    with pytest.raises(InputError, match=r"model\.features\.1: hog takes images"):
+        pipeline("unit_norm", "hog").output_shape((64,))
 
 
 @pytest.mark.parametrize("item", EACH.values())

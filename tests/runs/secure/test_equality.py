@@ -39,17 +39,17 @@ def test_secure_equals_quantized_bit_for_bit(
 
 
 @pytest.mark.parametrize(
-    "weighting", ["uniform", "examples", pytest.param("noise", marks=pytest.mark.slow), "capped"]
+    "weighting", ["uniform", "examples", pytest.param("examples_over_noise", marks=pytest.mark.slow), "capped"]
 )
 def test_the_first_round_is_plain_averaging_within_the_printed_bound(
     lab: Any, tmp_path: Path, weighting: str
 ) -> None:
     """P2; later rounds diverge as any two roundings do."""
-    capped = {"name": "noise", "noise_power": 2.0, "max_share": 0.25}
+    capped = {"name": "examples_over_noise", "noise_power": 2.0, "max_share": 0.25}
     sections: dict[str, Any] = {
         "federation": {"rounds": 1, "weighting": capped if weighting == "capped" else weighting}
     }
-    if weighting in ("noise", "capped"):
+    if weighting in ("examples_over_noise", "capped"):
         sections["privacy"] = {**lab.privacy, "clients": {"2": {"noise_multiplier": 3.0}}}
     plain = lab.model(lab.run(tmp_path / "plain", None, **sections).path)
     secure = lab.run(tmp_path / "secure", {}, **sections)
@@ -84,11 +84,13 @@ def test_epsilon_is_that_of_the_clients_own_noise(lab: Any, tmp_path: Path) -> N
     assert "saw the sum" in (secure.path / "report.html").read_text()
 
 
-@pytest.mark.parametrize("cohort", ["off", 4])
-def test_secure_equals_quantized_for_any_cohort(lab: Any, tmp_path: Path, cohort: Any) -> None:
+@pytest.mark.parametrize("vectorized_clients", ["off", 4])
+def test_secure_equals_quantized_for_any_cohort(
+    lab: Any, tmp_path: Path, vectorized_clients: Any
+) -> None:
     sections = {
         "privacy": lab.privacy,
-        "local": {"steps": 2, "batch_size": 16, "cohort": cohort},
+        "local": {"steps": 2, "batch_size": 16, "vectorized_clients": vectorized_clients},
         "faults": lab.faults,
     }
     lab.same_result(lab.run(tmp_path, {}, **sections), lab.control(lab.quantized, **sections))
@@ -129,7 +131,7 @@ def test_every_engine_has_the_same_result(
 ) -> None:
     sections = {"privacy": lab.privacy if private else None, "faults": lab.faults}
     if engine == "flower":  # it asks client by client
-        sections["local"] = {"steps": 2, "batch_size": 16, "cohort": "off"}
+        sections["local"] = {"steps": 2, "batch_size": 16, "vectorized_clients": "off"}
     local = lab.control(secure, **sections)
     other = lab.run(tmp_path, secure, runtime={"engine": engine, "workers": 2}, **sections)
     for name in ("model.safetensors", "privacy.json", "clients.csv"):

@@ -13,17 +13,17 @@ from fedsim.runs.resume import refuse_changes
 from fedsim.runs.runner import RunFailedError, run_experiment
 from fedsim.secagg.payload import PayloadCodec
 from fedsim.server.secure.opened_sums import OpenedSum
-from fedsim.tracking.observer import RunObserver
+from fedsim.tracking.callbacks import RunCallback
 
 
 @pytest.mark.parametrize("protocol", ["additive", "secagg"])
 def test_an_interrupted_run_resumes_to_the_same_result(
-    lab: Any, stop_after: Callable[[int], RunObserver], tmp_path: Path, protocol: str
+    lab: Any, stop_after: Callable[[int], RunCallback], tmp_path: Path, protocol: str
 ) -> None:
     secure = lab.experiment({"protocol": protocol}, privacy=lab.privacy, federation={"rounds": 3})
     whole = lab.control({"protocol": protocol}, privacy=lab.privacy, federation={"rounds": 3})
     assert (
-        run_experiment(secure, out=tmp_path / "r", observer=stop_after(1)).status == "interrupted"
+        run_experiment(secure, out=tmp_path / "r", callback=stop_after(1)).status == "interrupted"
     )
     result = run_experiment(secure, out=tmp_path / "r", resume=True)
     lab.same_result(whole, result)

@@ -42,18 +42,18 @@ def test_weights_by_examples_are_the_numbers_themselves() -> None:
 def test_weights_by_noise_are_powers_in_units_of_the_heaviest(
     powers: dict[str, Any], expected: tuple[float, ...]
 ) -> None:
-    found = weights(name="noise", **powers).values
+    found = weights(name="examples_over_noise", **powers).values
     heaviest = max(expected)
     assert found[:3] == tuple(round(value / heaviest * WEIGHT_UNITS) for value in expected)
     assert found[3] == 0, "no examples, no weight"
 
 
 def test_fewer_units_are_a_coarser_rounding_that_drops_nobody() -> None:
-    assert weights(name="noise", noise_power=2.0, units=10).values == (1, 10, 1, 0)
+    assert weights(name="examples_over_noise", noise_power=2.0, units=10).values == (1, 10, 1, 0)
 
 
 def test_a_client_without_noise_beside_others_is_refused() -> None:
-    weighting = WeightingSettings(name="noise")
+    weighting = WeightingSettings(name="examples_over_noise")
     mixed = [PlanValues(10, 1.0), PlanValues(10, 0.0)]
     with pytest.raises(WeightingError, match="client 1, which adds no noise while others do"):
         plan_weights(weighting, mixed, clients_per_round=2)
@@ -78,7 +78,7 @@ def test_the_largest_share_cuts_the_heaviest() -> None:
     noises=st.lists(st.floats(0.01, 100.0), min_size=9, max_size=9),
     share=st.floats(0.01, 1.0),
     per_round=st.integers(1, 9),
-    name=st.sampled_from(["examples", "noise"]),
+    name=st.sampled_from(["examples", "examples_over_noise"]),
 )
 def test_no_round_has_a_client_above_the_largest_share(
     sizes: list[int], noises: list[float], share: float, per_round: int, name: str
@@ -102,8 +102,8 @@ def test_no_round_has_a_client_above_the_largest_share(
 
 
 def test_a_name_alone_is_the_mapping_with_its_defaults() -> None:
-    named = FederationSettings(rounds=1, weighting="noise").weights
-    assert named == WeightingSettings(name="noise")
+    named = FederationSettings(rounds=1, weighting="examples_over_noise").weights
+    assert named == WeightingSettings(name="examples_over_noise")
     assert named.powers == (1.0, 1.0)
     assert named.uses_sizes
-    assert not WeightingSettings(name="noise", size_power=0.0).uses_sizes
+    assert not WeightingSettings(name="examples_over_noise", size_power=0.0).uses_sizes

@@ -187,7 +187,7 @@ def test_a_run_that_loses_a_machine_goes_on_with_the_local_result(
         "data": {"dataset": "digits", "partition": {"scheme": "iid", "num_clients": 12}},
         "model": {"name": "mlp", "args": {"hidden": [8]}, "loss": "./plugin.py:loss"},
         "federation": {"rounds": 4, "clients_per_round": 9},
-        "local": {"steps": 2, "batch_size": 16, "cohort": 2},
+        "local": {"steps": 2, "batch_size": 16, "vectorized_clients": 2},
         **({"secure_aggregation": {"protocol": "additive"}} if sums else {}),
     }
     local = run_experiment(experiment, out=tmp_path / "local")
@@ -197,7 +197,7 @@ def test_a_run_that_loses_a_machine_goes_on_with_the_local_result(
     runtime = {"engine": "ray", "workers": 3, "address": machines.address}
     out = tmp_path / "ray"
     observer = ArmInRound(3, armed)
-    run = run_experiment(experiment, overrides={"runtime": runtime}, out=out, observer=observer)
+    run = run_experiment(experiment, overrides={"runtime": runtime}, out=out, callback=observer)
     assert len(removed) == 1
     assert len(machines.list_all_nodes()) == 3
     assert all(row["failed"] == [] for row in run.rounds), "every client went on"

@@ -291,7 +291,7 @@ def test_workers_without_a_range_of_clients_stay_out(caplog: pytest.LogCaptureFi
 
     serve(main, strange_client(), 1, workers=2)
     assert "runtime.workers: 2 workers, but only 1 start" in caplog.text
-    assert "use workers: 1, or a smaller local.cohort" in caplog.text
+    assert "use workers: 1, or a smaller local.vectorized_clients" in caplog.text
 
 
 def test_too_many_workers_and_unstartable_clients_are_refused() -> None:
@@ -404,7 +404,7 @@ def experiment(directory: Path, armed: Path, **sections: Any) -> dict[str, Any]:
         "model": {"name": "./plugin.py:build", "loss": "./plugin.py:loss"},
         "federation": {"rounds": 3, "clients_per_round": 8},
         "local": {
-            **{"steps": 2, "batch_size": 16, "cohort": 2},
+            **{"steps": 2, "batch_size": 16, "vectorized_clients": 2},
             "optimizer": {"name": "sgd", "lr": 0.5},
         },
         "privacy": {"target_epsilon": 8.0, "delta": 1e-3, "max_grad_norm": 0.5},
@@ -456,7 +456,7 @@ def test_three_workers_give_the_local_result_also_when_one_is_killed(
     local = run_experiment(settings, out=tmp_path / "local")
     overrides = {"runtime.engine": "ray", "runtime.workers": 3}
     kill = ArmAfterRound(1, armed)
-    run = run_experiment(settings, overrides=overrides, out=tmp_path / "ray", observer=kill)
+    run = run_experiment(settings, overrides=overrides, out=tmp_path / "ray", callback=kill)
     assert not armed.exists(), "the kill took place"
     assert kill.max_clients == 2, "clients train together"
     assert all(row["failed"] == [] for row in run.rounds)
@@ -472,7 +472,7 @@ class Kill:
     def ended(self): ...
     def round_finished(self, row): os.kill(os.getpid(), signal.SIGKILL)
 
-fedsim.runs.runner.run_experiment("e.yaml", out="r", observer=Kill())
+fedsim.runs.runner.run_experiment("e.yaml", out="r", callback=Kill())
 """
 
 
@@ -541,7 +541,7 @@ def test_the_ledgers_keeper_may_die_too(tmp_path: Path, monkeypatch: pytest.Monk
     local = run_experiment(settings, out=tmp_path / "local")
     overrides = {"runtime.engine": "ray", "runtime.workers": 2}
     observer = KillKeeperAfterRound1()
-    run = run_experiment(settings, overrides=overrides, out=tmp_path / "ray", observer=observer)
+    run = run_experiment(settings, overrides=overrides, out=tmp_path / "ray", callback=observer)
     assert all(row["failed"] == [] for row in run.rounds)
     assert_same_result(local.path, run.path)
 
@@ -566,7 +566,7 @@ def test_nothing_is_left_running(tmp_path: Path, end: signal.Signals | None) -> 
         "    def ended(self): ...\n"
         "    def round_finished(self, row):\n"
         "        if Path('fail').exists(): raise OSError('disk full')\n"
-        "fedsim.runs.runner.run_experiment('e.yaml', out='r', observer=Fails())\n"
+        "fedsim.runs.runner.run_experiment('e.yaml', out='r', callback=Fails())\n"
     )
     log = tmp_path / "log"
     with log.open("wb") as output:

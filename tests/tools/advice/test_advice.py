@@ -87,7 +87,7 @@ def test_the_old_quickstart_gets_full_batches_one_step_a_round_and_weights_by_si
     assert proposal is not None
     assert proposal.changes["local.batch_size"] == "full"
     assert proposal.changes["local.steps"] == 1
-    assert proposal.changes["federation.weighting"] in ("examples", "noise")
+    assert proposal.changes["federation.weighting"] in ("examples", "examples_over_noise")
     assert rounds[0] <= proposal.candidate.rounds <= rounds[1]
     assert proposal.ratio < 0.7
     assert proposal.ratio_range[1] < 1.0
@@ -176,12 +176,12 @@ def test_whatever_plan_accepts_gets_advice_that_a_run_accepts(overrides: dict[st
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("size", "lot", "steps", "gains"),
+    ("size", "batch", "steps", "gains"),
     [(2500, 50, 250, True), (144, 28, 300, False)],
     ids=["5 passes", "58 passes"],
 )
 def test_correlated_noise_is_named_where_it_gains(
-    size: int, lot: int, steps: int, gains: bool
+    size: int, batch: int, steps: int, gains: bool
 ) -> None:
     """The cases of docs/howto/correlated_noise.md: few passes over the data, and many."""
     Path("data.py").write_text(DATA.replace("600", str(5 * size)))
@@ -189,7 +189,7 @@ def test_correlated_noise_is_named_where_it_gains(
         data__partition={"scheme": "iid", "num_clients": 4},
         data__test_fraction=0.2,
         federation__rounds=steps,
-        local={"steps": 1, "batch_size": lot, "optimizer": {"name": "sgd", "lr": 0.5}},
+        local={"steps": 1, "batch_size": batch, "optimizer": {"name": "sgd", "lr": 0.5}},
         privacy__target_epsilon=8.0,
     )
     row = next(row for row in advice.rows if row.candidate.correlation is not None)
@@ -218,7 +218,7 @@ def test_nothing_to_advise_without_privacy() -> None:
 
 
 @pytest.mark.slow
-def test_lots_of_a_hundred_different_rates_are_calibrated_at_most_once(
+def test_batches_of_a_hundred_different_rates_are_calibrated_at_most_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One noise for each size takes seconds; candidates get theirs from a closed form."""

@@ -56,9 +56,9 @@ SOUND: dict[str, dict[str, Any]] = {
     "shuffled": {"privacy": {"sampling": "shuffle"}},
     "balls and bins": {"privacy": {"sampling": "balls_and_bins"}},
     "fixed size": {"privacy": {"sampling": "fixed_size", "adjacency": "replace_one"}},
-    "everybody in each lot": {"local": {"batch_size": 288}},
+    "everybody in each batch": {"local": {"batch_size": 288}},
     "secure noise": {"privacy": {"noise": "secure"}},
-    "lots in parts": {"local": {"max_physical_batch": 7}},
+    "batches in parts": {"local": {"max_physical_batch": 7}},
     "momentum": {"local": {"optimizer": {"name": "sgd", "lr": 0.5, "momentum": 0.9}}},
     "convolutions": {"model": {"name": "cnn"}},
 }
@@ -127,8 +127,8 @@ def test_clipping_that_does_not_hold_is_found(
 ) -> None:
     whole = RuleGradients.clipped
 
-    def unclipped(self: RuleGradients, values: Any, tile: Any, clip: Any) -> Any:
-        return whole(self, values, tile, replace(clip, scales=factor * clip.scales))
+    def unclipped(self: RuleGradients, values: Any, padded: Any, clip: Any) -> Any:
+        return whole(self, values, padded, replace(clip, scales=factor * clip.scales))
 
     monkeypatch.setattr(RuleGradients, "clipped", unclipped)
     for client in audited().clients:
@@ -136,38 +136,38 @@ def test_clipping_that_does_not_hold_is_found(
         assert any("is claimed" in text for text in client.violations) == (factor == 50.0)
 
 
-def test_examples_in_more_lots_than_charged_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = PoissonSampling.lot
+def test_examples_in_more_batches_than_charged_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = PoissonSampling.draw_batch
     monkeypatch.setattr(
         PoissonSampling,
-        "lot",
+        "draw_batch",
         lambda self, n, rng: whole(replace(self, rate=1.1 * self.rate), n, rng),
     )
     for client in audited(steps=400).clients:
-        assert any(text.startswith("lots hold 1.") for text in client.violations)
+        assert any(text.startswith("batches hold 1.") for text in client.violations)
 
 
-def test_one_lot_for_all_steps_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rate is right on average, but for those in the lot it is 1."""
+def test_one_batch_for_all_steps_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rate is right on average, but for those in the batch it is 1."""
     monkeypatch.setattr(
         PoissonSampling,
-        "lot",
+        "draw_batch",
         lambda self, n, rng: np.flatnonzero(np.random.default_rng(0).random(n) < self.rate),
     )
     for client in audited().clients:
-        assert any(text.startswith("lots hold") for text in client.violations)
+        assert any(text.startswith("batches hold") for text in client.violations)
         assert client.findings.epsilon > client.claim.epsilon
 
 
 def test_shuffled_data_charged_as_poisson_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each example is in the right number of lots, but in turn."""
+    """Each example is in the right number of batches, but in turn."""
 
     def shuffled(self: PoissonSampling, examples: int, stream: Any, **_: Any) -> Iterator[Any]:
         batches = round(1.0 / self.rate)
         while True:
             yield from np.array_split(stream.permutation(examples), batches)
 
-    monkeypatch.setattr(PoissonSampling, "lots", shuffled)
+    monkeypatch.setattr(PoissonSampling, "draw_batches", shuffled)
     local = {"steps": 9, "batch_size": 32}  # whole epochs in a round
     for client in audited(local=local).clients:
         assert [text for text in client.violations if "not drawn independently" in text]

@@ -77,7 +77,7 @@ def test_json_has_every_interval(audit: Any) -> None:
 
 
 def test_where_no_canary_was_drawn_nothing_is_said_of_it(audit: Any) -> None:
-    empty = "privacy.sampling.rate=1e-7"  # all lots are empty, with any seed but one in 10,000
+    empty = "privacy.sampling.rate=1e-7"  # all batches are empty, with any seed but one in 10,000
     tiny = (empty, "local.batch_size=1", "local.steps=1", "--steps", "1", "--clients", "1", "-q")
     printed = audit(*tiny)
     assert printed.exit_code == 0, printed.output

@@ -9,14 +9,14 @@ from fedsim.experiment import load_experiment
 from fedsim.tools.attack.audit import audit_experiment
 from fedsim.tools.attack.views import (
     RoundNoise,
-    UploadLaw,
+    UploadDistribution,
     estimate_views,
     gaussian_pair_epsilon,
     noise_of_rounds,
 )
 
 DELTA = 1e-3
-LAW = UploadLaw(shift=0.4, spread=0.1, noise=1.0)
+LAW = UploadDistribution(shift=0.4, spread=0.1, noise=1.0)
 CONTENT = {
     "name": "audited",
     "data": {"dataset": "digits", "partition": {"scheme": "iid", "num_clients": 4}},
@@ -92,7 +92,7 @@ def test_of_an_adapted_bound_only_the_steps_are_estimated() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("changed", [{"strategy": "fedavgm"}, {"server_averaging": 0.8}])
+@pytest.mark.parametrize("changed", [{"strategy": "fedavgm"}, {"ema_decay": 0.8}])
 def test_the_final_model_of_another_strategy_has_no_estimate(changed: dict[str, object]) -> None:
     """Its estimate is of the sum of the rounds' mean updates, which that model is not."""
     content = {**CONTENT, "federation": {**CONTENT["federation"], **changed}}

@@ -30,7 +30,11 @@ EXPERIMENT: dict[str, Any] = {
     "model": {"name": "./net.py:build"},
     "federation": {"rounds": 1},
     "local": {
-        **{"steps": 2, "batch_size": 32, "cohort": "off"},  # a SuperNode trains its client alone
+        **{
+            "steps": 2,
+            "batch_size": 32,
+            "vectorized_clients": "off",
+        },  # a SuperNode trains its client alone
         "optimizer": {"name": "sgd", "lr": 0.5},
     },
     "privacy": {

@@ -15,7 +15,7 @@ from flwr.serverapp import ServerApp
 from fedsim.cli import cli
 from fedsim.experiment import load_experiment
 from fedsim.protocol.flower_internals import server_identity
-from fedsim.protocol.roll_call import roll_call_message
+from fedsim.protocol.node_registration import registration_message
 from fedsim.tools.deployment.flower_app import write_app
 from fedsim.tools.deployment.private_files import DeploymentError
 
@@ -108,7 +108,7 @@ def test_a_wrong_node_answers_what_is_wrong(
         run_id=1, node_id=5, node_config=node_config, state=RecordDict(), run_config={}
     )
     with server_identity(1):
-        request: Message = roll_call_message(5)
+        request: Message = registration_message(5)
         reply = app(request, context)
     assert reply.has_error()
     with pytest.raises(AssertionError, match=message):

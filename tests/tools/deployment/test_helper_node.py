@@ -10,7 +10,7 @@ from flwr.app import Context, Message, MessageType, RecordDict
 from fedsim.experiment import load_experiment
 from fedsim.federation.secure_setup import make_lasting_key
 from fedsim.protocol.flower_internals import server_identity
-from fedsim.protocol.roll_call import NodeIdentity, identity_of, roll_call_message
+from fedsim.protocol.node_registration import NodeIdentity, identity_of, registration_message
 from fedsim.protocol.secure import COMBINE, HELLO, from_records, make_query
 from fedsim.secagg.errors import ReplayError
 from fedsim.secagg.identity import verify_helper_key
@@ -48,9 +48,9 @@ def context(number: int, state: Path) -> Context:
 
 def test_nodes_behind_the_clients_are_helpers(directory: Path, tmp_path: Path) -> None:
     for number, helper in ((3, 1), (4, 2)):
-        reply = NodeClient(directory)(roll_call_message(5), context(number, tmp_path))
+        reply = NodeClient(directory)(registration_message(5), context(number, tmp_path))
         assert identity_of(reply) == NodeIdentity(helper, "helper")
-    refused = NodeClient(directory)(roll_call_message(5), context(5, tmp_path))
+    refused = NodeClient(directory)(registration_message(5), context(5, tmp_path))
     assert "K from 0 to 4 ('helped' has 3 clients and 2 helpers), got 5" in str(
         refused.error.reason
     )

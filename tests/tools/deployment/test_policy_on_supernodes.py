@@ -13,7 +13,7 @@ pytestmark = [
 
 
 def test_a_supernode_answers_by_its_own_policy(site, tmp_path: Path) -> None:
-    """One round is allowed and answered. Two rounds are refused at the roll call, by name."""
+    """One round is allowed and answered. Two are refused at node registration, by name."""
     policy = site.home / "policy.yaml"
     policy.write_text("{max_epsilon: 8.0, delta: 1.0e-5, max_rounds: 1}\n")
     policy.chmod(0o600)

@@ -1,4 +1,4 @@
-"""`fedsim account` on runs, from the command line to the entry of the registry."""
+"""`fedsim totals` on runs, from the command line to the entry of the registry."""
 
 import json
 import shutil
@@ -37,7 +37,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def account(*arguments: str | Path) -> str:
     result = CliRunner().invoke(
-        cli, ["account", *map(str, arguments)], catch_exceptions=False, standalone_mode=False
+        cli, ["totals", *map(str, arguments)], catch_exceptions=False, standalone_mode=False
     )
     assert result.exit_code == 0, result.output
     return result.stdout

@@ -23,8 +23,14 @@ from fedsim.accountant import (
     RdpAccountant,
 )
 from fedsim.accountant.sampler_slack import epsilon_with_slack
-from fedsim.tools.totals.sources import RunTerms, Source, SourceError, read_source, registry_ledger
-from fedsim.tools.totals.totals import Account, account_of
+from fedsim.tools.totals.sources import (
+    Source,
+    SourceError,
+    SourceTerms,
+    read_source,
+    registry_ledger,
+)
+from fedsim.tools.totals.totals import Totals, account_of
 
 STEP = PoissonSampled(0.1, Gaussian(1.0))
 NAMES = {"0": "Mainz"}
@@ -43,10 +49,10 @@ def run(name: str, counts: dict[str, int], *, seed: int | None = None, **terms: 
         "chains": {client: (f"{name}-{client}",) for client in counts},
     }
     ledgers = {client: PrivacyLedger().record(STEP, n) for client, n in counts.items()}
-    return Source(name, ledgers, NAMES, RunTerms(**(chosen | terms)))
+    return Source(name, ledgers, NAMES, SourceTerms(**(chosen | terms)))
 
 
-def epsilons(account: Account) -> dict[str, float]:
+def epsilons(account: Totals) -> dict[str, float]:
     return {total.client: total.epsilon for total in account.clients}
 
 

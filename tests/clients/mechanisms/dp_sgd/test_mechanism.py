@@ -24,13 +24,13 @@ from fedsim.accountant import (
     PoissonSampled,
 )
 from fedsim.clients.clipping.clipping import Clipping, FlatClipping, GroupClipping, Groups
-from fedsim.clients.gradients.per_example import ClippedRows, PerExampleGradients, Tile
+from fedsim.clients.gradients.per_example import ClippedRows, PaddedBatch, PerExampleGradients
 from fedsim.clients.gradients.rule_gradients import RuleGradients
 from fedsim.clients.local_settings import LocalSettings, SgdSettings
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.mechanisms.dp_sgd.noise_allocation import NoiseAllocation, group_noise
 from fedsim.clients.mechanisms.noise_range import NoiseRangeError
-from fedsim.clients.sampling.divided_lots import ShuffledEpochs
+from fedsim.clients.sampling.divided_batches import ShuffledEpochs
 from fedsim.clients.sampling.sampling import FixedSizeSampling, PoissonSampling, Sampling
 from fedsim.clients.training import block
 from fedsim.clients.training.block import block_of
@@ -40,9 +40,9 @@ from fedsim.clients.training.streams import StreamKey
 from fedsim.core.streams import Purpose, stream_key
 from fedsim.noise.sources import NoiseSource, SecureNoise, SeededNoise
 
-Lots = Iterator[np.ndarray] | np.random.Generator
+Batches = Iterator[np.ndarray] | np.random.Generator
 
-Z, C, LOT = 1.3, 0.5, 8.0
+Z, C, BATCH = 1.3, 0.5, 8.0
 FIRST, SECOND = 300_000, 200_000  # dimensions of the two layers of `Pair`
 
 
@@ -76,7 +76,7 @@ class Pair(nn.Module):
         return self.first(x[:, :size]) + self.second(x[:, size:])
 
 
-FLAT = DpSgdMechanism(PoissonSampling(1.0), FlatClipping(C), Z, LOT)
+FLAT = DpSgdMechanism(PoissonSampling(1.0), FlatClipping(C), Z, BATCH)
 BY_DIMENSION = replace(FLAT, clipping=GroupClipping(C, bounds="by_dimension"))
 PER_LAYER = replace(FLAT, clipping=GroupClipping(C))
 UNEVEN = replace(FLAT, clipping=GroupClipping(C, bounds=(0.3, 0.4)))
@@ -94,16 +94,18 @@ STEPS = {
 
 @dataclass(frozen=True)
 class GivenStreams(StreamKey):
-    """A client's lots and noise, as a test gives them."""
+    """A client's batches and noise, as a test gives them."""
 
-    given_lots: Lots
+    given_batches: Batches
     source: NoiseSource
 
-    def lots(self, sampling: Sampling, num_examples: int, *, first_step: int, **_: object) -> Any:
-        if isinstance(self.given_lots, Iterator):
-            return self.given_lots
-        return sampling.lots(
-            num_examples, self.given_lots, epochs=self.epoch, first_step=first_step
+    def draw_batches(
+        self, sampling: Sampling, num_examples: int, *, first_step: int, **_: object
+    ) -> Any:
+        if isinstance(self.given_batches, Iterator):
+            return self.given_batches
+        return sampling.draw_batches(
+            num_examples, self.given_batches, epochs=self.epoch, first_step=first_step
         )
 
     def noise(self, *, secure: bool = False) -> NoiseSource:
@@ -115,21 +117,21 @@ def trained(
     x: Tensor,
     *,
     gradients: PerExampleGradients | None = None,
-    lots: Lots | None = None,
+    batches: Batches | None = None,
     noise: NoiseSource | None = None,
     steps: int = 1,
     lr: float = 1e-30,
 ) -> tuple[list[int], Tensor, BlockResult]:
-    """Train a client alone; return the sizes of its lots, its releases, and what it ends with."""
+    """Train a client alone; return its batches' sizes, its releases and its result."""
     gradients = gradients or dirac(x.shape[1])
     sizes, releases = [], []
 
-    def watch(lots: Any, released: Tensor, mechanisms: object) -> None:
-        sizes.append(len(lots[0]))
+    def watch(batches: Any, released: Tensor, mechanisms: object) -> None:
+        sizes.append(len(batches[0]))
         releases.append(released[0].clone())
 
     local = LocalSettings(steps=steps, batch_size=1, optimizer=SgdSettings(name="sgd", lr=lr))
-    streams = GivenStreams(0, 0, 1, lots or stream(), noise or seeded())
+    streams = GivenStreams(0, 0, 1, batches or stream(), noise or seeded())
     member = BlockMember(x, torch.zeros(len(x)), streams, range(steps), step)
     shared = SharedModel(gradients.model, parameters=gradients.parameters)
     result = block_of(shared, gradients.loss, gradients, local, [member]).train(watch)
@@ -152,7 +154,7 @@ def check_noise(
     """
     claimed = claimed or step
     gradients = RuleGradients(Pair(), score)
-    gradient = released(step, torch.zeros(examples, FIRST + SECOND), gradients=gradients) * LOT
+    gradient = released(step, torch.zeros(examples, FIRST + SECOND), gradients=gradients) * BATCH
     groups = claimed.clipping.groups(gradients.parameters)
     sigmas = claimed.standard_deviations(groups)
     places = gradients.parameters.slices(range(2))
@@ -163,12 +165,12 @@ def check_noise(
 
 
 def check_sensitivity(step: DpSgdMechanism) -> None:
-    """One example more moves the release by its clipped gradient over the public lot: ≤ C / L."""
+    """One example more moves the release by its clipped gradient over the public batch: ≤ C / L."""
     x = torch.tensor([[0.0, 0.0, 0.1], [0.2, 0.0, 0.0]])
     for extra in ([0.0, 900.0, 0.0], [0.0, 0.01, 0.0], [math.nan, 1.0, 0.0], [1e30, 1e30, 1e30]):
         gradient = torch.tensor(extra)
         fewer, more = released(step, x), released(step, torch.cat([x, gradient.unsqueeze(0)]))
-        moved = (more - fewer) * step.expected_lot
+        moved = (more - fewer) * step.expected_batch
         norm = gradient.double().norm().item()
         expected = torch.zeros(3)
         if math.isfinite(norm):
@@ -181,7 +183,7 @@ def check_neighbours_share_noise(step: DpSgdMechanism) -> None:
 
     def ten_releases(examples: int) -> Tensor:
         x = torch.zeros(examples, 50)
-        return trained(step, x, lots=stream(3), noise=seeded(4), steps=10)[1]
+        return trained(step, x, batches=stream(3), noise=seeded(4), steps=10)[1]
 
     assert torch.equal(ten_releases(20), ten_releases(21))
 
@@ -202,17 +204,17 @@ def test_noise_has_the_promised_deviation_in_each_group(name: str) -> None:
 @pytest.mark.parametrize("noise", [seeded(), SecureNoise()])
 def test_noise_is_normal(noise: NoiseSource) -> None:
     gradient = released(FLAT, torch.zeros(1, FIRST), noise=noise)
-    assert stats.kstest(gradient.numpy() * LOT / (Z * C), "norm").pvalue > 1e-7
+    assert stats.kstest(gradient.numpy() * BATCH / (Z * C), "norm").pvalue > 1e-7
 
 
 def test_noise_too_small_for_the_grid_is_refused() -> None:
-    least = 4 * LOT * 2.0**24 / 2.0**51
+    least = 4 * BATCH * 2.0**24 / 2.0**51
     parameters = dirac().parameters
     assert replace(FLAT, noise_multiplier=1.01 * least).for_model(parameters)
     with pytest.raises(NoiseRangeError, match="cut off at the end of the grid; set a noise_mult"):
         replace(FLAT, noise_multiplier=0.99 * least).for_model(parameters)
     x = torch.tensor([[0.3, 0.0, 0.1]])
-    kept = released(replace(FLAT, noise_multiplier=1.01 * least), x) * LOT
+    kept = released(replace(FLAT, noise_multiplier=1.01 * least), x) * BATCH
     torch.testing.assert_close(kept, x[0], rtol=1e-5, atol=1e-5)
 
 
@@ -279,7 +281,7 @@ def test_interleaved_groups_are_drawn_in_place() -> None:
         allocation="proportional",
     )
     gradients = RuleGradients(model, lambda outputs, targets: outputs.sum(1))
-    gradient = released(step, torch.zeros(0, 300), gradients=gradients) * LOT
+    gradient = released(step, torch.zeros(0, 300), gradients=gradients) * BATCH
     parts = gradients.parameters.views(gradient)
     for index, bound in enumerate((0.4, 0.3, 0.4, 0.3)):
         values = parts[index] / (Z * math.sqrt(2) * bound)
@@ -293,16 +295,16 @@ def correlation(one: Tensor, other: Tensor) -> float:
 @pytest.mark.parametrize("source", [seeded, lambda seed: SecureNoise()])
 def test_steps_and_layers_have_independent_noise(source: Callable[[int], NoiseSource]) -> None:
     """Within a round; clients, rounds and seeds are in test_noise.py. 5.5 standard errors: 4e-8."""
-    gradients, noise, lots = RuleGradients(Pair(), score), source(1), stream()
+    gradients, noise, batches = RuleGradients(Pair(), score), source(1), stream()
     x = torch.zeros(3, FIRST + SECOND)
-    steps = trained(UNEVEN, x, gradients=gradients, lots=lots, noise=noise, steps=3)[1]
+    steps = trained(UNEVEN, x, gradients=gradients, batches=batches, noise=noise, steps=3)[1]
     for i in range(3):
         assert correlation(steps[i], steps[i - 1]) < 5.5
         assert correlation(steps[i][:SECOND], steps[i][FIRST:]) < 5.5
 
 
 @pytest.mark.parametrize("examples", [0, 1, 500])
-def test_noise_is_added_once_whatever_the_lot(examples: int) -> None:
+def test_noise_is_added_once_whatever_the_batch(examples: int) -> None:
     check_noise(FLAT, examples=min(examples, 4))
     assert torch.equal(released(FLAT, torch.zeros(examples, 3)), released(FLAT, torch.zeros(2, 3)))
 
@@ -314,7 +316,7 @@ def test_a_step_has_sensitivity_c() -> None:
 @pytest.mark.parametrize("rate", [1.0, 0.3, 0.0])
 @pytest.mark.parametrize("clipping", [FlatClipping(C), GroupClipping(C)])
 def test_neighbours_share_noise_normaliser_and_steps(rate: float, clipping: Clipping) -> None:
-    check_neighbours_share_noise(DpSgdMechanism(PoissonSampling(rate), clipping, Z, LOT))
+    check_neighbours_share_noise(DpSgdMechanism(PoissonSampling(rate), clipping, Z, BATCH))
 
 
 def test_a_model_is_moved_by_its_release_and_nothing_else() -> None:
@@ -356,16 +358,21 @@ def test_without_noise_a_step_is_the_clipped_sum_and_epsilon_is_infinite(
 ) -> None:
     step = replace(FLAT, clipping=FlatClipping(bound), noise_multiplier=0.0)
     x = torch.tensor([[3.0, 0.0, 0.0], [0.0, 0.0, 4.0], [0.0, math.nan, 0.0], [0.0, math.inf, 0.0]])
-    torch.testing.assert_close(released(step, x) * LOT, torch.tensor(total), rtol=2e-6, atol=0.0)
+    torch.testing.assert_close(released(step, x) * BATCH, torch.tensor(total), rtol=2e-6, atol=0.0)
     assert step.event == PoissonSampled(1.0, Gaussian(0.0))
     assert PldAccountant().compose(step.event).get_epsilon(1e-5) == math.inf
 
 
-def test_empty_lots_are_charged_and_noisy() -> None:
-    """Rate 0.01 of one example: nearly every lot is empty; each step releases, each is charged."""
-    step = DpSgdMechanism(PoissonSampling(0.01), FlatClipping(C), Z, LOT)
+def test_empty_batches_are_charged_and_noisy() -> None:
+    """Rate 0.01 of one example: most batches are empty; each step releases and is charged."""
+    step = DpSgdMechanism(PoissonSampling(0.01), FlatClipping(C), Z, BATCH)
     sizes, releases, _ = trained(
-        step, torch.ones(1, 100), lots=stream(1), noise=seeded(2), gradients=dirac(100), steps=200
+        step,
+        torch.ones(1, 100),
+        batches=stream(1),
+        noise=seeded(2),
+        gradients=dirac(100),
+        steps=200,
     )
     assert (releases[1:] != releases[:-1]).all()
     assert releases.all()
@@ -373,26 +380,26 @@ def test_empty_lots_are_charged_and_noisy() -> None:
     assert step.charges(0, 200) == [(PoissonSampled(0.01, Gaussian(Z)), 200)]
 
 
-def iterate(*lots: list[int]) -> Iterator[np.ndarray]:
-    return iter([np.array(lot, dtype=np.int64) for lot in lots])
+def iterate(*batches: list[int]) -> Iterator[np.ndarray]:
+    return iter([np.array(batch, dtype=np.int64) for batch in batches])
 
 
-def test_a_release_is_about_the_lot_alone() -> None:
+def test_a_release_is_about_the_batch_alone() -> None:
     x = torch.eye(3) * 0.1
     step = replace(FLAT, noise_multiplier=0.0)
-    gradient = released(step, x, lots=iterate([0, 2]))
-    torch.testing.assert_close(gradient * LOT, torch.tensor([0.1, 0.0, 0.1]))
+    gradient = released(step, x, batches=iterate([0, 2]))
+    torch.testing.assert_close(gradient * BATCH, torch.tensor([0.1, 0.0, 0.1]))
 
 
 @pytest.mark.parametrize("physical", [1, 3, 7, 100])
-def test_splitting_a_lot_changes_nothing(physical: int) -> None:
+def test_splitting_a_batch_changes_nothing(physical: int) -> None:
     """One noise draw, one charge, the same sum but for the order of additions."""
     torch.manual_seed(0)
     x = torch.randn(20, 3)
-    step = DpSgdMechanism(PoissonSampling(0.7), FlatClipping(C), Z, LOT)
+    step = DpSgdMechanism(PoissonSampling(0.7), FlatClipping(C), Z, BATCH)
     split = replace(step, max_physical_batch=physical)
     assert split.charges(0, 1) == step.charges(0, 1)
-    streams = [{"lots": stream(1), "noise": seeded(2)} for _ in range(2)]
+    streams = [{"batches": stream(1), "noise": seeded(2)} for _ in range(2)]
     whole = trained(step, x, steps=5, **streams[0])[1]
     parts = trained(split, x, steps=5, **streams[1])[1]
     torch.testing.assert_close(parts, whole, rtol=1e-6, atol=1e-7)
@@ -402,24 +409,24 @@ def test_splitting_bounds_the_batch_and_adds_up() -> None:
     seen: list[tuple[int, int]] = []
 
     class Spy(RuleGradients):
-        def clipped(self, values: Tensor, tile: Tile, clip: Any) -> ClippedRows:
-            seen.append((len(tile.features), int(tile.weights.sum())))
-            return super().clipped(values, tile, clip)
+        def clipped(self, values: Tensor, padded: PaddedBatch, clip: Any) -> ClippedRows:
+            seen.append((len(padded.features), int(padded.weights.sum())))
+            return super().clipped(values, padded, clip)
 
     x = torch.tensor([[0.1], [9.0], [math.nan], [0.2], [0.3]])
     spy = Spy(nn.Linear(1, 1, bias=False), score)
     split = replace(FLAT, max_physical_batch=2, noise_multiplier=0.0)
-    total = released(split, x, gradients=spy).item() * LOT
-    assert seen == [(1, 1)] * 5, "tiles have a multiple of 8 rows, or one"
+    total = released(split, x, gradients=spy).item() * BATCH
+    assert seen == [(1, 1)] * 5, "padded batches have a multiple of 8 rows, or one"
     assert total == pytest.approx(0.1 + C + 0.2 + 0.3, rel=1e-5)
 
 
-def test_a_lot_of_several_tiles_counts_each_example_once() -> None:
-    """More examples than the usual lot has, so that the release needs three tiles."""
+def test_a_batch_of_several_tiles_counts_each_example_once() -> None:
+    """More examples than the usual batch has, so that the release needs three padded batches."""
     x = torch.diag(torch.linspace(0.01, 0.4, 40))
-    step = DpSgdMechanism(PoissonSampling(1.0), FlatClipping(C), 0.0, LOT, max_physical_batch=16)
-    assert -(-len(x) // step.tile_rows) > 1
-    torch.testing.assert_close(released(step, x) * LOT, x.diag(), rtol=2e-6, atol=0)
+    step = DpSgdMechanism(PoissonSampling(1.0), FlatClipping(C), 0.0, BATCH, max_physical_batch=16)
+    assert -(-len(x) // step.padded_rows) > 1
+    torch.testing.assert_close(released(step, x) * BATCH, x.diag(), rtol=2e-6, atol=0)
 
 
 def test_a_step_for_another_model_is_refused() -> None:
@@ -431,8 +438,8 @@ def test_a_step_for_another_model_is_refused() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"expected_lot": 0.0}, "expected_lot must be > 0"),
-        ({"expected_lot": math.inf}, "expected_lot must be > 0"),
+        ({"expected_batch": 0.0}, "expected_batch must be > 0"),
+        ({"expected_batch": math.inf}, "expected_batch must be > 0"),
         ({"max_physical_batch": 0}, "max_physical_batch must be >= 1"),
         ({"allocation": (1.3, 1.3)}, r"have 0\.919238815\d* together"),
         ({"allocation": (1.3, 0.0)}, "have 0 together"),
@@ -497,22 +504,24 @@ def test_mutation_noise_for_each_physical_batch_is_caught(monkeypatch: pytest.Mo
 
 @pytest.fixture
 def changed_release(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., None]], None]:
-    """Let a function change the releases of a block: of its lots, its members and `released`."""
+    """Let a function change the releases of a block: of its batches, its members and `released`."""
     whole = block._DpSgdBlock.fill_released
 
     def change(how: Callable[..., None]) -> None:
-        def changed(self: Any, active: Any, lots: Any) -> None:
-            whole(self, active, lots)
-            how(lots[0], self.members[0], self.released)
+        def changed(self: Any, active: Any, batches: Any) -> None:
+            whole(self, active, batches)
+            how(batches[0], self.members[0], self.released)
 
         monkeypatch.setattr(block._DpSgdBlock, "fill_released", changed)
 
     return change
 
 
-def test_mutation_dividing_by_the_drawn_lot_is_caught(changed_release: Callable[..., None]) -> None:
+def test_mutation_dividing_by_the_drawn_batch_is_caught(
+    changed_release: Callable[..., None],
+) -> None:
     """Opacus #571: the release depends on how many examples there are."""
-    changed_release(lambda lot, member, release: release.mul_(LOT / max(1, len(lot))))
+    changed_release(lambda batch, member, release: release.mul_(BATCH / max(1, len(batch))))
     with pytest.raises(AssertionError):
         check_neighbours_share_noise(FLAT)
     with pytest.raises(AssertionError):
@@ -523,13 +532,15 @@ def test_mutation_a_normaliser_from_private_sizes_is_caught(
     changed_release: Callable[..., None],
 ) -> None:
     """The normaliser is q N with the private N."""
-    changed_release(lambda lot, member, release: release.mul_(LOT / max(1, len(member.features))))
+    changed_release(
+        lambda batch, member, release: release.mul_(BATCH / max(1, len(member.features)))
+    )
     with pytest.raises(AssertionError):
         check_neighbours_share_noise(FLAT)
 
 
-def test_mutation_skipping_empty_lots_is_caught(changed_release: Callable[..., None]) -> None:
+def test_mutation_skipping_empty_batches_is_caught(changed_release: Callable[..., None]) -> None:
     check_noise(FLAT, examples=0)
-    changed_release(lambda lot, member, release: None if len(lot) else release.zero_())
+    changed_release(lambda batch, member, release: None if len(batch) else release.zero_())
     with pytest.raises(AssertionError):
         check_noise(FLAT, examples=0)

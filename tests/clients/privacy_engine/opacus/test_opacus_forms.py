@@ -61,7 +61,7 @@ def test_the_snippet_of_the_first_opacus_runs_as_printed() -> None:
     train(model, optimizer, train_loader, nn.CrossEntropyLoss())
     any_optimizer: Any = optimizer
     epsilon, best_alpha = any_optimizer.privacy_engine.get_privacy_spent(1e-5)
-    # The loader shuffles, so nothing is amplified: each lot is a release on known examples.
+    # The loader shuffles, so nothing is amplified: each batch is a release on known examples.
     assert len(train_loader) == 6
     ((event, count),) = privacy_engine.ledger.entries
     assert isinstance(event, Gaussian)
@@ -82,7 +82,7 @@ def test_positional_arguments_are_those_of_the_first_opacus() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "lot", "population"),
+    ("given", "batch", "population"),
     [
         ({"sample_rate": 10 / 60, "sample_size": 60}, 10, 60),
         ({"sample_rate": 10 / 60, "batch_size": 10}, 10, 60),
@@ -92,11 +92,11 @@ def test_positional_arguments_are_those_of_the_first_opacus() -> None:
     ],
 )
 def test_two_of_the_three_sizes_are_enough(
-    given: dict[str, Any], lot: int, population: int
+    given: dict[str, Any], batch: int, population: int
 ) -> None:
     terms = PrivacyEngine(parts()[0], noise_multiplier=1.0, **given).terms
-    assert (terms.batch_size, terms.sample_size) == (lot, population)
-    assert lot / population >= given["sample_rate"] * (1 - 1e-9), "never charged for less"
+    assert (terms.batch_size, terms.sample_size) == (batch, population)
+    assert batch / population >= given["sample_rate"] * (1 - 1e-9), "never charged for less"
 
 
 def test_a_script_of_opacus_1_runs_by_its_import_line() -> None:
@@ -123,7 +123,7 @@ def test_a_script_of_opacus_1_runs_by_its_import_line() -> None:
     assert ours == pytest.approx(theirs, rel=0.02)
 
 
-def test_a_target_holds_and_its_loader_draws_poisson_lots() -> None:
+def test_a_target_holds_and_its_loader_draws_poisson_batches() -> None:
     model, optimizer, loader = parts()
     engine = PrivacyEngine(accountant="prv", secure_mode=False)
     model, optimizer, loader = engine.make_private_with_epsilon(
@@ -139,7 +139,7 @@ def test_a_target_holds_and_its_loader_draws_poisson_lots() -> None:
         grad_sample_mode="functorch",
     )
     sizes = [len(y) for _ in range(4) for _, y in counted(model, optimizer, loader)]
-    assert len(set(sizes)) > 3, "lots of a Poisson sampler differ in size"
+    assert len(set(sizes)) > 3, "batches of a Poisson sampler differ in size"
     assert 3.9 < engine.get_epsilon(1e-3) <= 4.0
     assert engine.steps == 24
     event, _ = engine.ledger.entries[0]
@@ -173,7 +173,7 @@ def test_ghost_clipping_returns_the_criterion() -> None:
     assert engine.get_epsilon(1e-3) > 0
 
 
-def test_lots_in_parts_are_the_same_training() -> None:
+def test_batches_in_parts_are_the_same_training() -> None:
     trained = []
     for most in (None, 3):
         model, optimizer, loader = parts()
@@ -216,7 +216,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"noise_generator": torch.Generator()}, r"noise_generator=.*pass seed="),
     ({"grad_sample_mode": "no_op"}, r"grad_sample_mode='no_op' .*leave it out"),
     ({"rand_on_empty": True}, r"rand_on_empty=True .*pure noise"),
-    ({"target_unclipped_quantile": 0.5}, r"AdaptiveClipping\.for_lot"),
+    ({"target_unclipped_quantile": 0.5}, r"AdaptiveClipping\.for_batch"),
     ({"grad_sample_mode": "ghost"}, r"pass criterion="),
     ({"accountant": "gdp"}, r"accountant must be one of|limit theorem"),
 ]

@@ -1,4 +1,4 @@
-"""Batches cut into padded batches ("tiles") of a fixed, public shape.
+"""Batches cut into padded batches ("padded batches") of a fixed, public shape.
 
 The last bits of a matrix product depend on its number of rows. If that were the private number of
 examples in a batch, one example could change the contributions of all others. The proof of DP-SGD,
@@ -16,32 +16,32 @@ from torch import Tensor
 
 from fedsim.clients.augmentation import Views
 from fedsim.clients.gradients.model_randomness import ModelRandomness
-from fedsim.clients.gradients.per_example import Tile
+from fedsim.clients.gradients.per_example import PaddedBatch
 
 _MULTIPLE = 8  # the number of rows is a multiple of it
 _SMALL_BYTES = 1 << 23  # of all clients' examples, which take a millisecond to copy
 
 
-def tile_rows(usual_lot: int, most: int | None = None) -> int:
+def padded_rows(usual_batch: int, most: int | None = None) -> int:
     """Return the number of rows R of a client in a padded batch: a multiple of 8, or 1.
 
     With other numbers, libraries compute the last rows of a product in another way, and a row's
     last bits would depend on its place.
 
     Args:
-        usual_lot: a public number of examples that few batches exceed.
+        usual_batch: a public number of examples that few batches exceed.
         most: largest physical batch, in rows; None for no limit.
     """
-    eights = max(1, -(-usual_lot // _MULTIPLE))
+    eights = max(1, -(-usual_batch // _MULTIPLE))
     if most is None or eights * _MULTIPLE <= most:
         return eights * _MULTIPLE
     if most < _MULTIPLE:
         return 1
-    tiles = -(-eights // (most // _MULTIPLE))
-    return -(-eights // tiles) * _MULTIPLE
+    padded_batches = -(-eights // (most // _MULTIPLE))
+    return -(-eights // padded_batches) * _MULTIPLE
 
 
-def padded_tiles(values: Tensor, rows: int) -> list[Tensor]:
+def padded_parts(values: Tensor, rows: int) -> list[Tensor]:
     """Return a tensor (n, ...) as tensors (rows, ...), the last one padded with zero rows.
 
     Args:
@@ -55,7 +55,7 @@ def padded_tiles(values: Tensor, rows: int) -> list[Tensor]:
     return parts
 
 
-class LotReader:
+class BatchReader:
     """Reads the batches of several clients as padded batches.
 
     Args:
@@ -83,81 +83,89 @@ class LotReader:
         present = [tensors for tensors in data if tensors is not None]
         size = sum(part.nbytes for tensors in present for part in tensors)
         self._like = present[0]
-        self._buffers: tuple[Tensor, Tensor] | None = None  # used again for each tile
+        self._buffers: tuple[Tensor, Tensor] | None = None  # used again for each padded batch
         self._pool = _Pool(data) if len(data) > 1 and size <= _SMALL_BYTES else None
 
-    def tiles(self, lots: Sequence[np.ndarray | None], step: int = 0) -> Iterator[Tile]:
+    def padded_batches(
+        self, batches: Sequence[np.ndarray | None], step: int = 0
+    ) -> Iterator[PaddedBatch]:
         """Yield the padded batches of one batch of each client.
 
         The next padded batch overwrites the memory of the one before.
 
         Args:
-            lots: indices of the examples in each client's batch; an entry is None where the client
-                has no batch.
+            batches: indices of the examples in each client's batch; an entry is None where the
+                client has no batch.
             step: number of the step in the round, for the views.
         """
         rows = self._rows
-        longest = max((len(lot) for lot in lots if lot is not None), default=0)
+        longest = max((len(batch) for batch in batches if batch is not None), default=0)
         for at in range(0, longest, rows):
-            parts = [lot[at : at + rows] if lot is not None else _EMPTY for lot in lots]
-            yield self._tile(range(len(lots)), parts, step)
+            parts = [batch[at : at + rows] if batch is not None else _EMPTY for batch in batches]
+            yield self._padded(range(len(batches)), parts, step)
 
     def packed(
-        self, lots: Sequence[np.ndarray | None], places: int, step: int = 0
-    ) -> Iterator[tuple[Sequence[int], Tile]]:
+        self, batches: Sequence[np.ndarray | None], places: int, step: int = 0
+    ) -> Iterator[tuple[Sequence[int], PaddedBatch]]:
         """Yield padded batches without empty places, each with the client of every filled place.
 
         Places are filled in order of clients, each client as many as its batch needs. The last
         padded batch may have places with padding rows only.
 
         Args:
-            lots: indices of the examples in each client's batch; an entry is None where the client
-                has no batch.
+            batches: indices of the examples in each client's batch; an entry is None where the
+                client has no batch.
             places: number of places of a padded batch, each with R rows.
             step: number of the step in the round, for the views.
         """
         filled = [
-            (client, lot[at : at + self._rows])
-            for client, lot in enumerate(lots)
-            if lot is not None
-            for at in range(0, len(lot), self._rows)
+            (client, batch[at : at + self._rows])
+            for client, batch in enumerate(batches)
+            if batch is not None
+            for at in range(0, len(batch), self._rows)
         ]
         for start in range(0, len(filled), places):
             clients, parts = map(list, zip(*filled[start : start + places], strict=True))
             missing = places - len(clients)
             padded = [*clients, *[0] * missing], [*parts, *[_EMPTY] * missing]
-            yield clients, self._tile(*padded, step)
+            yield clients, self._padded(*padded, step)
 
-    def _tile(self, clients: Sequence[int], parts: Sequence[np.ndarray], step: int) -> Tile:
+    def _padded(
+        self, clients: Sequence[int], parts: Sequence[np.ndarray], step: int
+    ) -> PaddedBatch:
         """Return the padded batch with a part of a client's batch in each place."""
         features, targets = self._gather(clients, parts)
         lengths = np.array([len(part) for part in parts])
         real = np.arange(self._rows) < lengths[:, None]
         weights = torch.from_numpy(real.reshape(-1)).to(self._dtype).to(features.device)
-        tile = Tile(len(parts), features, targets, weights)
+        padded = PaddedBatch(len(parts), features, targets, weights)
         if self._views is not None:
-            tile = self._viewed(tile, parts, [self._views[client] for client in clients], step)
+            padded = self._viewed(padded, parts, [self._views[client] for client in clients], step)
         if self.randomness is not None:
             self.randomness.begin(
-                parts, rows=self._rows, views=tile.views, step=step, clients=clients
+                parts, rows=self._rows, views=padded.views, step=step, clients=clients
             )
-            tile = replace(tile, randomness=self.randomness)
-        return tile
+            padded = replace(padded, randomness=self.randomness)
+        return padded
 
     def _viewed(
-        self, tile: Tile, parts: Sequence[np.ndarray], views: Sequence[Views | None], step: int
-    ) -> Tile:
+        self,
+        padded: PaddedBatch,
+        parts: Sequence[np.ndarray],
+        views: Sequence[Views | None],
+        step: int,
+    ) -> PaddedBatch:
         """Return a padded batch with the views of each example in successive rows."""
         number = next(source.number for source in views if source is not None)
-        features = tile.features.repeat_interleave(number, 0)
+        features = padded.features.repeat_interleave(number, 0)
         for k, (source, part) in enumerate(zip(views, parts, strict=True)):
             if source is not None and len(part):
                 start = k * self._rows
-                drawn = source.draw(tile.features[start : start + len(part)], part, step)
+                drawn = source.draw(padded.features[start : start + len(part)], part, step)
                 features[start * number : start * number + len(drawn)] = drawn
-        targets = tile.targets.repeat_interleave(number, 0)
-        weights = tile.weights.repeat_interleave(number, 0)
-        return Tile(tile.clients, features, targets, weights, number)
+        targets = padded.targets.repeat_interleave(number, 0)
+        weights = padded.weights.repeat_interleave(number, 0)
+        return PaddedBatch(padded.clients, features, targets, weights, number)
 
     def _gather(self, clients: Sequence[int], parts: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:
         if self._pool is not None:

@@ -1,4 +1,4 @@
-"""Tiles: an example's contribution depends on the parameters and on the example alone.
+"""Padded batches: an example's contribution depends on the parameters and on the example alone.
 
 That is hypothesis (H) of every proof of DP-SGD. Floating point breaks it where a shape follows the
 data: a matrix library takes other kernels, with other last bits, for other numbers of rows.
@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedsim.clients.clipping.clipping import FlatClipping, GroupClipping
-from fedsim.clients.gradients import tiles
+from fedsim.clients.gradients import padded_batches
 from fedsim.clients.gradients.layers.base import ExampleUse
+from fedsim.clients.gradients.padded_batches import BatchReader, padded_rows
 from fedsim.clients.gradients.parameters import FlatParameters
-from fedsim.clients.gradients.per_example import ClipBounds, PerExampleLoss, Tile
+from fedsim.clients.gradients.per_example import ClipBounds, PaddedBatch, PerExampleLoss
 from fedsim.clients.gradients.rule_gradients import RuleGradients
-from fedsim.clients.gradients.tiles import LotReader, tile_rows
 from fedsim.clients.local_settings import LocalSettings
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
 from fedsim.clients.sampling.sampling import PoissonSampling
@@ -130,7 +130,7 @@ def examples(shape: tuple[int, ...], n: int, seed: int) -> tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Company:
-    """What else is in a tile of R rows a client: all that must not matter."""
+    """What else is in a padded batch of R rows a client: all that must not matter."""
 
     place: int  # of the row that is watched
     real: int  # examples of its client
@@ -168,7 +168,7 @@ def contribution(
     scales[at] = 0.1
     into = torch.zeros_like(values, dtype=torch.float64)
     clip = ClipBounds(clipping, groups.members, bounds, scales)
-    norms, _ = gradients.add_clipped_sums(values, Tile(clients, x, y, weights), clip, into)
+    norms, _ = gradients.add_clipped_sums(values, PaddedBatch(clients, x, y, weights), clip, into)
     assert not into[[k for k in range(clients) if k != client]].any()
     return norms[at], into[client]
 
@@ -206,10 +206,10 @@ def test_no_other_row_and_no_place_changes_a_bit_of_a_contribution(
         assert torch.equal(found[1], expected[1]), company
 
 
-# --- The attack on a sum without tiles ------------------------------------------------------------
+# --- The attack on a sum without padded batches ----------------------------------------
 
-LOT = 16
-ONE_STEP = LocalSettings(steps=1, batch_size=LOT)
+BATCH = 16
+ONE_STEP = LocalSettings(steps=1, batch_size=BATCH)
 
 
 def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -226,7 +226,7 @@ def kinked() -> tuple[nn.Sequential, Tensor, Tensor]:
         last.weight.fill_(1.0)
         last.bias.zero_()
         first.bias.zero_()
-    return model, x.expand(2 * LOT, 784).contiguous(), torch.full((2 * LOT, 1), 50.0)
+    return model, x.expand(2 * BATCH, 784).contiguous(), torch.full((2 * BATCH, 1), 50.0)
 
 
 def crafted_biases(weight: Tensor, x: Tensor, n: int) -> list[tuple[int, float]]:
@@ -260,62 +260,64 @@ def test_an_example_moves_a_sum_by_no_more_than_its_bound_even_at_a_kink() -> No
     model, x, y = kinked()
     gradients, clipping = RuleGradients(model, squared_error), FlatClipping(C)
     groups = clipping.groups(gradients.parameters)
-    step = DpSgdMechanism(PoissonSampling(1.0), clipping, 0.0, float(LOT))
+    step = DpSgdMechanism(PoissonSampling(1.0), clipping, 0.0, float(BATCH))
 
-    def by_tiles(n: int) -> Tensor:
+    def by_padded_batches(n: int) -> Tensor:
         releases = []
         shared = SharedModel(model, parameters=gradients.parameters)
         member = BlockMember(x[:n], y[:n], StreamKey(0, 0, 1), range(1), step)
         block_of(
             *(shared, squared_error, gradients, ONE_STEP, [member]),
-        ).train(lambda lots, released, used: releases.append(released[0] * LOT))
+        ).train(lambda batches, released, used: releases.append(released[0] * BATCH))
         shared.restart()
         return releases[0]
 
-    def untiled(n: int) -> Tensor:
+    def unpadded(n: int) -> Tensor:
         into = torch.zeros_like(gradients.parameters.data, dtype=torch.float64)
         gradients.add_clipped_sum(x[:n], y[:n], clipping, groups, into)
         return into
 
-    sizes = (LOT, 6, 2)
+    sizes = (BATCH, 6, 2)
     for n in sizes:
-        assert moved_by_one(by_tiles, model, x, n)[0] <= C * (1 + 1e-5)
-    worst = [moved_by_one(untiled, model, x, n) for n in sizes]
+        assert moved_by_one(by_padded_batches, model, x, n)[0] <= C * (1 + 1e-5)
+    worst = [moved_by_one(unpadded, model, x, n) for n in sizes]
     if not any(tried for _, tried in worst):
         pytest.skip("this machine's library rounds alike for 1 to 16 rows, so nothing can move")
-    assert max(distance for distance, _ in worst) > 1.5 * C, "the attack must work without tiles"
+    assert max(distance for distance, _ in worst) > 1.5 * C, (
+        "the attack must work without padded batches"
+    )
 
 
-# --- Lots as tiles --------------------------------------------------------------------------------
+# --- Padded batches ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("lot", "most", "rows"),
+    ("batch", "most", "rows"),
     [
         *((1, None, 8), (8, None, 8), (9, None, 16), (0, None, 8), (46, None, 48)),
         *((46, 48, 48), (46, 47, 24), (46, 20, 16), (46, 8, 8), (46, 7, 1), (46, 1, 1)),
         (100, 60, 56),
     ],
 )
-def test_rows_are_a_multiple_of_eight_or_one(lot: int, most: int | None, rows: int) -> None:
-    assert tile_rows(lot, most) == rows
+def test_rows_are_a_multiple_of_eight_or_one(batch: int, most: int | None, rows: int) -> None:
+    assert padded_rows(batch, most) == rows
 
 
 def cut(
-    data: Sequence[tuple[Tensor, Tensor] | None], rows: int, lots: Sequence[np.ndarray | None]
-) -> list[Tile]:
-    """The tiles of lots, copied: a tile's memory may be used again."""
-    reader = LotReader(data, rows, dtype=torch.float32)
+    data: Sequence[tuple[Tensor, Tensor] | None], rows: int, batches: Sequence[np.ndarray | None]
+) -> list[PaddedBatch]:
+    """The padded batches of batches, copied: a padded batch's memory may be used again."""
+    reader = BatchReader(data, rows, dtype=torch.float32)
     return [
-        Tile(t.clients, t.features.clone(), t.targets.clone(), t.weights)
-        for t in reader.tiles(lots)
+        PaddedBatch(t.clients, t.features.clone(), t.targets.clone(), t.weights)
+        for t in reader.padded_batches(batches)
     ]
 
 
 @pytest.mark.parametrize("small", [True, False])
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_tiles_have_every_example_of_a_lot_once_and_zeros_elsewhere(
+def test_tiles_have_every_example_of_a_batch_once_and_zeros_elsewhere(
     small: bool, data: st.DataObject
 ) -> None:
     """Of one client and of several, absent ones included; from one pool or gathered by client."""
@@ -324,68 +326,68 @@ def test_tiles_have_every_example_of_a_lot_once_and_zeros_elsewhere(
     if all(size is None for size in sizes):
         sizes = [3]
     clients: list[tuple[Tensor, Tensor] | None] = []
-    lots: list[np.ndarray | None] = []
+    batches: list[np.ndarray | None] = []
     for k, size in enumerate(sizes):
         if size is None:
             clients.append(None)
-            lots.append(None)
+            batches.append(None)
             continue
         x = 1.0 + 100 * k + torch.arange(size).view(-1, 1).expand(-1, 2)
         clients.append((x, 1 + 100 * k + torch.arange(size)))
-        taken = data.draw(st.lists(st.booleans(), min_size=size, max_size=size), f"lot {k}")
-        resting = data.draw(st.booleans(), f"client {k} has no lot")
-        lots.append(None if resting else np.flatnonzero(taken))
+        taken = data.draw(st.lists(st.booleans(), min_size=size, max_size=size), f"batch {k}")
+        resting = data.draw(st.booleans(), f"client {k} has no batch")
+        batches.append(None if resting else np.flatnonzero(taken))
     with pytest.MonkeyPatch.context() as patch:
         if not small:
-            patch.setattr(tiles, "_SMALL_BYTES", -1)
-        found = cut(clients, rows, lots)
-    longest = max((len(lot) for lot in lots if lot is not None), default=0)
+            patch.setattr(padded_batches, "_SMALL_BYTES", -1)
+        found = cut(clients, rows, batches)
+    longest = max((len(batch) for batch in batches if batch is not None), default=0)
     assert len(found) == -(-longest // rows)
-    for tile in found:
-        assert tile.clients == len(sizes)
-        assert tile.features.shape == (len(sizes) * rows, 2)
-        assert torch.equal(tile.weights > 0, tile.targets > 0)
-        assert torch.equal(tile.features, tile.targets.unsqueeze(1).expand(-1, 2).float())
-    for k, lot in enumerate(lots):
-        own = [tile.targets[k * rows : (k + 1) * rows] for tile in found]
+    for padded in found:
+        assert padded.clients == len(sizes)
+        assert padded.features.shape == (len(sizes) * rows, 2)
+        assert torch.equal(padded.weights > 0, padded.targets > 0)
+        assert torch.equal(padded.features, padded.targets.unsqueeze(1).expand(-1, 2).float())
+    for k, batch in enumerate(batches):
+        own = [padded.targets[k * rows : (k + 1) * rows] for padded in found]
         seen = torch.cat(own).tolist() if own else []
-        wanted = [] if lot is None else (1 + 100 * k + lot).tolist()
+        wanted = [] if batch is None else (1 + 100 * k + batch).tolist()
         assert [value for value in seen if value] == wanted
 
 
 # --- Mutations: each is caught by the check that is about it --------------------------------------
 
 
-def lot_of(n: int, rows: int | None) -> tuple[Tile, Tensor, Tensor]:
-    """One client's lot of n examples in a tile of R rows; None: as many rows as examples."""
+def batch_of(n: int, rows: int | None) -> tuple[PaddedBatch, Tensor, Tensor]:
+    """One client's batch of n examples in a padded batch of R rows; None: n rows."""
     x, y = examples((64,), n, 8)
     y = y.clamp(min=1)  # a row that is no example has target 0
-    (tile,) = cut([(x, y)], rows or n, [np.arange(n)])
-    return tile, x, y
+    (padded,) = cut([(x, y)], rows or n, [np.arange(n)])
+    return padded, x, y
 
 
 def check_shape(rows: int | None) -> None:
-    """A tile's shape does not tell how many examples there are."""
-    assert len({len(lot_of(n, rows)[0].features) for n in (3, 7, 8)}) == 1
+    """A padded batch's shape does not tell how many examples there are."""
+    assert len({len(batch_of(n, rows)[0].features) for n in (3, 7, 8)}) == 1
 
 
-def check_padding(gradients: RuleGradients, scales: Callable[[Tile], Tensor]) -> None:
+def check_padding(gradients: RuleGradients, scales: Callable[[PaddedBatch], Tensor]) -> None:
     """Rows that are no examples add nothing: a biased model has a gradient at zeros, too."""
-    tile, x, y = lot_of(5, 8)
+    padded, x, y = batch_of(5, 8)
     clipping = FlatClipping(0.5)
     groups = clipping.groups(gradients.parameters)
     bounds = torch.full((8, 1), 0.5, dtype=torch.float64)
     values = gradients.parameters.data.unsqueeze(0)
     into = torch.zeros_like(values, dtype=torch.float64)
     expected = torch.zeros_like(into[0])
-    clip = ClipBounds(clipping, groups.members, bounds, scales(tile))
-    gradients.add_clipped_sums(values, tile, clip, into)
+    clip = ClipBounds(clipping, groups.members, bounds, scales(padded))
+    gradients.add_clipped_sums(values, padded, clip, into)
     gradients.add_clipped_sum(x, y, clipping, groups, expected)
     torch.testing.assert_close(into[0], expected, rtol=1e-4, atol=1e-6)
 
 
-def weighted(tile: Tile) -> Tensor:
-    return tile.weights.double().unsqueeze(1)
+def weighted(padded: PaddedBatch) -> Tensor:
+    return padded.weights.double().unsqueeze(1)
 
 
 def squared_scores(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -395,11 +397,13 @@ def squared_scores(outputs: Tensor, targets: Tensor) -> Tensor:
 class WeightsOfOne(RuleGradients):
     """Forgets the weights of the rows' losses."""
 
-    def row_gradients(self, values: Tensor, tile: Tile) -> Mapping[int, ExampleUse]:
-        return super().row_gradients(values, replace(tile, weights=torch.ones_like(tile.weights)))
+    def row_gradients(self, values: Tensor, padded: PaddedBatch) -> Mapping[int, ExampleUse]:
+        return super().row_gradients(
+            values, replace(padded, weights=torch.ones_like(padded.weights))
+        )
 
 
-def test_mutation_a_tile_that_follows_the_lot_is_caught() -> None:
+def test_mutation_a_tile_that_follows_the_batch_is_caught() -> None:
     check_shape(8)
     with pytest.raises(AssertionError):
         check_shape(None)
@@ -411,7 +415,7 @@ def test_mutation_factors_without_the_weights_of_rows_are_caught(loss: PerExampl
     check_padding(RuleGradients(small(), loss), weighted)
     check_padding(WeightsOfOne(small(), loss), weighted)  # clipped to nothing all the same
     with pytest.raises(AssertionError):
-        check_padding(WeightsOfOne(small(), loss), lambda tile: torch.ones(8, 1).double())
+        check_padding(WeightsOfOne(small(), loss), lambda padded: torch.ones(8, 1).double())
 
 
 def check_dropped(kind: type[RuleGradients]) -> None:
@@ -433,8 +437,8 @@ def check_dropped(kind: type[RuleGradients]) -> None:
 class KeepsDropped(RuleGradients):
     """Its rows stay as they are when they are dropped; 0 · NaN is NaN."""
 
-    def row_gradients(self, values: Tensor, tile: Tile) -> Mapping[int, ExampleUse]:
-        found = super().row_gradients(values, tile)
+    def row_gradients(self, values: Tensor, padded: PaddedBatch) -> Mapping[int, ExampleUse]:
+        found = super().row_gradients(values, padded)
         for use in found.values():
             use.drop = lambda dropped: None
         return found
@@ -473,10 +477,10 @@ def test_rows_that_have_no_value_at_zeros_add_nothing(
     torch.manual_seed(0)
     gradients = RuleGradients(make(), loss)
     check_padding(gradients, weighted)
-    tile, x, y = lot_of(5, 8)
+    padded, x, y = batch_of(5, 8)
     values = gradients.parameters.data.unsqueeze(0)
     sums = [torch.zeros_like(values) for _ in range(2)]
-    gradients.add_sums(values, tile, sums[0])
-    gradients.add_sums(values, Tile(1, x, y, torch.ones(5)), sums[1])
+    gradients.add_sums(values, padded, sums[0])
+    gradients.add_sums(values, PaddedBatch(1, x, y, torch.ones(5)), sums[1])
     assert torch.isfinite(sums[0]).all()
     torch.testing.assert_close(*sums, rtol=1e-4, atol=1e-6)

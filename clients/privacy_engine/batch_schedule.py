@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from fedsim.clients.mechanisms.dp_sgd.mechanism import DpSgdMechanism
-from fedsim.clients.privacy_engine.outside_lots import OutsideLotError, OutsideLots
+from fedsim.clients.privacy_engine.outside_batches import OutsideBatchError, OutsideBatches
 from fedsim.clients.privacy_engine.terms import PrivacyTerms
-from fedsim.clients.sampling.sampling import Charges, EpochLots, IndependentLots
+from fedsim.clients.sampling.sampling import Charges, EpochBatches, IndependentBatches
 from fedsim.core.errors import FedsimError
 from fedsim.core.streams import KEY_BYTES, Purpose
 from fedsim.noise.sources import NoiseSource, SecureNoise, SeededNoise
@@ -57,7 +57,7 @@ class EngineStreams:
         self._secure = SecureNoise() if secure else None
         self._noise_key: bytes | None = None
 
-    def lot(self, number: int) -> np.random.Generator:
+    def of_batch(self, number: int) -> np.random.Generator:
         """Return the random generator that samples batch (or epoch) `number`."""
         return np.random.Generator(np.random.PCG64DXSM(self._sequence(Purpose.SAMPLING, number)))
 
@@ -109,7 +109,7 @@ class EngineStreams:
 
 
 @dataclass(frozen=True)
-class Lot:
+class Batch:
     """A batch that the engine drew.
 
     Attributes:
@@ -123,7 +123,7 @@ class Lot:
     place: int = 0
 
 
-class LotSchedule:
+class BatchSchedule:
     """Draws the batches of an engine in order, and computes the privacy events of its steps.
 
     Guarantee: `charges` counts every event of the sampling before the release that it pays for. A
@@ -142,7 +142,7 @@ class LotSchedule:
 
     def __init__(self, terms: PrivacyTerms, streams: EngineStreams) -> None:
         self._terms, self._streams = terms, streams
-        self.outside = OutsideLots(terms)
+        self.outside = OutsideBatches(terms)
         self.steps = 0
         self._passes = 0  # number of passes over shuffled data, with the current one
         self._paid = 0  # number of charged passes: those with a step
@@ -154,7 +154,7 @@ class LotSchedule:
     def steps_paid(self) -> int:
         """Number of remaining steps of the current pass, which are charged already."""
         sampling = self._terms.sampling
-        if not isinstance(sampling, EpochLots) or not self._place:
+        if not isinstance(sampling, EpochBatches) or not self._place:
             return 0
         return sampling.batches - self._place
 
@@ -164,13 +164,13 @@ class LotSchedule:
         Raises:
             EpochError: the sampling has no passes.
         """
-        if not isinstance(self._terms.sampling, EpochLots):
+        if not isinstance(self._terms.sampling, EpochBatches):
             raise EpochError(
                 "begin_epoch() is for sampling='shuffle'; Poisson samples are charged step by step"
             )
         self._begin_pass(own=False)
 
-    def lots(self, num_examples: int, steps: int) -> Iterator[Lot]:
+    def draw_batches(self, num_examples: int, steps: int) -> Iterator[Batch]:
         """Yield the batches of the next `steps` steps; each must be released, in this order.
 
         Args:
@@ -186,55 +186,57 @@ class LotSchedule:
                 f"the data have {num_examples} rows, of sample_size={most}: either rows are no "
                 "examples (give (examples, tokens, ...)), or declare the sample_size that they have"
             )
-        if isinstance(sampling, IndependentLots):
+        if isinstance(sampling, IndependentBatches):
             for step in range(self.steps, self.steps + steps):
-                yield Lot(sampling.lot(num_examples, self._streams.lot(step)), step)
+                yield Batch(sampling.draw_batch(num_examples, self._streams.of_batch(step)), step)
             return
-        if not isinstance(sampling, EpochLots):
+        if not isinstance(sampling, EpochBatches):
             raise TypeError(f"the engine cannot draw batches by {type(sampling).__name__}")
         number, place = self._next_own(sampling.batches)
-        divided = sampling.divide(num_examples, self._streams.lot(number))
+        divided = sampling.divide(num_examples, self._streams.of_batch(number))
         for _ in range(steps):
             if place == sampling.batches:
                 number, place = number + 1, 0
-                divided = sampling.divide(num_examples, self._streams.lot(number))
-            yield Lot(divided[place], number, place)
+                divided = sampling.divide(num_examples, self._streams.of_batch(number))
+            yield Batch(divided[place], number, place)
             place += 1
 
-    def charges(self, examples: int, lot: Lot | None, mechanism: DpSgdMechanism) -> Charges:
+    def charges(self, examples: int, batch: Batch | None, mechanism: DpSgdMechanism) -> Charges:
         """Count one more step and return its privacy events, as (event, count) pairs.
 
         Args:
             examples: number of examples in the batch.
-            lot: the batch that `lots` yielded for this step; None if the engine did not draw it.
+            batch: the batch that `batches` yielded for this step; None if the engine did not draw
+                it.
             mechanism: the mechanism of the step.
 
         Raises:
             NotPoissonError: batches were declared Poisson samples, but cannot be.
-            OutsideLotError: the batch has no privacy guarantee.
+            OutsideBatchError: the batch has no privacy guarantee.
             EpochError: the batch is outside the passes, or was drawn for another step.
             BudgetExhaustedError: the noise was not calibrated for one more pass.
         """
         self.outside.check_claim()
         sampling, event = self._terms.sampling, mechanism.event
-        if isinstance(sampling, EpochLots):
-            self._join_pass(examples, lot, sampling)
+        if isinstance(sampling, EpochBatches):
+            self._join_pass(examples, batch, sampling)
             self._place, self._seen = self._place + 1, self._seen + examples
             self.steps += 1
             if self._place > 1:
                 return []
             self._paid += 1
             return [(event, 1)]
-        if lot is None:
+        if batch is None:
             event = self.outside.event(examples, mechanism)
         elif examples > self._terms.sample_size:  # only under add_remove, with a small sample_size
-            raise OutsideLotError(
+            raise OutsideBatchError(
                 f"a batch of {examples} examples, of sample_size={self._terms.sample_size}: "
                 "rounding is accounted for in smaller batches only; declare a larger sample_size"
             )
-        elif lot.number != self.steps:
+        elif batch.number != self.steps:
             raise EpochError(
-                f"the batch drawn for step {lot.number} is used in step {self.steps}; use one loop "
+                f"the batch drawn for step {batch.number} is used in step {self.steps}; use one "
+                f"loop "
                 "over batches at a time"
             )
         self.steps += 1
@@ -268,15 +270,16 @@ class LotSchedule:
             return self._passes, self._place
         return self._passes + 1, 0
 
-    def _join_pass(self, examples: int, lot: Lot | None, sampling: EpochLots) -> None:
-        if lot is not None:
+    def _join_pass(self, examples: int, batch: Batch | None, sampling: EpochBatches) -> None:
+        if batch is not None:
             expected = self._next_own(sampling.batches)
-            if (lot.number, lot.place) != expected:
+            if (batch.number, batch.place) != expected:
                 raise EpochError(
-                    f"batch {lot.place} of pass {lot.number} is used where batch {expected[1]} of "
+                    f"batch {batch.place} of pass {batch.number} is used where batch "
+                    f"{expected[1]} of "
                     f"pass {expected[0]} is due; use one loop over batches at a time"
                 )
-            if lot.place == 0:
+            if batch.place == 0:
                 self._refuse_beyond_plan(sampling)
                 self._begin_pass(own=True)
             return
@@ -296,7 +299,7 @@ class LotSchedule:
         if self._place == 0:
             self._refuse_beyond_plan(sampling)
 
-    def _refuse_beyond_plan(self, sampling: EpochLots) -> None:
+    def _refuse_beyond_plan(self, sampling: EpochBatches) -> None:
         """Raise an error if the noise was calibrated for fewer passes, however short they were."""
         planned = self._terms.planned_steps
         if planned is not None and self._paid >= sampling.num_events(planned):

@@ -45,7 +45,7 @@ class SumView:
 
 
 @dataclass(frozen=True)
-class Observer:
+class Adversary:
     """An observer of a client.
 
     Attributes:
@@ -61,7 +61,7 @@ class Observer:
     view: SumView | None = None
 
 
-def observers_of(federation: Federation, client: int) -> list[Observer]:
+def adversaries_of(federation: Federation, client: int) -> list[Adversary]:
     """Return the observers that a client has a claim against; the first is the claimed view.
 
     Args:
@@ -77,15 +77,15 @@ def observers_of(federation: Federation, client: int) -> list[Observer]:
     plan, step_length = plans[client], step_length_of(federation, client)
     claimed = _epsilon(federation, plan, against_server=False)
     if plan.part is None or step_length is None:
-        return [Observer("server", claimed)]
+        return [Adversary("server", claimed)]
     alone = SumView(plan.part, step_length, ())
     if not plan.part.adds_noise:
-        return [Observer("models", claimed, view=replace(alone, has_server_noise=True))]
+        return [Adversary("models", claimed, view=replace(alone, has_server_noise=True))]
     others = [k for k, other in enumerate(plans) if other.part is not None and k != client]
     honest = replace(alone, others=tuple(others[: honest_draws(federation.experiment) - 1]))
     return [
-        Observer("sums", claimed, plan.part.noise_factor, honest),
-        Observer("server", _epsilon(federation, plan, against_server=True), view=alone),
+        Adversary("sums", claimed, plan.part.noise_factor, honest),
+        Adversary("server", _epsilon(federation, plan, against_server=True), view=alone),
     ]
 
 

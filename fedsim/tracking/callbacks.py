@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from fedsim.federation.federation import Federation
 
 
-class RunObserver(Protocol):
+class RunCallback(Protocol):
     """The callbacks of a run, such as those of the terminal.
 
     The object may also have a method `phase(name)`, which is called at the start of each phase
@@ -38,34 +38,34 @@ class RunObserver(Protocol):
         ...
 
 
-def phases_of(observer: RunObserver | None) -> Phases:
+def phases_of(callback: RunCallback | None) -> Phases:
     """Return phases that are announced to a callback object, if it has a method for phases."""
-    return Phases(partial(tell_phase, observer))
+    return Phases(partial(tell_phase, callback))
 
 
-def tell_phase(observer: RunObserver | None, name: str) -> None:
+def tell_phase(callback: RunCallback | None, name: str) -> None:
     """Announce a phase to a callback object, if it has a method for phases.
 
     Args:
-        observer: the callback object; None to announce nothing.
+        callback: the callback object; None to announce nothing.
         name: the name of the phase; "" after the last of several phases.
     """
-    method = getattr(observer, "phase", None)
+    method = getattr(callback, "phase", None)
     if method is not None:
         method(name)
 
 
-class CheckingObserver:
+class CheckingCallback:
     """Forwards all calls to another callback object, and calls a check after each round.
 
     Args:
         check: the check, which may raise to end the run.
-        observer: the other callback object; None to call the check alone.
+        callback: the other callback object; None to call the check alone.
     """
 
-    def __init__(self, check: Callable[[], None], observer: RunObserver | None) -> None:
+    def __init__(self, check: Callable[[], None], callback: RunCallback | None) -> None:
         self._check = check
-        self._observer = observer
+        self._observer = callback
 
     def phase(self, name: str) -> None:
         """Forward the name of a phase."""

@@ -13,8 +13,8 @@ IDENTITY = "identity"
 PARTITION = "partition-id"
 ROLE = "role"
 
-ROLL_CALL = "roll_call"
-ROLL_CALL_TYPE = f"{MessageType.QUERY}.{ROLL_CALL}"
+NODE_REGISTRATION = "node_registration"
+REGISTRATION_TYPE = f"{MessageType.QUERY}.{NODE_REGISTRATION}"
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,12 @@ class NumberedGrid(Protocol):
         ...
 
 
-def roll_call_message(node_id: int) -> Message:
+def registration_message(node_id: int) -> Message:
     """Return the message that asks a node for its identity."""
-    return Message(RecordDict(), node_id, ROLL_CALL_TYPE)
+    return Message(RecordDict(), node_id, REGISTRATION_TYPE)
 
 
-def roll_call_reply(identity: NodeIdentity, request: Message) -> Message:
+def registration_reply(identity: NodeIdentity, request: Message) -> Message:
     """Return a node's reply to the question for its identity.
 
     Args:

@@ -33,7 +33,7 @@ class NotPoissonError(FedsimError, RuntimeError):
     """Batches were declared Poisson samples, but their sizes are not those of Poisson samples."""
 
 
-class LotSizes:
+class BatchSizes:
     """Tests whether the sizes of all batches so far may be those of Poisson samples.
 
     There are two test statistics: the count of the most frequent size, and the total number of
@@ -71,25 +71,27 @@ class LotSizes:
             NotPoissonError: Poisson sampling gives such sizes in fewer than one of 1e9 trainings.
         """
         self._counts[size] += 1
-        lots = self._counts.total()
-        if lots > 64 and lots & (lots - 1):  # later tests are rare: each sums over all sizes
+        batches = self._counts.total()
+        if batches > 64 and batches & (
+            batches - 1
+        ):  # later tests are rare: each sums over all sizes
             return
-        limit = 0.5 * FALSE_ALARM_PROBABILITY / (lots * (lots + 1))
-        self._refuse_repeats(lots, limit)
-        self._refuse_excess(lots, limit)
+        limit = 0.5 * FALSE_ALARM_PROBABILITY / (batches * (batches + 1))
+        self._refuse_repeats(batches, limit)
+        self._refuse_excess(batches, limit)
 
-    def _refuse_repeats(self, lots: int, limit: float) -> None:
+    def _refuse_repeats(self, batches: int, limit: float) -> None:
         often, times = self._counts.most_common(1)[0]
-        chance = chance_of_repeats(self._probabilities, lots, times)
+        chance = chance_of_repeats(self._probabilities, batches, times)
         if chance < limit:
             raise NotPoissonError(
-                f"{times} of {lots} batches had {often} examples each; Poisson sampling, as "
+                f"{times} of {batches} batches had {often} examples each; Poisson sampling, as "
                 f"declared, gives batches so alike with probability {chance:.1g}. {_FIX}"
             )
 
-    def _refuse_excess(self, lots: int, limit: float) -> None:
+    def _refuse_excess(self, batches: int, limit: float) -> None:
         seen = sum(size * count for size, count in self._counts.items())
-        possible = lots * self._population
+        possible = batches * self._population
         if seen <= possible * self._rate:
             return
         chance = 0.0
@@ -97,8 +99,8 @@ class LotSizes:
             chance = float(betainc(float(seen), float(possible - seen + 1), self._rate))
         if chance < limit:
             raise NotPoissonError(
-                f"{lots} batches had {seen} examples; Poisson samples as declared, of "
-                f"{possible * self._rate / lots:g} on average, give so many with probability "
+                f"{batches} batches had {seen} examples; Poisson samples as declared, of "
+                f"{possible * self._rate / batches:g} on average, give so many with probability "
                 f"{chance:.1g}. Declare the batch_size and sample_size that the loader has. {_FIX}"
             )
 
@@ -129,15 +131,15 @@ def size_probabilities(sample_size: int, rate: float) -> NDArray[np.float64]:
     return np.exp(np.minimum(logarithms, 0.0))
 
 
-def chance_of_repeats(probabilities: NDArray[np.float64], lots: int, times: int) -> float:
+def chance_of_repeats(probabilities: NDArray[np.float64], batches: int, times: int) -> float:
     """Return an upper bound on the probability that some size occurs at least `times` times.
 
     Args:
         probabilities: probability of each size of a batch.
-        lots: number of batches.
+        batches: number of batches.
         times: number of batches of equal size.
     """
-    tails = betainc(float(times), float(lots - times + 1), probabilities)
+    tails = betainc(float(times), float(batches - times + 1), probabilities)
     return float(min(1.0, tails.sum()))
 
 
@@ -145,16 +147,16 @@ logger = logging.getLogger(__name__)
 
 _WAYS = (
     "take batches from engine.batches(x, y), engine.private_loader(loader) or "
-    "PrivacyEngine.make_private(...), or pass lots='poisson' if your loader draws each example "
+    "PrivacyEngine.make_private(...), or pass batches='poisson' if your loader draws each example "
     "independently with probability batch_size / sample_size"
 )
 
 
-class OutsideLotError(FedsimError, RuntimeError):
+class OutsideBatchError(FedsimError, RuntimeError):
     """A batch that the engine did not draw has no privacy guarantee."""
 
 
-class OutsideLots:
+class OutsideBatches:
     """Checks and charges the batches that the engine did not draw.
 
     Guarantee: unless it is declared a Poisson sample, a batch is charged as a release on a known
@@ -169,7 +171,7 @@ class OutsideLots:
 
     def __init__(self, terms: PrivacyTerms) -> None:
         self._terms = terms
-        self._sizes = LotSizes(terms.sample_size, terms.batch_size / terms.sample_size)
+        self._sizes = BatchSizes(terms.sample_size, terms.batch_size / terms.sample_size)
         self._failure: NotPoissonError | None = None
         self.are_amplified = True
 
@@ -189,16 +191,16 @@ class OutsideLots:
             examples: number of examples in the batch.
 
         Raises:
-            OutsideLotError: an example occurs twice, or the rows are not examples.
+            OutsideBatchError: an example occurs twice, or the rows are not examples.
         """
-        name = "sample_size" if self._terms.lots == "poisson" else "batch_size"
+        name = "sample_size" if self._terms.batches == "poisson" else "batch_size"
         most: int = getattr(self._terms, name)
         if examples > most:
-            raise OutsideLotError(
+            raise OutsideBatchError(
                 f"a batch of {examples} examples came through loss.backward(), of {name}={most}: "
                 "rows are not examples, or an example occurs twice, but each is charged for one "
                 "clipped gradient. For K views of each example make the engine with "
-                f"augmentations=K; otherwise declare the {name} that the loader has"
+                f"augmentation_multiplicity=K; otherwise declare the {name} that the loader has"
             )
 
     def event(self, examples: int, mechanism: DpSgdMechanism) -> Event:
@@ -209,11 +211,11 @@ class OutsideLots:
             mechanism: the mechanism of the step.
 
         Raises:
-            OutsideLotError: the batch has too many examples, or no guarantee.
+            OutsideBatchError: the batch has too many examples, or no guarantee.
             NotPoissonError: batches were declared Poisson samples, but cannot be.
         """
         self.check_size(examples)
-        if self._terms.lots == "poisson":
+        if self._terms.batches == "poisson":
             try:
                 self._sizes.add_size(examples)
             except NotPoissonError as error:
@@ -245,12 +247,12 @@ class OutsideLots:
     def _refuse_unaccounted(self) -> None:
         terms = self._terms
         if terms.target_epsilon is not None:
-            raise OutsideLotError(
+            raise OutsideBatchError(
                 f"the noise was calibrated to target_epsilon={terms.target_epsilon:g} for Poisson "
                 f"samples, and the engine did not draw this batch; {_WAYS}"
             )
         if terms.adjacency == "add_remove":
-            raise OutsideLotError(
+            raise OutsideBatchError(
                 "adjacency='add_remove' has no guarantee for batches that the engine did not draw: "
                 f"one more example may move others to another batch; {_WAYS}"
             )

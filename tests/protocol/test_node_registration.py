@@ -1,4 +1,4 @@
-"""A node's role and number survive the roll call, and no reply without them is taken."""
+"""A node's role and number survive the node registration, and no reply without them is taken."""
 
 from collections.abc import Iterator
 
@@ -7,7 +7,12 @@ from flwr.app import Message, RecordDict
 
 from fedsim.protocol.errors import ProtocolError
 from fedsim.protocol.flower_internals import server_identity
-from fedsim.protocol.roll_call import NodeIdentity, identity_of, roll_call_message, roll_call_reply
+from fedsim.protocol.node_registration import (
+    NodeIdentity,
+    identity_of,
+    registration_message,
+    registration_reply,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -18,11 +23,11 @@ def _server() -> Iterator[None]:
 
 @pytest.mark.parametrize("identity", [NodeIdentity(6), NodeIdentity(0), NodeIdentity(1, "helper")])
 def test_roll_call_tells_who_a_node_is(identity: NodeIdentity) -> None:
-    request = roll_call_message(1001)
-    assert identity_of(roll_call_reply(identity, request)) == identity
+    request = registration_message(1001)
+    assert identity_of(registration_reply(identity, request)) == identity
     with pytest.raises(ProtocolError, match="did not say which client or helper"):
         identity_of(Message(RecordDict(), reply_to=request))
-    reply = roll_call_reply(identity, request)
+    reply = registration_reply(identity, request)
     reply.content.config_records["identity"]["role"] = "spy"
     with pytest.raises(ProtocolError, match="role 'spy'"):
         identity_of(reply)

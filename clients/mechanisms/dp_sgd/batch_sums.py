@@ -13,7 +13,7 @@ _SMALL = 1 << 14  # largest size of a model for which one call adds up all clien
 _CACHED = 1 << 17  # number of values of sums that stay in the cache of a core until released
 
 
-class LotSums:
+class BatchSums:
     """Sums the clipped gradients of one batch for each of K vectorized clients.
 
     Guarantee: the sum of a client is a function of that client's rows and of the public shape of

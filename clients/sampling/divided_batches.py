@@ -10,7 +10,7 @@ import numpy as np
 from fedsim.accountant import EpochShuffled, Event, PoissonSampled, RandomAllocation
 from fedsim.clients.sampling.sampling import (
     Charges,
-    EpochLots,
+    EpochBatches,
     EpochStream,
     PoissonSampling,
     Sampling,
@@ -25,7 +25,7 @@ from fedsim.clients.sampling.schemes import (
 
 
 @dataclass(frozen=True)
-class ShuffledEpochs(EpochLots):
+class ShuffledEpochs(EpochBatches):
     """Each epoch shuffles the examples anew and cuts them into `batches` batches of even size.
 
     Guarantee: an example is in exactly one batch of an epoch, and which one does not depend on any
@@ -35,7 +35,7 @@ class ShuffledEpochs(EpochLots):
     """
 
     scheme: ClassVar[SamplingScheme] = SHUFFLE
-    has_even_lots: ClassVar[bool] = True
+    has_even_batches: ClassVar[bool] = True
 
     def divide(self, num_examples: int, generator: np.random.Generator) -> list[np.ndarray]:
         """Return the example indices of each batch of one epoch; sizes differ by at most one."""
@@ -47,7 +47,7 @@ class ShuffledEpochs(EpochLots):
 
 
 @dataclass(frozen=True)
-class BallsAndBins(EpochLots):
+class BallsAndBins(EpochBatches):
     """Each epoch allocates every example to one of `batches` batches at random (balls and bins).
 
     Guarantee: allocations are uniform and independent over examples and epochs; batches may be
@@ -112,7 +112,7 @@ class BallsAndBinsByRound(BallsAndBins):
         self._position(first_step, first=True)
         return super().charges(mechanism, first_step, steps)
 
-    def lots(
+    def draw_batches(
         self,
         num_examples: int,
         stream: np.random.Generator,
@@ -144,7 +144,7 @@ class BallsAndBinsByRound(BallsAndBins):
 
 
 @dataclass(frozen=True)
-class CyclicLots(EpochLots):
+class CyclicBatches(EpochBatches):
     """Cuts the examples once into `batches` batches, which every cycle uses in the same order.
 
     Guarantee: an example is in one batch of a cycle, always the same one, which does not depend on
@@ -152,7 +152,7 @@ class CyclicLots(EpochLots):
     """
 
     scheme: ClassVar[SamplingScheme] = CYCLIC
-    has_even_lots: ClassVar[bool] = True
+    has_even_batches: ClassVar[bool] = True
 
     @property
     def separation(self) -> int:
@@ -167,7 +167,7 @@ class CyclicLots(EpochLots):
         """Return the privacy event of one cycle that applies `mechanism` to each batch."""
         return EpochShuffled(self.batches, mechanism)
 
-    def lots(
+    def draw_batches(
         self,
         num_examples: int,
         stream: np.random.Generator,
@@ -176,7 +176,9 @@ class CyclicLots(EpochLots):
         first_step: int,
     ) -> Iterator[np.ndarray]:
         """Yield the batches of one cycle after the other, always those of epoch 0's stream."""
-        return super().lots(num_examples, stream, epochs=lambda _: epochs(0), first_step=first_step)
+        return super().draw_batches(
+            num_examples, stream, epochs=lambda _: epochs(0), first_step=first_step
+        )
 
 
 @dataclass(frozen=True)
@@ -202,7 +204,7 @@ class CyclicPoisson(Sampling):
 
     def __post_init__(self) -> None:
         if self.groups < 1:
-            raise ValueError(f"cyclic lots need at least one group, got {self.groups}")
+            raise ValueError(f"cyclic batches need at least one group, got {self.groups}")
         if not 0.0 <= self.rate <= 1.0:
             raise ValueError(f"sampling rate must be in [0, 1], got {self.rate!r}")
 
@@ -217,10 +219,10 @@ class CyclicPoisson(Sampling):
             batch_size: expected batch size, if no rate is given.
             sampling_rate: the sampling rate; None stands for batch_size / num_examples.
         """
-        lots, expected = PoissonSampling.for_client(
+        batches, expected = PoissonSampling.for_client(
             num_examples, batch_size, sampling_rate=sampling_rate
         )
-        return cls(1, lots.rate), expected
+        return cls(1, batches.rate), expected
 
     @property
     def sampling_rate(self) -> float:
@@ -258,7 +260,7 @@ class CyclicPoisson(Sampling):
         """Return the number of cycles that the first `steps` steps start, each one event."""
         return -(-steps // self.groups)
 
-    def lots(
+    def draw_batches(
         self,
         num_examples: int,
         stream: np.random.Generator,
