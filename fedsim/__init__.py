@@ -5,7 +5,7 @@ from importlib import import_module as _import_module
 from pathlib import Path as _Path
 from typing import TYPE_CHECKING
 
-if __name__ != "fedsim":  # a second copy of every class, as `import fedsim.fedsim` in a checkout
+if __name__ != "fedsim":  # e.g. `import fedsim.fedsim` in a checkout: it would copy every class
     raise ImportError(f"import fedsim, not {__name__}")
 
 # In a checkout, fedsim.clients, fedsim.server and fedsim.accountant are the directories
@@ -106,5 +106,5 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    """Return the public names and Python's own: what is below is found by `import`."""
+    """Return the public names and Python's own names; submodules are found by `import`."""
     return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

@@ -1,4 +1,4 @@
-"""`python -m fedsim`: the `fedsim` command."""
+"""Run the `fedsim` command as `python -m fedsim`."""
 
 from fedsim.cli import main
 

@@ -1,3 +1,3 @@
-"""The Python interface: what `fedsim.run` is."""
+"""The function behind `fedsim.run`."""
 
 from fedsim.report.run import run as run

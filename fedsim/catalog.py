@@ -1,4 +1,4 @@
-"""All built-in names of experiment files, with one line of description each."""
+"""All built-in names of experiment files, each with a line of description."""
 
 from fedsim.algorithms.catalog import algorithms
 from fedsim.clients.sampling.schemes import SAMPLING_SCHEMES
@@ -33,7 +33,7 @@ KEYS = {
     "engines": "runtime.engine",
     "trackers": "runtime.trackers",
 }
-"""The key of an experiment file that takes the names of a kind."""
+"""The key of an experiment file that takes the names of a kind, by kind."""
 
 _WEIGHTINGS = {
     "uniform": "every update counts the same",
@@ -95,7 +95,7 @@ _FAULTS = {
 
 
 def catalog() -> dict[str, dict[str, str]]:
-    """Return the names by kind, with their descriptions."""
+    """Return the description of each built-in name, by kind and name."""
     samplings = {
         name: scheme.description.replace("`", "") for name, scheme in SAMPLING_SCHEMES.items()
     }

@@ -83,7 +83,7 @@ def profile_to(path: Path | None, *, name: str) -> Iterator[None]:
     """Profile the body of the `with` statement and write the profile, even after an exception.
 
     Args:
-        path: the JSON file to write; None: do nothing.
+        path: path of the JSON file to write; None means no profile.
         name: name of the profile in the viewer.
 
     Raises:
@@ -107,10 +107,10 @@ def profile_to(path: Path | None, *, name: str) -> Iterator[None]:
 
 
 def _stack(frame: FrameType | None) -> Stack:
-    found = []
+    frames = []
     while frame is not None:
         code = frame.f_code
-        found.append(
+        frames.append(
             (
                 code.co_qualname if hasattr(code, "co_qualname") else code.co_name,
                 code.co_filename,
@@ -118,4 +118,4 @@ def _stack(frame: FrameType | None) -> Stack:
             )
         )
         frame = frame.f_back
-    return tuple(reversed(found))
+    return tuple(reversed(frames))

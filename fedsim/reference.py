@@ -1,4 +1,4 @@
-"""Generates docs/reference/keys.md from the code: keys, commands, files, exit codes.
+"""Generate docs/reference/keys.md from the code: keys, commands, files and exit codes.
 
     python -m fedsim.reference > docs/reference/keys.md
 
@@ -57,7 +57,7 @@ _COMPARISON: dict[str, Any] = {
     "client_metrics": True,
     "variants": {"plain": {"privacy": None}, "private": {}},
 }
-# Values for the keys whose type and default give no example.
+# Examples for the keys whose type and default give none.
 _EXAMPLES = """\
 name: digits-dp
 seed: 1
@@ -269,7 +269,7 @@ _NAMES = frozenset({"packages", "timeline", "differences", "changes"})
 
 
 def reference() -> str:
-    """Return the page. This takes seconds: it makes a run and a comparison."""
+    """Return the reference page as Markdown, in some seconds: it makes a run and a comparison."""
     return "\n".join([_HEAD, *_settings(), *_commands(), *_files(), *_codes()]) + "\n"
 
 
@@ -285,19 +285,19 @@ def _settings() -> Iterator[str]:
         yield from _section(f"Keys of `{path}`", _key_table(rows), level=3)
     yield from _section("Built-in names", _name_table())
     yield from _section("Keys of a comparison file", _key_table(rows_of(ComparisonSettings)))
-    for what, settings in FILES.items():
-        yield from _section(f"Keys of {what}", _key_table(rows_of(settings)))
+    for title, settings in FILES.items():
+        yield from _section(f"Keys of {title}", _key_table(rows_of(settings)))
 
 
 def _rows_of_choices(
     classes: Mapping[str, type[Settings]], path: str, word: str
 ) -> Iterator[SettingRow]:
-    """Yield the keys of settings classes that a name chooses, equal keys once."""
-    found: dict[SettingRow, list[str]] = {}
+    """Yield the keys of settings classes that a name chooses; equal keys are merged."""
+    choices_by_row: dict[SettingRow, list[str]] = {}
     for name, settings in classes.items():
         for row in rows_of(settings, path):
-            found.setdefault(row, []).append(f"{word}: {name}")
-    for row, choices in found.items():
+            choices_by_row.setdefault(row, []).append(f"{word}: {name}")
+    for row, choices in choices_by_row.items():
         yield replace(row, only_with=tuple(choices))
 
 
@@ -311,12 +311,12 @@ def _key_table(rows: Iterable[SettingRow]) -> Iterator[str]:
 
 
 def example_of(row: SettingRow) -> str:
-    """Return a value of a key as YAML."""
+    """Return an example value of a key as YAML."""
     return EXAMPLES.get(row.key, row.example)
 
 
 def _name_table() -> Iterator[str]:
-    rows: dict[tuple[str, str], list[str]] = {}  # names of one meaning share a row
+    rows: dict[tuple[str, str], list[str]] = {}  # names with equal descriptions share a row
     for kind, names in catalog().items():
         for name, meaning in names.items():
             rows.setdefault((f"`{KEYS[kind]}`", meaning), []).append(f"`{name}`")
@@ -341,7 +341,7 @@ def _commands() -> Iterator[str]:
         if record is not None:
             options[record] = ["every command"]
     yield from _section("Commands", _table(("command", "what it does"), commands))
-    rows = [(f"`{one}`", text, ", ".join(names)) for (one, text), names in options.items()]
+    rows = [(f"`{option}`", text, ", ".join(names)) for (option, text), names in options.items()]
     yield from _section("Options", _table(("option", "meaning", "commands"), rows))
 
 
@@ -353,9 +353,9 @@ def _files() -> Iterator[str]:
         ).path
         yield from _section("Files of a run", _file_table(run))
         yield from _section("Files of a comparison", _file_table(compared, skip="runs/"))
-        one = compared / "runs" / "plain" / "seed-0"
-        new = {path.name for path in one.iterdir()} - {path.name for path in run.iterdir()}
-        rows = [(f"`{name}`", _keys_of(one / name)) for name in sorted(new)]
+        seed_run = compared / "runs" / "plain" / "seed-0"
+        new = {path.name for path in seed_run.iterdir()} - {path.name for path in run.iterdir()}
+        rows = [(f"`{name}`", _keys_of(seed_run / name)) for name in sorted(new)]
         title = "Files that a comparison adds to each of its runs"
         yield from _section(title, _table(("file", "keys"), rows), level=3)
 
@@ -383,7 +383,7 @@ def _keys_of(path: Path) -> str:
 
 
 def _paths(value: object, path: str = "") -> Iterator[str]:
-    """Yield the paths of all keys; of a list, those of its first element, with `[]`."""
+    """Yield the paths of all keys in a JSON value; a list counts as its first element, `[]`."""
     if isinstance(value, list):
         yield from _paths(value[0], f"{path}[]") if value else ()
     if not isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""The keys of a settings class as table rows (key, values, default, meaning, example)."""
+"""Describe the keys of a settings class as rows: key, values, default, meaning, example."""
 
 import json
 from collections.abc import Iterator
@@ -30,16 +30,16 @@ _BOUNDS = (
 
 @dataclass(frozen=True)
 class SettingRow:
-    """One key.
+    """One key of a settings class.
 
     Attributes:
-        key: path of the key, `privacy.clients.NAME.delta`; `[]` is an element of a list.
-        values: type and range.
-        default: the default as YAML; "required" without one.
+        key: path of the key, such as `privacy.clients.NAME.delta`; `[]` is an element of a list.
+        values: type and range of the value.
+        default: the default as YAML, or "required" for a key without default.
         meaning: description of the key.
-        only_with: the choices that have the key, `scheme: dirichlet`; empty for all.
+        only_with: the choices that have the key, such as `scheme: dirichlet`; empty if all do.
         example: a value as YAML, from choices and default; empty where these give none.
-        schema: JSON Schema of the value, with the definitions that it refers to.
+        schema: JSON Schema of the value, with the definitions that the schema refers to.
     """
 
     key: str
@@ -52,11 +52,11 @@ class SettingRow:
 
 
 def rows_of(settings: type[Settings], path: str = "") -> list[SettingRow]:
-    """Return all keys of a settings class, those of its sections included.
+    """Return a row for each key of a settings class, including the keys of its sections.
 
     Args:
         settings: the settings class.
-        path: prefix of all keys; empty for a whole file.
+        path: prefix of all keys; empty for the settings of a whole file.
     """
     schema = settings.model_json_schema()
     return list(_properties(schema, schema.get("$defs", {}), path))
@@ -64,17 +64,17 @@ def rows_of(settings: type[Settings], path: str = "") -> list[SettingRow]:
 
 def _properties(schema: Schema, definitions: Schema, path: str) -> Iterator[SettingRow]:
     required = schema.get("required", ())
-    for name, one in schema.get("properties", {}).items():
+    for name, inner in schema.get("properties", {}).items():
         key = f"{path}.{name}" if path else name
         yield SettingRow(
             key=key,
-            values=_values(one, definitions),
-            default="required" if name in required else _default(one),
-            meaning=one.get("description") or _which(one),
-            example=_example(_resolved(one, definitions)),
-            schema={**one, "$defs": definitions},
+            values=_values(inner, definitions),
+            default="required" if name in required else _default(inner),
+            meaning=inner.get("description") or _which(inner),
+            example=_example(_resolved(inner, definitions)),
+            schema={**inner, "$defs": definitions},
         )
-        yield from _inside(one, definitions, key)
+        yield from _inside(inner, definitions, key)
 
 
 def _which(schema: Schema) -> str:
@@ -83,13 +83,13 @@ def _which(schema: Schema) -> str:
 
 
 def _inside(schema: Schema, definitions: Schema, key: str) -> Iterator[SettingRow]:
-    """Yield the keys below a key: of a section, a choice of sections, a list or a mapping."""
+    """Yield the keys below a key: those of its section, sections to choose, list or mapping."""
     schema = _resolved(schema, definitions)
     if "discriminator" in schema:
         yield from _choices(schema, definitions, key)
         return
-    for one in schema.get("anyOf", ()):
-        yield from _inside(one, definitions, key)
+    for option in schema.get("anyOf", ()):
+        yield from _inside(option, definitions, key)
     if "items" in schema:
         yield from _inside(schema["items"], definitions, f"{key}[]")
     if isinstance(schema.get("additionalProperties"), dict):
@@ -98,10 +98,10 @@ def _inside(schema: Schema, definitions: Schema, key: str) -> Iterator[SettingRo
 
 
 def _choices(schema: Schema, definitions: Schema, key: str) -> Iterator[SettingRow]:
-    """Yield the keys of alternative sections, equal keys once."""
+    """Yield the keys of alternative sections; equal keys are merged."""
     name = schema["discriminator"]["propertyName"]
-    sections = [_resolved(one, definitions) for one in schema["oneOf"]]
-    found: dict[SettingRow, list[str]] = {}
+    sections = [_resolved(option, definitions) for option in schema["oneOf"]]
+    choices_by_row: dict[SettingRow, list[str]] = {}
     every = 0
     for section in sections:
         values = section["properties"][name]
@@ -111,9 +111,9 @@ def _choices(schema: Schema, definitions: Schema, key: str) -> Iterator[SettingR
         for row in _properties(section, definitions, key):
             is_name = row.key == f"{key}.{name}"
             same = replace(row, values="", example="") if is_name else row
-            own = known if is_name and known != [None] else chosen
-            found.setdefault(same, []).extend(f"{name}: {value}" for value in own)
-    for row, choices in found.items():
+            named = known if is_name and known != [None] else chosen
+            choices_by_row.setdefault(same, []).extend(f"{name}: {value}" for value in named)
+    for row, choices in choices_by_row.items():
         if row.key == f"{key}.{name}":
             values = [choice.split(": ")[1] for choice in choices]
             text = " or ".join(f"`{value}`" for value in values)
@@ -143,7 +143,7 @@ def _values(schema: Schema, definitions: Schema) -> str:
 
 
 def _example(schema: Schema) -> str:
-    """Return a value that is not the default where the type has few, else the default."""
+    """Return a value other than the default if the type has few values, else the default."""
     default = schema.get("default")
     if schema.get("type") == "boolean":
         return "false" if default else "true"

@@ -1,11 +1,11 @@
-"""Checks of models and losses for their authors' own tests, without a federation.
+"""Checks of models and losses without a federation, for use in their authors' tests.
 
     from fedsim.testing import check_model
 
     def test_my_model_keeps_the_contract():
         check_model(build, features, targets, loss=my_loss)
 
-They include all checks of a run that a model or a loss can fail. All failures are reported at
+`check_model` makes all checks of a run that a model or a loss can fail. It reports all failures at
 once, each with its fix.
 """
 
@@ -50,7 +50,7 @@ _GRADIENT_METHODS = {
 
 @dataclass(frozen=True)
 class Check:
-    """One check: its name, its outcome, and a detail or the fix."""
+    """The result of one check: its name, its outcome, and a detail or the fix."""
 
     name: str
     outcome: CheckStatus
@@ -59,13 +59,13 @@ class Check:
 
 @dataclass(frozen=True)
 class Contract:
-    """All checks of a model; `str` gives a table."""
+    """The results of all checks of a model and a loss; `str` returns them as a table."""
 
     checks: tuple[Check, ...]
 
     @property
     def kept(self) -> bool:
-        """Whether nothing failed."""
+        """Whether no check failed."""
         return not any(check.outcome == "failed" for check in self.checks)
 
     def __str__(self) -> str:
@@ -74,7 +74,7 @@ class Contract:
 
 
 class ContractError(AssertionError):
-    """A model or a loss that a run would refuse; the message has all checks with their fixes."""
+    """A run would refuse the model or the loss; the message has all checks with their fixes."""
 
     def __init__(self, contract: Contract) -> None:
         failed = sum(check.outcome == "failed" for check in contract.checks)
@@ -104,7 +104,7 @@ def check_model(
         targets: (n,) or (n, ...) targets, as a dataset function returns them.
         loss: a built-in name, or the function that `model.loss` names.
         args: `model.args` of the experiment.
-        num_classes: number of classes in all data; None: those in `targets`.
+        num_classes: number of classes in all data; None means those in `targets`.
         private: whether the experiment has `privacy:`, which requires more of the model.
         seed: seed of the initial weights, batches and noise.
 
@@ -142,7 +142,7 @@ def check_model(
 
 
 class _Checks:
-    """Runs checks one after another; skips the rest without a module that fits the data."""
+    """Runs checks one by one, and skips later ones if no module fits the data."""
 
     _NEEDED = ("builds a module", "fits data and loss")
 
@@ -226,9 +226,9 @@ class _Trial:
         return "no example moves the gradient of another"
 
     def has_gradients(self) -> str:
-        found = gradients_for(self._new(), self._loss, self._features, self._targets)
-        method = type(found).__name__
-        if isinstance(found, RuleGradients) and found.units:
+        gradients = gradients_for(self._new(), self._loss, self._features, self._targets)
+        method = type(gradients).__name__
+        if isinstance(gradients, RuleGradients) and gradients.units:
             return "by torch.func; layers that rules know would be faster"
         return _GRADIENT_METHODS.get(method, method)
 
@@ -267,15 +267,15 @@ class _Trial:
         return model.state_dict()
 
 
-def _difference(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> str | None:
+def _difference(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> str | None:
     """Return the first name whose values differ."""
-    if list(one) != list(other):
+    if list(first) != list(second):
         return "the list of names in state_dict()"
-    return next((name for name in one if not _same(one[name], other[name])), None)
+    return next((name for name in first if not _same(first[name], second[name])), None)
 
 
-def _same(one: Tensor, other: Tensor) -> bool:
-    return bool(np.array_equal(one.detach().numpy(), other.detach().numpy(), equal_nan=True))
+def _same(first: Tensor, second: Tensor) -> bool:
+    return bool(np.array_equal(first.detach().numpy(), second.detach().numpy(), equal_nan=True))
 
 
 def _finite(value: Tensor) -> bool:

@@ -95,10 +95,12 @@ class WeightingSettings(Settings):
 
     name: WeightingName = Field(description="name of the weighting; see `federation.weighting`")
     size_power: _Power | None = Field(
-        default=None, description="exponent of the number of examples, for examples_over_noise; null: 1"
+        default=None,
+        description="exponent of the number of examples, for examples_over_noise; null: 1",
     )
     noise_power: _Power | None = Field(
-        default=None, description="exponent of 1 / noise multiplier, for examples_over_noise; null: 1"
+        default=None,
+        description="exponent of 1 / noise multiplier, for examples_over_noise; null: 1",
     )
     max_share: Share | None = Field(
         default=None,
@@ -128,7 +130,9 @@ class WeightingSettings(Settings):
     def _keys_of_noise(self) -> Self:
         for key in ("size_power", "noise_power"):
             if self.name != "examples_over_noise" and getattr(self, key) is not None:
-                raise ValueError(f"{key} belongs to name: examples_over_noise, got name: {self.name}")
+                raise ValueError(
+                    f"{key} belongs to name: examples_over_noise, got name: {self.name}"
+                )
         return self
 
 

@@ -1,4 +1,4 @@
-"""The `fedsim` command: a file for each command of the core; tools have their own.
+"""The `fedsim` command, with a file for each command of the core; a tool has its own command.
 
 Data goes to stdout, messages to stderr. Nothing heavy is imported before a command needs it:
 `--help` answers at once.

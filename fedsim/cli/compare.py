@@ -164,22 +164,22 @@ def _print(result: "ComparisonResult", *, as_json: bool) -> None:
         print_comparison(result)
 
 
-def _refuse_options(options: dict[str, Any], names: tuple[str, ...], what: str) -> None:
-    """Refuse options that have no meaning here.
+def _refuse_options(options: dict[str, Any], names: tuple[str, ...], conflict: str) -> None:
+    """Refuse options that cannot be used with another argument.
 
     Raises:
-        UsageError: one of them was given.
+        UsageError: one of the options was given.
     """
     for name in names:
         if options.get(name):
-            raise click.UsageError(f"--{name.replace('_', '-')} does not go with {what}")
+            raise click.UsageError(f"--{name.replace('_', '-')} does not go with {conflict}")
 
 
 def _refuse_other_files(file: str, overrides: Sequence[str], *, varied: bool) -> None:
-    """Refuse what is neither one file nor its overrides.
+    """Refuse arguments other than one file and its overrides.
 
     Raises:
-        UsageError: with the fix.
+        UsageError: there are other arguments; the message names the fix.
     """
     for text in overrides:
         if "=" not in text or Path(text).exists():

@@ -23,8 +23,8 @@ def init_command(directory: str, as_json: bool) -> None:
         print_json({"files": [str(path) for path in written]})
         return
     width = max(len(str(path)) for path in written)
-    for path, what in zip(written, STARTER_FILES.values(), strict=True):
-        click.echo(f"{path!s:<{width}}  {what}")
+    for path, description in zip(written, STARTER_FILES.values(), strict=True):
+        click.echo(f"{path!s:<{width}}  {description}")
     click.echo("next:")
     click.echo(f"  cd {shlex.quote(directory)}")
     click.echo("  fedsim plan experiment.yaml")

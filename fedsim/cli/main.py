@@ -46,7 +46,7 @@ class GroupedCommands(click.Group):
     """A group of commands whose help page has a section for each purpose."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Refuse what no operating system takes as a path, whatever option it is for.
+        """Parse arguments, and refuse what no operating system takes as a path.
 
         Raises:
             UsageError: an argument has a NUL character.
@@ -96,7 +96,7 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Entry point of the `fedsim` command: each user error becomes one clear message."""
+    """Run the `fedsim` command, and turn each error of the user into one clear message."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="replace")  # a terminal without ε shows ?
@@ -115,7 +115,7 @@ def main() -> None:
 
 
 def _output_error(*, was_open: bool = True) -> str | None:
-    """Return why what was printed did not leave; None where it did, or nobody wanted it."""
+    """Return why printed output could not be written; None if it was, or if its reader left."""
     try:
         stream: TextIO | None = sys.stdout
         is_closed = was_open and (stream is None or stream.closed)
@@ -131,7 +131,7 @@ def _output_error(*, was_open: bool = True) -> str | None:
 
 
 def _exit_code(interruption: Interruption) -> int:
-    """Run the command of the command line and return its exit code."""
+    """Run the command on the command line, and return its exit code."""
     try:
         cli.main(standalone_mode=False, obj=interruption)
     except click.ClickException as error:

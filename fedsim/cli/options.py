@@ -1,4 +1,4 @@
-"""Arguments and options that commands share, and output: results on stdout, talk on stderr."""
+"""Arguments and options that commands share, and output: results on stdout, messages on stderr."""
 
 import json
 import logging
@@ -16,11 +16,11 @@ _USUAL_BOUNDS = "basic,strong,moments,rdp,pld"
 def bounds_option(
     *, is_always: bool, words: str
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return the option `--bounds NAME,NAME`, which gives a tuple of names, or None.
+    """Return a decorator that adds `--bounds NAME,NAME`, which gives a tuple of names or None.
 
     Args:
-        is_always: whether the usual names count where the option is not given.
-        words: what the option is for.
+        is_always: whether a missing option means the usual names instead of None.
+        words: purpose of the option, for its help text.
     """
     return click.option(
         "--bounds",
@@ -38,7 +38,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print the re
 
 
 def overrides_argument(command: Callable[..., None]) -> Callable[..., None]:
-    """Add changes of the experiment to a command: overrides, and `--seed`, which is one of them."""
+    """Add overrides of the experiment to a command, and `--seed`, which becomes an override."""
 
     @click.argument("overrides", nargs=-1, metavar="[KEY.PATH=VALUE]...")
     @click.option(
@@ -48,14 +48,14 @@ def overrides_argument(command: Callable[..., None]) -> Callable[..., None]:
     )
     @wraps(command)
     def with_seed(*args: Any, overrides: tuple[str, ...], seed: int | None, **named: Any) -> None:
-        own = () if seed is None else (f"seed={seed}",)
-        command(*args, overrides=(*overrides, *own), **named)
+        seed_override = () if seed is None else (f"seed={seed}",)
+        command(*args, overrides=(*overrides, *seed_override), **named)
 
     return with_seed
 
 
 class _StderrHandler(logging.Handler):
-    """Writes log records to the standard error of the moment, which a progress bar may replace."""
+    """Writes log records to the current `sys.stderr`, which a progress bar may replace."""
 
     def emit(self, record: logging.LogRecord) -> None:
         click.echo(self.format(record), err=True)
@@ -89,11 +89,11 @@ verbose_option = click.option(
 
 
 MAX_LINE_CHARS = 2000
-"""Most characters of a line of a message: more is a mistake that would hide what is wrong."""
+"""Largest number of characters in a line of a message: a longer line would hide the error."""
 
 
 def say(message: str) -> None:
-    """Print a message to stderr, without the middle of lines that nobody would read."""
+    """Print a message to stderr, with the middle of very long lines left out."""
     half = MAX_LINE_CHARS // 2
     lines = (
         line if len(line) <= MAX_LINE_CHARS else f"{line[:half]}...{line[-half:]}"
@@ -107,7 +107,7 @@ def fail(message: str, code: int) -> NoReturn:
     """Print a message to stderr and exit.
 
     Args:
-        message: what is wrong, and the fix.
+        message: the error and its fix.
         code: the exit code.
     """
     say(message)

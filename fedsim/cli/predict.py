@@ -36,54 +36,56 @@ def predict_command(
 
     if out is not None and Path(out).exists():
         fail(f"{out} exists; nothing is overwritten: choose another --out", ExitCode.WRONG_INPUT)
-    found = predict(directory, file, base=base)
-    for line in _score_lines(found):
+    predictions = predict(directory, file, base=base)
+    for line in _score_lines(predictions):
         click.echo(line, err=True)
     if as_json:
-        print_json({"predictions": _json(found), "scores": found.scores})
+        print_json({"predictions": _json(predictions), "scores": predictions.scores})
         return
-    text = _table(found)
+    text = _table(predictions)
     if out is None:
         click.echo(text, nl=False)
     else:
         Path(out).write_text(text, encoding="utf-8")
-        click.echo(f"{len(found):,} predictions: {out}", err=True)
+        click.echo(f"{len(predictions):,} predictions: {out}", err=True)
 
 
-def _json(found: "Predictions") -> dict[str, list[object]]:
-    """Return the columns, with null for every number that is not finite."""
+def _json(predictions: "Predictions") -> dict[str, list[object]]:
+    """Return the columns of predictions by name, with null for numbers that are not finite."""
     return {
-        name: [finite_or_none(one) if isinstance(one, float) else one for one in column]
-        for name, column in found.columns.items()
+        name: [finite_or_none(value) if isinstance(value, float) else value for value in column]
+        for name, column in predictions.columns.items()
     }
 
 
-def _table(found: "Predictions") -> str:
+def _table(predictions: "Predictions") -> str:
     return csv_text(
-        found.columns,
+        predictions.columns,
         (
             [f"{cell:.6g}" if isinstance(cell, float) else cell for cell in row]
-            for row in zip(*found.columns.values(), strict=True)
+            for row in zip(*predictions.columns.values(), strict=True)
         ),
     )
 
 
-def _score_lines(found: "Predictions") -> list[str]:
-    """Return the accuracy on the targets of the file, the majority beside it, and each class."""
-    if found.scores is None:
+def _score_lines(predictions: "Predictions") -> list[str]:
+    """Return lines with the scores on the file's targets, the baseline, recalls and warnings."""
+    if predictions.scores is None:
         return []
     from fedsim.core.formatting import metric_text
     from fedsim.report.contents import Scores, baseline_text, recall_line, warnings_of
 
-    scores = Scores.from_json(found.scores)
+    scores = Scores.from_json(predictions.scores)
     lines = [
-        f"{name} {metric_text(name, value)} on {len(found):,} examples"
+        f"{name} {metric_text(name, value)} on {len(predictions):,} examples"
         for name, value in scores.metrics.items()
         if name != "accuracy"
     ]
     if scores.accuracy is not None:
         accuracy = metric_text("accuracy", scores.accuracy)
-        lines.append(f"accuracy {accuracy} ({baseline_text(scores)}) on {len(found):,} examples")
+        lines.append(
+            f"accuracy {accuracy} ({baseline_text(scores)}) on {len(predictions):,} examples"
+        )
     line = recall_line(scores)
-    warnings = [f"warning: {one}" for one in warnings_of(scores)]
+    warnings = [f"warning: {warning}" for warning in warnings_of(scores)]
     return [*lines, *([] if line is None else [line]), *warnings]

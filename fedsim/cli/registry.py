@@ -1,7 +1,7 @@
-"""The tools by name: the one module outside `fedsim/tools/` that names one.
+"""The tools by name; no other module outside `fedsim/tools/` names a tool.
 
-They stand here as text, not as entry points of the distribution. A checkout on PYTHONPATH has none,
-or those of another copy that is installed beside it; reading them takes 50 ms, longer than
+Tools are named here as text, not as entry points of the distribution. A checkout on PYTHONPATH has
+no entry points, or those of another installed copy; reading them takes 50 ms, longer than
 `fedsim --help` may; and they have no order, which the help page needs.
 """
 
@@ -20,7 +20,7 @@ COMMANDS = {
     "client-key": "fedsim.tools.deployment.commands:client_key_command",
     "helper-key": "fedsim.tools.deployment.commands:helper_key_command",
 }
-"""Commands of tools."""
+"""The commands of tools, by name."""
 
 OPTIONS = ByName[Callable[..., Any]](
     {
@@ -30,7 +30,7 @@ OPTIONS = ByName[Callable[..., Any]](
         "verify of a search": "fedsim.tools.search.verify:check_command",
     }
 )
-"""What commands of the core hand on."""
+"""Options of core commands that a tool implements, by command and option."""
 
 FILES = ByName[type[Settings]]({"a node's policy": "fedsim.tools.deployment.policy:NodePolicy"})
-"""Settings files of tools, for the reference page."""
+"""The settings files of tools, for the reference page."""

@@ -31,8 +31,11 @@ def report_command(directory: str, as_json: bool) -> None:
             phases.begin("writing the report")
             write_report(run_directory)
     if problems:
-        found = "\n".join(f"{directory}: {problem}" for problem in problems)
-        fail(f"{found}\n{directory}: not sound, so report.html was not written", ExitCode.FAILED)
+        problem_lines = "\n".join(f"{directory}: {problem}" for problem in problems)
+        fail(
+            f"{problem_lines}\n{directory}: not sound, so report.html was not written",
+            ExitCode.FAILED,
+        )
     if as_json:
         print_json(
             {

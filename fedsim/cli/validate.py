@@ -33,9 +33,9 @@ def validate_command(file: str, overrides: tuple[str, ...], with_data: bool, as_
 
     loaded = load_experiment(file, overrides)
     experiment = loaded.experiment
-    found = _find(loaded) if with_data else None
+    findings = _find(loaded) if with_data else None
     if as_json:
-        print_json(experiment.model_dump(mode="json") if found is None else _as_json(found))
+        print_json(experiment.model_dump(mode="json") if findings is None else _as_json(findings))
         return
     click.echo(f"{file}: ok ({experiment.name}, {_privacy_in_words(experiment)})")
     for line in find_footprint(loaded).lines():
@@ -43,8 +43,8 @@ def validate_command(file: str, overrides: tuple[str, ...], with_data: bool, as_
     digest = plugin_digest(loaded)
     if digest is not None:
         click.echo(f"  plugin_digests of a node's policy: {digest}")
-    if found is not None:
-        _print_findings(found)
+    if findings is not None:
+        _print_findings(findings)
 
 
 def _find(loaded: "LoadedExperiment") -> "DataFindings":
@@ -55,23 +55,23 @@ def _find(loaded: "LoadedExperiment") -> "DataFindings":
         return check_data(loaded, phases=phases)
 
 
-def _as_json(found: "DataFindings") -> dict[str, Any]:
+def _as_json(findings: "DataFindings") -> dict[str, Any]:
     from fedsim.report.progress import notes, warnings
 
-    federation = found.federation
+    federation = findings.federation
     return {
-        **found.to_json(),
+        **findings.to_json(),
         "notes": notes(federation),
         "warnings": warnings(federation),
     }
 
 
-def _print_findings(found: "DataFindings") -> None:
+def _print_findings(findings: "DataFindings") -> None:
     from fedsim.report.progress import headline, notes, warnings
 
-    lines = [*headline(found.federation), *found.lines()]
-    lines += [f"note: {note}" for note in notes(found.federation)]
-    lines += [f"warning: {warning}" for warning in warnings(found.federation)]
+    lines = [*headline(findings.federation), *findings.lines()]
+    lines += [f"note: {note}" for note in notes(findings.federation)]
+    lines += [f"warning: {warning}" for warning in warnings(findings.federation)]
     for line in lines:
         click.echo(f"  {line}")
 
@@ -81,9 +81,9 @@ def _privacy_in_words(experiment: "Experiment") -> str:
     if experiment.privacy is None:
         return "no differential privacy"
     target = experiment.privacy.target_epsilon
-    what = experiment.release_kind.releases
+    releases = experiment.release_kind.releases
     if target is None:
-        return f"{what} with noise multiplier {experiment.privacy.noise_multiplier:g}"
+        return f"{releases} with noise multiplier {experiment.privacy.noise_multiplier:g}"
     delta = experiment.privacy.delta
     at = "a δ by client size" if delta == "auto" else f"δ = {delta:g}"
-    return f"{what} with target ε = {target:g} at {at}"
+    return f"{releases} with target ε = {target:g} at {at}"

@@ -64,43 +64,45 @@ def verify_command(
     refuse_in_use(run_directory.path)
     with shown_phases() as phases:
         phases.begin("checking the files and every ε")
-        found = verify_run(run_directory, root=root)
+        verification = verify_run(run_directory, root=root)
         numbers: dict[str, int] | None = None
-        if replay and not found.problems:
+        if replay and not verification.problems:
             place = None if base is None else Path(base)
             replayed = OPTIONS["verify --replay"](run_directory, base=place, phases=phases)
             numbers = {name: getattr(replayed, name) for name in _REPLAYED}
-            found = replace(found, problems=replayed.problems)
+            verification = replace(verification, problems=replayed.problems)
     if as_json:
         print_json(
             {
-                "sound": not found.problems,
-                "problems": list(found.problems),
-                "unchecked": list(found.unchecked),
-                "root": found.root,
+                "sound": not verification.problems,
+                "problems": list(verification.problems),
+                "unchecked": list(verification.unchecked),
+                "root": verification.root,
                 **({} if numbers is None else {"replayed": numbers}),
             }
         )
-    elif not found.problems:
-        click.echo(f"{directory}: sound ({_spend_in_words(found)})")
-        if found.root is not None:
-            click.echo(f"root: {found.root}")
+    elif not verification.problems:
+        click.echo(f"{directory}: sound ({_spend_in_words(verification)})")
+        if verification.root is not None:
+            click.echo(f"root: {verification.root}")
         if numbers is not None:
-            repeated = ", ".join(f"{n} {what}" for what, n in numbers.items())
+            repeated = ", ".join(f"{n} {name}" for name, n in numbers.items())
             click.echo(f"replayed: {repeated}, all as recorded")
     else:
-        click.echo("\n".join(f"{directory}: {problem}" for problem in found.problems), err=True)
-    for item in found.unchecked:
+        click.echo(
+            "\n".join(f"{directory}: {problem}" for problem in verification.problems), err=True
+        )
+    for item in verification.unchecked:
         click.echo(f"{directory}: not checked: {item}", err=True)
-    if found.problems:
+    if verification.problems:
         sys.exit(ExitCode.FAILED)
 
 
-def _spend_in_words(found: "Verification") -> str:
+def _spend_in_words(verification: "Verification") -> str:
     from fedsim.core.formatting import epsilon_text
 
-    largest = max((client.recomputed for client in found.clients), default=None)
+    largest = max((client.recomputed for client in verification.clients), default=None)
     text = "no privacy was claimed"
     if largest is not None:
         text = f"largest ε = {epsilon_text(largest)}"
-    return f"{len(found.clients)} clients recomputed, {text}"
+    return f"{len(verification.clients)} clients recomputed, {text}"

@@ -1,4 +1,4 @@
-"""Run a comparison, from a file to a directory; or compare run directories and run nothing."""
+"""Run a comparison file, or compare existing run directories without running anything."""
 
 import os
 import re
@@ -42,18 +42,18 @@ from fedsim.runs.directory import RunDirectory, RunDirectoryError
 from fedsim.runs.files import read_yaml_object
 
 DEFAULT_SEEDS = 5
-"""Seeds of a comparison of varied values, where none are given."""
+"""Default seeds of a comparison made by `--vary`."""
 
 
 class ComparisonCallback(Protocol):
-    """a callback of a comparison's progress, such as the terminal."""
+    """A callback for the progress of a comparison, such as the terminal's progress bars."""
 
     def planned(self, comparison: LoadedComparison, jobs: list[Job], workers: int) -> None:
-        """Called when every variant is known to be valid, before the first run."""
+        """Called after all variants were checked, before the first run."""
         ...
 
     def worker_message(self, job: Job, message: Mapping[str, Any]) -> None:
-        """Called with each message of a worker: `started`, `round`, `finished` or `failed`."""
+        """Called with every message of a worker: `started`, `round`, `finished` or `failed`."""
         ...
 
     def ended(self) -> None:
@@ -75,7 +75,7 @@ def compare(
     workers: int | None = None,
     callback: ComparisonCallback | None = None,
 ) -> ComparisonResult:
-    """Run every variant of a comparison with every seed and return the comparison.
+    """Run every variant of a comparison with every seed and return the compared results.
 
     Finished runs in `out` are reused if nothing that they depend on has changed. Unfinished runs
     are resumed, so a second call continues an interrupted comparison.
@@ -84,27 +84,27 @@ def compare(
         source: path of a comparison file, or its content as a mapping; with `vary` the path of an
             experiment file.
         vary: values by key, such as `{"privacy.target_epsilon": [None, 8, 2]}`: the variants are
-            all combinations, and the first one is the baseline. Null noise is no privacy.
-        one_at_a_time: with `vary`, whether each value is a variant by itself, with all other keys
-            as in the file; the file itself is then the first variant, `base`.
-        overrides: with `vary`, settings of all variants, such as `["federation.rounds=5"]`.
-        seeds: number or list of seeds, in place of the file's; with `vary` by default
+            all combinations, and the first one is the baseline. None here means no privacy.
+        one_at_a_time: with `vary`, whether a variant changes only one key to one value; the
+            unchanged file is then the first variant, `base`.
+        overrides: with `vary`, settings for all variants, such as `["federation.rounds=5"]`.
+        seeds: number or list of seeds, replacing the file's; with `vary` the default is
             `DEFAULT_SEEDS`.
-        baseline: the variant that all others are compared with, in place of the file's.
-        metric: the compared metric, in place of the file's.
-        client_metrics: whether to evaluate the final model on every client's own data, in place of
+        baseline: name of the variant that all others are compared with, replacing the file's.
+        metric: name of the compared metric, replacing the file's.
+        client_metrics: whether to evaluate the final model on every client's own data, replacing
             the file's value.
         out: the output directory; default `runs/<name>`.
         workers: number of parallel worker processes with one thread each; default: one per
             processor, at most 16.
-        callback: receives the progress of every run; None: a notebook shows it.
+        callback: callback for the progress of the runs; None shows it in a notebook.
 
     Raises:
-        ExperimentError: the file, its base or a variant is wrong; it lists every mistake.
+        ExperimentError: the file, its base or a variant has mistakes; the error lists all.
         ComparisonError: the runs do not have the metric to compare.
         NothingFinishedError: every run failed.
-        KeyboardInterrupt: the user stopped it before any run was finished.
-        RunDirectoryError: `out` holds something else, or another comparison is running in it.
+        KeyboardInterrupt: the user interrupted before any run was finished.
+        RunDirectoryError: `out` contains other files, or another comparison is running in it.
         ValueError: `workers` is below 1, or `overrides` or `one_at_a_time` are given without
             `vary`.
     """
@@ -159,7 +159,7 @@ def _perform(
     workers: int | None,
     callback: ComparisonCallback | None,
 ) -> ComparisonResult:
-    """Run what is not finished in a directory, and return the result with its files."""
+    """Run the unfinished jobs of a comparison, write its files and return the result."""
     check_directory(directory)
     directory.mkdir(parents=True, exist_ok=True)
     write_settings(comparison, directory / MARKER)
@@ -176,12 +176,12 @@ def _conclude(
     failures: Mapping[int, str],
     interrupted: bool,
 ) -> ComparisonResult:
-    """Return the result and write its files."""
+    """Summarise all runs, write the comparison's files and return the result."""
     outcomes = [read_outcome(job, directory, failures.get(index)) for index, job in enumerate(jobs)]
     if interrupted and not any(outcome.is_finished for outcome in outcomes):
         raise KeyboardInterrupt
     results = summarise(comparison, outcomes)
-    arms = {one.name: one.arm for one in comparison.variants if one.arm is not None}
+    arms = {variant.name: variant.arm for variant in comparison.variants if variant.arm is not None}
     results = replace(results, remarks=(*results.remarks, *arm_notes(arms)))
     tuning = tuning_cost(results, directory, comparison.settings.select)
     result = ComparisonResult(directory, results, tuning, interrupted)
@@ -198,7 +198,7 @@ def _run(
     locks: tuple[int, ...],
     callback: ComparisonCallback | None,
 ) -> tuple[dict[int, str], bool]:
-    """Run the pending jobs; return the reasons of failures and whether the user interrupted."""
+    """Run the pending jobs; return (failure reasons by job, whether the user interrupted)."""
     pending = [index for index, job in enumerate(jobs) if job.is_pending]
     count = min(workers or default_workers(), max(len(pending), 1))
     failures: dict[int, str] = {}
@@ -230,7 +230,7 @@ _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._=+-]+")
 
 @dataclass(frozen=True)
 class GivenComparison:
-    """The variants of given runs."""
+    """A comparison of existing runs, grouped into variants."""
 
     name: str
     metric: str | None
@@ -246,45 +246,46 @@ def compare_runs(
     metric: str | None = None,
     out: str | Path | None = None,
 ) -> ComparisonResult:
-    """Compare finished runs by their directories and return the comparison.
+    """Compare existing, finished runs and return the compared results.
 
-    Runs that differ in the seed alone are one variant with its seeds. A directory of a comparison
-    stands for all its runs.
+    Runs that differ only in the seed form one variant. A comparison's directory stands for all of
+    its runs.
 
     Args:
-        runs: run directories, at least two.
+        runs: paths of run directories, at least two.
         baseline: name of the variant that the others are compared with; default: the variant of
             the first run.
-        metric: the compared metric, such as `test_loss`; default: accuracy, else R², else the loss.
+        metric: the compared metric, such as `test_loss`; default: accuracy, R² or loss, whichever
+            all runs have, in this order.
         out: the output directory, new, empty, or of an earlier comparison of runs; default:
             `runs/A-vs-B` of the variants' names.
 
     Raises:
-        RunDirectoryError: a directory holds no run, or `out` holds something else.
-        ComparisonError: a run is not sound, or the runs cannot be compared: other test sets, no
-            common metric, no such baseline.
-        ExperimentError: `experiment.yaml` of a run is not what this version writes.
+        RunDirectoryError: a directory contains no run, or `out` contains other files.
+        ComparisonError: a run fails verification, or the runs cannot be compared: they have
+            different test sets or no common metric, or the baseline does not exist.
+        ExperimentError: `experiment.yaml` of a run is not valid for this version.
     """
-    found, left_out = read_given(find_runs([Path(run) for run in runs]))
-    if len(found) < 2:
+    given, left_out = read_given(find_runs([Path(run) for run in runs]))
+    if len(given) < 2:
         raise ComparisonError("\n".join([*left_out, "name at least two finished runs to compare"]))
-    variants, repeated = group_runs(found)
+    variants, repeated = group_runs(given)
     problems = list(test_set_problems(variants))
     if problems:
         raise ComparisonError("\n".join(problems))
-    names = [one.name for one in variants]
+    names = [variant.name for variant in variants]
     directory = Path(out) if out is not None else Path("runs") / _directory_name(names)
     _prepare(directory)
     comparison = GivenComparison(
         name=directory.name,
         metric=metric,
         baseline=_baseline(variants, baseline),
-        seeds=tuple(sorted({run.seed for one in variants for run in one.runs})),
+        seeds=tuple(sorted({run.seed for variant in variants for run in variant.runs})),
         variants=variants,
     )
     results = summarise(comparison, list(_outcomes(variants, directory)))
     results = replace(results, remarks=(*left_out, *repeated))
-    paths = [run.path for one in variants for run in one.runs]
+    paths = [run.path for variant in variants for run in variant.runs]
     result = ComparisonResult(directory, results, tuning_of_runs(results, paths), False)
     directory.mkdir(parents=True, exist_ok=True)
     _write_settings(comparison, directory)
@@ -298,22 +299,22 @@ def _outcomes(variants: Sequence[GivenVariant], directory: Path) -> Sequence[Run
         read_run(
             run.directory,
             experiment=run.experiment,
-            variant=one.name,
+            variant=variant.name,
             path=Path(os.path.relpath(run.path, directory)).as_posix(),
             pair_digests=shared_digests(run),
         )
-        for one in variants
-        for run in one.runs
+        for variant in variants
+        for run in variant.runs
     ]
 
 
 def _baseline(variants: Sequence[GivenVariant], asked: str | None) -> Baseline:
-    """Return the baseline, or one for each unit: the first variant without privacy or of the unit.
+    """Return the baseline, or the baseline of each privacy unit if the variants have two units.
 
     Raises:
-        ComparisonError: there is no such variant, or variants have no baseline in their unit.
+        ComparisonError: the baseline does not exist, or a unit has no baseline.
     """
-    units = {one.name: one.unit for one in variants}
+    units = {variant.name: variant.unit for variant in variants}
     if asked is not None and asked not in units:
         hint = did_you_mean(asked, units) or f"; there are {', '.join(units)}"
         raise ComparisonError(f"there is no variant {asked!r}{hint}")
@@ -324,7 +325,7 @@ def _baseline(variants: Sequence[GivenVariant], asked: str | None) -> Baseline:
         baseline = {
             kind: first
             if units[first] == kind
-            else next(name for name, own in units.items() if own == kind)
+            else next(name for name, other in units.items() if other == kind)
             for kind in kinds
         }
     problems = [message for _, message in unit_problems(units, baseline)]
@@ -344,10 +345,10 @@ def _directory_name(names: Sequence[str]) -> str:
 
 
 def _prepare(directory: Path) -> None:
-    """Check that the output directory is new, empty or of an earlier comparison of runs.
+    """Check that the output directory is new, empty, or from an earlier comparison of runs.
 
     Raises:
-        RunDirectoryError: it holds something else.
+        RunDirectoryError: the directory contains other files.
     """
     if directory.exists() and not directory.is_dir():
         raise RunDirectoryError(f"{directory} is a file; choose another --out")
@@ -361,7 +362,7 @@ def _prepare(directory: Path) -> None:
 
 
 def _write_settings(comparison: GivenComparison, directory: Path) -> None:
-    """Write `comparison.yaml`, which names the runs: the directory then stands for them."""
+    """Write `comparison.yaml`, which lists the runs, so that the directory stands for them."""
     content = {
         "name": comparison.name,
         "metric": comparison.metric,
@@ -369,9 +370,12 @@ def _write_settings(comparison: GivenComparison, directory: Path) -> None:
         if isinstance(comparison.baseline, str)
         else dict(comparison.baseline),
         "variants": {
-            one.name: {run.seed: str(run.path) for run in one.runs} for one in comparison.variants
+            variant.name: {run.seed: str(run.path) for run in variant.runs}
+            for variant in comparison.variants
         },
-        "runs": [str(run.path.resolve()) for one in comparison.variants for run in one.runs],
+        "runs": [
+            str(run.path.resolve()) for variant in comparison.variants for run in variant.runs
+        ],
     }
     text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
     RunDirectory(directory).write_text(MARKER, text)

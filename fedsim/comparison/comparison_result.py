@@ -1,4 +1,4 @@
-"""The result of a comparison, and its files but the page: settings, numbers, tables, figures."""
+"""The result of a comparison and its files: settings, numbers, tables and figures."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -39,9 +39,9 @@ class ComparisonResult:
 
     Attributes:
         path: directory of the comparison.
-        results: means, differences and tests.
+        results: means, differences and tests of the variants.
         tuning: privacy cost of all runs together.
-        interrupted: whether the user stopped it; runs are then missing.
+        interrupted: whether the user interrupted the comparison, so that runs are missing.
     """
 
     path: Path
@@ -51,8 +51,8 @@ class ComparisonResult:
 
     @property
     def failed(self) -> tuple[RunOutcome, ...]:
-        """The runs that failed."""
-        return tuple(one for one in self.results.outcomes if one.status == "failed")
+        """The outcomes of failed runs."""
+        return tuple(outcome for outcome in self.results.outcomes if outcome.status == "failed")
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of `comparison.json`."""
@@ -63,7 +63,7 @@ class ComparisonResult:
 
     def __repr__(self) -> str:
         results = self.results
-        means = [f"{one.name} {self._mean(one)}" for one in results.variants]
+        means = [f"{variant.name} {self._mean(variant)}" for variant in results.variants]
         seeds = seeds_text(results)
         return (
             f"ComparisonResult({str(self.path)!r}: {metric_words(results.metric)}, {seeds}: "
@@ -71,12 +71,12 @@ class ComparisonResult:
         )
 
     def _repr_html_(self) -> str:
-        """Return the table of the variants, for notebooks."""
+        """Return the table of the variants as HTML, for notebooks."""
         results = self.results
         head = ("variant", "guarantee", metric_words(results.metric), "minus baseline")
         rows = [
-            (one.name, guarantee_text(one), self._mean(one), self._difference(one))
-            for one in results.variants
+            (variant.name, guarantee_text(variant), self._mean(variant), self._difference(variant))
+            for variant in results.variants
         ]
         cells = "".join(f"<th>{escape(cell)}</th>" for cell in head)
         body = "".join(
@@ -109,15 +109,15 @@ _NOTHING = "--"
 
 
 def latex_tables(results: Results) -> str:
-    """Return a `tabular` for the variants of each unit of privacy."""
+    """Return LaTeX tables of the variants, one `tabular` for each privacy unit."""
     return "\n".join(_table(part) for part in results.by_unit)
 
 
 def _table(results: Results) -> str:
     metric = results.metric
-    deltas = {one.delta for one in results.variants if one.delta is not None}
+    deltas = {variant.delta for variant in results.variants if variant.delta is not None}
     percent = metric_entry(metric).in_percent
-    with_tests = any(one.difference is not None for one in results.variants)
+    with_tests = any(variant.difference is not None for variant in results.variants)
     heads = [
         "variant",
         r"$\varepsilon$",
@@ -132,7 +132,10 @@ def _table(results: Results) -> str:
         r"\toprule",
         _line(heads),
         r"\midrule",
-        *(_row(one, metric, deltas=len(deltas) > 1, tests=with_tests) for one in results.variants),
+        *(
+            _row(variant, metric, deltas=len(deltas) > 1, tests=with_tests)
+            for variant in results.variants
+        ),
         r"\bottomrule",
         r"\end{tabular}",
     ]
@@ -184,7 +187,7 @@ def _number(text: str) -> str:
 
 
 def _mantissa(text: str) -> str:
-    """Return a number without the `e` of programs: `1e-05` is 10 to the power of -5."""
+    """Return a number in LaTeX's scientific notation, with 10^{-5} for `e-05`."""
     mantissa, e, exponent = text.partition("e")
     if not e:
         return text
@@ -197,7 +200,7 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def escape_latex(text: str) -> str:
-    """Return a text with every character that LaTeX would read as a command escaped."""
+    """Return a text with LaTeX's special characters escaped."""
     return "".join(_ESCAPES.get(character, character) for character in " ".join(text.split()))
 
 
@@ -207,11 +210,11 @@ _SPENT = ("epsilon", "against", "epsilon_against_server", "delta", "rounds", "se
 
 
 def write_settings(comparison: LoadedComparison, path: Path) -> None:
-    """Write `comparison.yaml` with seeds and grids written out; it marks the directory.
+    """Write `comparison.yaml` with all seeds and grids expanded; it marks the directory.
 
     Args:
         comparison: the checked comparison.
-        path: path of the file.
+        path: path of the file to write.
     """
     settings = comparison.settings
     content = {
@@ -229,7 +232,7 @@ def write_settings(comparison: LoadedComparison, path: Path) -> None:
 
 
 def write_comparison(result: ComparisonResult) -> None:
-    """Write the results of a comparison as JSON, as tables, and as figures."""
+    """Write the results of a comparison as JSON, CSV, LaTeX tables and figures."""
     directory = RunDirectory(result.path)
     directory.write_json("comparison.json", result.to_json())
     directory.write_text("comparison.csv", _csv(result.results))
@@ -238,37 +241,37 @@ def write_comparison(result: ComparisonResult) -> None:
 
 
 def write_figures(results: Results, directory: Path) -> None:
-    """Write each figure as SVG and as CSV into `figures/`; former figures are removed.
+    """Write each figure as SVG and CSV into `figures/`, and remove earlier figures.
 
     Args:
         results: the results of the comparison.
-        directory: its directory.
+        directory: directory of the comparison.
     """
     folder = directory / FIGURES
     folder.mkdir(exist_ok=True)
-    found = [one for part in results.by_unit for one in pictures_of(part).values()]
-    pictures = [one for one in found if one is not None]
-    pictures += [one for part in results.by_unit for one in against_settings(part)]
-    files = {f"{one.name}.{kind}" for one in pictures for kind in ("svg", "csv")}
+    drawn = [picture for part in results.by_unit for picture in pictures_of(part).values()]
+    pictures = [picture for picture in drawn if picture is not None]
+    pictures += [picture for part in results.by_unit for picture in against_settings(part)]
+    files = {f"{picture.name}.{kind}" for picture in pictures for kind in ("svg", "csv")}
     for path in sorted(folder.iterdir()):
         if path.suffix in (".svg", ".csv") and path.name not in files:
             path.unlink()
     writer = RunDirectory(folder)
-    for one in pictures:
-        writer.write_text(f"{one.name}.svg", file_svg(one.chart))
-        writer.write_text(f"{one.name}.csv", one.to_csv())
+    for picture in pictures:
+        writer.write_text(f"{picture.name}.svg", file_svg(picture.chart))
+        writer.write_text(f"{picture.name}.csv", picture.to_csv())
 
 
 def _csv(results: Results) -> str:
-    """Return one line for each run, from which all results can be recomputed."""
-    metrics = list(dict.fromkeys(name for one in results.outcomes for name in one.metrics))
+    """Return a CSV with one line per run, from which all results can be recomputed."""
+    metrics = list(dict.fromkeys(name for outcome in results.outcomes for name in outcome.metrics))
     columns = (*_FACTS, *metrics, *_SPENT)
     rows: list[list[object]] = []
-    for one in results.outcomes:
-        against_server = one.certificates.get("server")
+    for outcome in results.outcomes:
+        against_server = outcome.certificates.get("server")
         row = {
-            **one.to_json(),
-            "private": one.is_private,
+            **outcome.to_json(),
+            "private": outcome.is_private,
             "epsilon_against_server": against_server,
         }
         rows.append([row.get(name) for name in columns])

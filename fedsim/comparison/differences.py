@@ -1,7 +1,7 @@
-"""What variants differ in and must share: settings, units of privacy, and the start of a seed.
+"""Differences between variants: settings, privacy units, and whether runs of a seed start alike.
 
-An ε that protects one example and an ε that protects everything of one client are different
-promises. No ranking and no difference may have both.
+An ε that protects one example and an ε that protects all data of one client are different
+guarantees. Variants of different units are never ranked or subtracted.
 """
 
 import hashlib
@@ -35,9 +35,9 @@ class SettingsTable:
     """The settings in which variants differ.
 
     Attributes:
-        keys: their keys, such as `local.steps`, in the order of the schema.
-        values: for each variant its value under each key; a key that the variant lacks is left out.
-        sections: for each variant, keys that are sections there and null in another variant.
+        keys: the differing keys, such as `local.steps`, in the order of the schema.
+        values: for each variant, its value of each key; keys that it does not have are left out.
+        sections: for each variant, the keys that are sections in it and null in another variant.
     """
 
     keys: tuple[str, ...] = ()
@@ -45,51 +45,54 @@ class SettingsTable:
     sections: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     def text(self, variant: str, key: str) -> str:
-        """Return a variant's value of a key as text: `–` where it has none."""
+        """Return a variant's value of a key as text; `–` if the variant does not have the key."""
         if key in self.values[variant]:
             return setting_text(self.values[variant][key])
         return "given" if key in self.sections[variant] else "–"
 
     def among(self, names: Iterable[str]) -> "SettingsTable":
-        """Return the keys in which these variants differ, with their values."""
+        """Return the table for only these variants, with the keys in which they differ."""
         values = {name: self.values[name] for name in names if name in self.values}
         part = SettingsTable(self.keys, values, self.sections)
         keys = (key for key in self.keys if len({part.text(name, key) for name in values}) > 1)
         return SettingsTable(tuple(keys), values, self.sections)
 
     def to_json(self) -> dict[str, dict[str, object]]:
-        """Return `settings` of `comparison.json`: by variant, the values that differ."""
-        return {name: dict(found) for name, found in self.values.items()}
+        """Return `settings` of `comparison.json`: the differing values by variant and key."""
+        return {name: dict(settings) for name, settings in self.values.items()}
 
 
 def compared_settings(experiment: Experiment) -> dict[str, object]:
-    """Return all settings but name and seed as `{"key.path": value}`; lists stay whole."""
+    """Return all settings except name and seed as `{"key.path": value}`; lists are not split."""
     settings = flat_settings(experiment)
     return {key: value for key, value in settings.items() if key not in _NOT_COMPARED}
 
 
 def settings_table(variants: Mapping[str, Mapping[str, object]]) -> SettingsTable:
-    """Return the keys in which variants differ, with their values.
+    """Return the table of the settings in which variants differ.
 
-    A key below a section that is null in a variant is compared among the other variants; the
-    section itself is then one of the keys.
+    If a section is null in one variant, its keys are compared among the other variants, and the
+    section itself is one of the differing keys.
 
     Args:
-        variants: `compared_settings` of each variant, by its name.
+        variants: `compared_settings` of each variant by name.
     """
-    found = list(dict.fromkeys(key for one in variants.values() for key in one))
-    tops = list(dict.fromkeys(key.partition(".")[0] for key in found))
+    names = list(dict.fromkeys(key for settings in variants.values() for key in settings))
+    tops = list(dict.fromkeys(key.partition(".")[0] for key in names))
     # A section before its keys, which another variant has.
-    every = sorted(found, key=lambda key: (tops.index(key.partition(".")[0]), "." in key))
+    every = sorted(names, key=lambda key: (tops.index(key.partition(".")[0]), "." in key))
     sections = {
-        name: frozenset(key for key in every if any(own.startswith(f"{key}.") for own in one))
-        for name, one in variants.items()
+        name: frozenset(
+            key for key in every if any(other.startswith(f"{key}.") for other in settings)
+        )
+        for name, settings in variants.items()
     }
     keys = tuple(key for key in every if _differs(key, variants, sections))
     return SettingsTable(
         keys=keys,
         values={
-            name: {key: one[key] for key in keys if key in one} for name, one in variants.items()
+            name: {key: settings[key] for key in keys if key in settings}
+            for name, settings in variants.items()
         },
         sections=sections,
     )
@@ -100,15 +103,15 @@ def _differs(
     variants: Mapping[str, Mapping[str, object]],
     sections: Mapping[str, frozenset[str]],
 ) -> bool:
-    found = set()
-    for name, one in variants.items():
-        if key in one:
-            found.add(repr(one[key]))
+    texts = set()
+    for name, settings in variants.items():
+        if key in settings:
+            texts.add(repr(settings[key]))
         elif key in sections[name]:
-            found.add("a section")
-        elif not any(one.get(parent, "") is None for parent in _parents(key)):
-            found.add("no such key")
-    return len(found) > 1
+            texts.add("a section")
+        elif not any(settings.get(parent, "") is None for parent in _parents(key)):
+            texts.add("no such key")
+    return len(texts) > 1
 
 
 def _parents(key: str) -> list[str]:
@@ -117,7 +120,7 @@ def _parents(key: str) -> list[str]:
 
 
 def setting_text(value: object) -> str:
-    """Return a value of a setting on one line of YAML, shortened."""
+    """Return a setting's value as one shortened line of YAML."""
     text = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=10**6)
     text = text.removesuffix("\n...\n").strip()
     limit = _MAX_TEXT_CHARACTERS
@@ -126,14 +129,14 @@ def setting_text(value: object) -> str:
 
 @dataclass(frozen=True)
 class SharedText:
-    """What several texts have in common, once, and what each has of its own.
+    """The common part of several texts, and the differing parts of each text.
 
     Attributes:
-        common: the text, where all have the same form: a letter in brackets stands for each place
-            with different words. Else the sentences that all share.
+        common: if all texts have the same form, that form, with a letter in brackets at each place
+            where the words differ; else the sentences that all texts share.
         letters: the letters in `common`.
-        words: for each text, by name, its words in these places.
-        rest: for each text, by name, its other sentences; none where all have the same form.
+        words: for each text by name, its words at the places of the letters.
+        rest: for each text by name, its remaining sentences; empty if all have the same form.
     """
 
     common: str
@@ -143,31 +146,31 @@ class SharedText:
 
 
 def shared_text(texts: Sequence[tuple[str, str]]) -> SharedText:
-    """Return what texts have in common, and what each has of its own.
+    """Return the common part of several texts, and the differing parts of each text.
 
     Args:
-        texts: (name, text), such as a variant and its privacy statement.
+        texts: pairs (name, text), such as a variant and its privacy statement.
     """
     if len(texts) < 2:
         return SharedText("", rest=tuple(texts))
-    found = _common_form([text.split() for _, text in texts])
-    if found is not None:
-        form, columns = found
+    common = _common_form([text.split() for _, text in texts])
+    if common is not None:
+        form, columns = common
         rows = zip(*columns, strict=True)
         words = [(name, row) for (name, _), row in zip(texts, rows, strict=False)]
         return SharedText(form, tuple(_LETTERS[: len(columns)]), tuple(words))
     split = [(name, _SENTENCE_END.split(text)) for name, text in texts]
-    shared = [one for one in split[0][1] if all(one in own for _, own in split)]
-    rest = [(name, " ".join(one for one in own if one not in shared)) for name, own in split]
+    shared = [word for word in split[0][1] if all(word in words for _, words in split)]
+    rest = [(name, " ".join(word for word in words if word not in shared)) for name, words in split]
     return SharedText(" ".join(shared), rest=tuple(rest))
 
 
 def _common_form(
     texts: Sequence[Sequence[str]],
 ) -> tuple[str, list[tuple[str, ...]]] | None:
-    """Return the common form of texts, with letters where their words differ, and those words.
+    """Return (common form with letters where words differ, the words at each letter).
 
-    None where the numbers of words or too many words differ.
+    None if the numbers of words differ, or too many words do.
     """
     if len({len(words) for words in texts}) != 1:
         return None
@@ -180,9 +183,9 @@ def _common_form(
         if len(columns) == len(_LETTERS):
             return None
         end = place[0][-1] if place[0][-1] in ".,;:" else ""
-        end = end if all(one.endswith(end) for one in place) else ""
+        end = end if all(word.endswith(end) for word in place) else ""
         form.append(f"[{_LETTERS[len(columns)]}]{end}")
-        columns.append(tuple(one.removesuffix(end) for one in place))
+        columns.append(tuple(word.removesuffix(end) for word in place))
     return " ".join(form), columns
 
 
@@ -194,14 +197,16 @@ SHARED_PARTS = {
 
 
 def pair_digests(federation: "Federation") -> dict[str, str]:
-    """Return a digest of each of `SHARED_PARTS`, that of data keyed, before the run."""
+    """Return a digest of each of `SHARED_PARTS` before the run; the data's digest is keyed."""
     data = federation.data
     examples = chain(data.clients, [data.test], data.held_out or ())
     state = federation.model.module.state_dict()
     schedule = federation.plan.participation
     rounds = range(1, federation.experiment.federation.rounds + 1)
     return {
-        "data": private_digest(x for one in examples for x in (one.features, one.targets)),
+        "data": private_digest(
+            x for example in examples for x in (example.features, example.targets)
+        ),
         "initial_model": _digest(value.cpu().numpy() for value in state.values()),
         "participants": _digest(np.array(schedule.on_record(number)) for number in rounds),
     }
@@ -217,10 +222,10 @@ def _digest(arrays: Iterable[np.ndarray]) -> str:
 
 @dataclass(frozen=True)
 class PairCheck:
-    """The parts that variants share with the baseline, over all seeds.
+    """The check that runs with equal seeds share data, initial model and participants.
 
     Attributes:
-        differences: the differing parts, for each variant that has any.
+        differences: for each variant with a difference, the parts that differ from the baseline's.
         checked: number of compared pairs of runs.
     """
 
@@ -229,12 +234,12 @@ class PairCheck:
 
     @property
     def is_paired(self) -> bool:
-        """Whether there are pairs and all of them share every part."""
+        """Whether at least one pair was compared and all pairs share every part."""
         return self.checked > 0 and not self.differences
 
     @property
     def statement(self) -> str:
-        """The result in words."""
+        """The result of the check as a sentence."""
         if not self.checked:
             return "No seed finished both in the baseline and in another variant."
         if self.is_paired:
@@ -243,11 +248,11 @@ class PairCheck:
                 f"Checked in {pairs} of runs: with the same seed, every variant "
                 f"shares {_listed(list(SHARED_PARTS.values()))} with the baseline."
             )
-        found = "; ".join(
+        listed = "; ".join(
             f"{name} differs in its {_names(parts)}" for name, parts in self.differences.items()
         )
         return (
-            f"Not everything is shared with the baseline: {found}. A part that a variant changes "
+            f"Not everything is shared with the baseline: {listed}. A part that a variant changes "
             "cannot be shared, and its difference to the baseline varies more between seeds."
         )
 
@@ -264,11 +269,11 @@ class PairCheck:
 def check_pairs(
     digests: Mapping[str, Mapping[int, Mapping[str, str]]], pairs: Iterable[tuple[str, str]]
 ) -> PairCheck:
-    """Compare every variant's digests with those of its baseline for the same seed.
+    """Compare each variant's digests with its baseline's, seed by seed.
 
     Args:
         digests: `{variant: {seed: pair_digests(...)}}` of all finished runs.
-        pairs: (variant, its baseline).
+        pairs: pairs (name of a variant, name of its baseline).
     """
     differences: dict[str, tuple[str, ...]] = {}
     checked = 0
@@ -295,17 +300,17 @@ def _listed(words: Sequence[str]) -> str:
 
 
 Baseline = str | Mapping[str, str]
-"""The baseline of all variants, or the baseline of each unit."""
+"""The name of the baseline of all variants, or the name by privacy unit."""
 
 
 @dataclass(frozen=True)
 class UnitGroup:
-    """The variants of one unit.
+    """The variants of one privacy unit.
 
     Attributes:
-        unit: `example` or `client`; None if no variant has privacy.
+        unit: the unit, `example` or `client`; None if no variant has privacy.
         baseline: name of the variant that the others of the unit are compared with.
-        names: all variants of the unit, in the order of the file.
+        names: names of all variants of the unit, in the order of the file.
     """
 
     unit: str | None
@@ -314,23 +319,23 @@ class UnitGroup:
 
     @property
     def pairs(self) -> tuple[tuple[str, str], ...]:
-        """The pairs (variant, its baseline) to compare."""
+        """The pairs (variant, baseline) to compare."""
         return tuple((name, self.baseline) for name in self.names if name != self.baseline)
 
 
 def group_by_unit(units: Mapping[str, str | None], baseline: Baseline) -> tuple[UnitGroup, ...]:
-    """Return the variants of each unit.
+    """Return the variants grouped by privacy unit.
 
-    A variant without privacy has no unit. Where there are two units, it belongs to those that it is
-    the baseline of.
+    A variant without privacy has no unit. If there are two units, it belongs to the units whose
+    baseline it is.
 
     Args:
-        units: unit of each variant by name; None: without privacy.
-        baseline: name of the baseline, or that of each unit.
+        units: unit of each variant by name; None for a variant without privacy.
+        baseline: name of the baseline, or of the baseline of each unit.
     """
-    found = tuple(dict.fromkeys(unit for unit in units.values() if unit is not None))
-    if len(found) < 2:
-        unit = found[0] if found else None
+    kinds = tuple(dict.fromkeys(unit for unit in units.values() if unit is not None))
+    if len(kinds) < 2:
+        unit = kinds[0] if kinds else None
         return (UnitGroup(unit, _baseline_of(unit, baseline), tuple(units)),)
     return tuple(
         UnitGroup(
@@ -338,11 +343,11 @@ def group_by_unit(units: Mapping[str, str | None], baseline: Baseline) -> tuple[
             _baseline_of(unit, baseline),
             tuple(
                 name
-                for name, own in units.items()
-                if own == unit or (own is None and name == _baseline_of(unit, baseline))
+                for name, other in units.items()
+                if other == unit or (other is None and name == _baseline_of(unit, baseline))
             ),
         )
-        for unit in found
+        for unit in kinds
     )
 
 
@@ -353,32 +358,32 @@ def _baseline_of(unit: str | None, baseline: Baseline) -> str:
 
 
 def unit_problems(units: Mapping[str, str | None], baseline: Baseline) -> Iterator[PathMessage]:
-    """Yield why the variants of a comparison have no baseline within their unit.
+    """Yield (path, message) if variants have no baseline within their privacy unit.
 
     Args:
-        units: as `group_by_unit`.
-        baseline: as `group_by_unit`; its names exist.
+        units: unit of each variant by name; None for a variant without privacy.
+        baseline: name of the baseline, or of the baseline of each unit; the names exist.
     """
-    found = list(dict.fromkeys(unit for unit in units.values() if unit is not None))
-    named = {unit: baseline for unit in found} if isinstance(baseline, str) else dict(baseline)
-    missing = [unit for unit in found if unit not in named]
+    kinds = list(dict.fromkeys(unit for unit in units.values() if unit is not None))
+    named = {unit: baseline for unit in kinds} if isinstance(baseline, str) else dict(baseline)
+    missing = [unit for unit in kinds if unit not in named]
     if missing:
         yield ("baseline",), f"names no variant for unit {missing[0]}; add {missing[0]}: NAME"
         return
     for unit, name in named.items():
         path: KeyPath = ("baseline",) if isinstance(baseline, str) else ("baseline", unit)
-        own = units[name]
-        if not isinstance(baseline, str) and unit not in found:
+        kind = units[name]
+        if not isinstance(baseline, str) and unit not in kinds:
             yield path, f"no variant has unit {unit}; leave it out"
-        elif own is not None and own != unit:
+        elif kind is not None and kind != unit:
             yield (
                 path,
-                f"{name!r} has unit {own}, and an ε of unit {unit} cannot be compared with it: "
-                f"write baseline: {{{own}: {name}, {unit}: NAME}}",
+                f"{name!r} has unit {kind}, and an ε of unit {unit} cannot be compared with it: "
+                f"write baseline: {{{kind}: {name}, {unit}: NAME}}",
             )
-    if len(found) > 1:
-        for name, own in units.items():
-            if own is None and name not in named.values():
+    if len(kinds) > 1:
+        for name, kind in units.items():
+            if kind is None and name not in named.values():
                 yield (
                     ("variants", name),
                     "has no privacy, hence no unit, and the comparison has two; name it as the "

@@ -1,6 +1,6 @@
-"""The run directories that a comparison is given: checked, read, and joined to variants.
+"""Existing run directories for a comparison: checked, read, and grouped into variants.
 
-Runs that differ in the seed alone are one variant. Scores of other test sets are not compared.
+Runs that differ only in the seed form one variant. Scores on different test sets are not compared.
 """
 
 import hashlib
@@ -35,14 +35,14 @@ _NO_PLUGIN = ("data", "test", "model", "privacy")
 
 @dataclass(frozen=True)
 class GivenRun:
-    """A finished and sound run.
+    """A finished run that passed verification.
 
     Attributes:
-        path: its directory, as it was given.
-        directory: the same, with its readers.
-        experiment: its settings.
+        path: path of the run directory as the user gave it.
+        directory: the run directory, with methods to read its files.
+        experiment: the experiment of the run.
         settings: `compared_settings`, the version of fedsim, the digest of each plug-in's source.
-        inputs: the digests of `checkpoint/inputs.json`.
+        inputs: the digests in `checkpoint/inputs.json`.
     """
 
     path: Path
@@ -53,41 +53,41 @@ class GivenRun:
 
     @property
     def seed(self) -> int:
-        """The experiment's seed."""
+        """The seed of the experiment."""
         return self.experiment.seed
 
 
 def find_runs(paths: Sequence[Path]) -> list[Path]:
-    """Return the run directories; a directory of a comparison or of runs stands for them.
+    """Return the run directories; a path may also be a directory of a comparison or of runs.
 
-    A run that is given twice is returned once.
+    A run that several paths name is returned once.
 
     Raises:
-        RunDirectoryError: a path is no directory of a run or of a comparison.
+        RunDirectoryError: a path is not a directory of a run or of a comparison.
     """
-    found: dict[Path, Path] = {}
+    runs: dict[Path, Path] = {}
     for path in paths:
         for run in _runs_of(path):
-            found.setdefault(run.resolve(), run)
-    return list(found.values())
+            runs.setdefault(run.resolve(), run)
+    return list(runs.values())
 
 
 def _runs_of(path: Path) -> list[Path]:
-    """Return the run in a directory, those of a comparison, or those in its subdirectories."""
+    """Return the runs at a path: itself, those of a comparison, or those in subdirectories."""
     if not path.is_dir():
-        what = "is a file; name run directories alone" if path.exists() else "does not exist"
-        raise RunDirectoryError(f"{path} {what}")
+        problem = "is a file; name run directories alone" if path.exists() else "does not exist"
+        raise RunDirectoryError(f"{path} {problem}")
     if (path / MARKER).is_file():
         named = read_yaml_object(path / MARKER).get("runs")
         if isinstance(named, list):
-            return [Path(str(one)) for one in named]
+            return [Path(str(run)) for run in named]
         return _below(path, "runs/*/*")
     inside = [] if _holds_run(path) else _below(path, "*")
     return inside or [path]
 
 
 def _below(path: Path, pattern: str) -> list[Path]:
-    return sorted(one for one in path.glob(pattern) if _holds_run(one))
+    return sorted(run for run in path.glob(pattern) if _holds_run(run))
 
 
 def _holds_run(path: Path) -> bool:
@@ -95,14 +95,14 @@ def _holds_run(path: Path) -> bool:
 
 
 def read_given(paths: Sequence[Path]) -> tuple[list[GivenRun], list[str]]:
-    """Return the finished runs, and one sentence for each run that is left out.
+    """Return (finished runs, one sentence for each run that is left out).
 
-    Guarantee: `fedsim verify` finds every returned run sound, pages apart.
+    Guarantee: every returned run passes `fedsim verify`, except that its pages are not checked.
 
     Raises:
-        RunDirectoryError: a directory holds no run.
-        ComparisonError: runs are not sound; it names the first ones.
-        ExperimentError: `experiment.yaml` of a run is not what this version writes.
+        RunDirectoryError: a directory contains no run.
+        ComparisonError: runs fail verification; the message names the first ones.
+        ExperimentError: `experiment.yaml` of a run is not valid for this version.
         SchemaError: a run has another schema.
     """
     runs: list[GivenRun] = []
@@ -150,12 +150,12 @@ _SEED_DIRECTORY = re.compile(r"(seed|s)?[-_.=]*\d+\Z")
 
 @dataclass(frozen=True)
 class GivenVariant:
-    """Runs of one experiment.
+    """A variant made of existing runs that differ only in the seed.
 
     Attributes:
-        name: their name in results.
-        runs: one for each seed.
-        changes: none, for there is no base.
+        name: name of the variant in results.
+        runs: the runs, one for each seed.
+        changes: empty, since there is no base experiment.
     """
 
     name: str
@@ -164,23 +164,23 @@ class GivenVariant:
 
     @property
     def settings(self) -> dict[str, object]:
-        """The settings of its runs, seed and name apart."""
+        """The settings of the runs, except seed and name."""
         return self.runs[0].settings
 
     @property
     def unit(self) -> str | None:
-        """What its ε protects, `example` or `client`; None without privacy."""
+        """The privacy unit that ε protects, `example` or `client`; None without privacy."""
         privacy = self.runs[0].experiment.privacy
         return None if privacy is None else privacy.unit
 
 
 def group_runs(runs: Sequence[GivenRun]) -> tuple[tuple[GivenVariant, ...], list[str]]:
-    """Return the variants in the order of their first runs, and a sentence for each repeated run.
+    """Return (variants in the order of their first runs, one sentence for each repeated run).
 
-    A second run of the same experiment with the same seed is no new seed, so it is left out.
+    A second run of the same experiment with the same seed is left out, as it adds no seed.
 
     Raises:
-        ComparisonError: two runs have the same settings and seed and other data.
+        ComparisonError: two runs have the same settings and seed but different data.
     """
     groups: dict[str, dict[int, GivenRun]] = {}
     repeated: list[str] = []
@@ -204,27 +204,27 @@ def group_runs(runs: Sequence[GivenRun]) -> tuple[tuple[GivenVariant, ...], list
         GivenVariant("", tuple(group[seed] for seed in sorted(group))) for group in groups.values()
     ]
     names = _names(variants)
-    return tuple(replace(one, name=name) for one, name in zip(variants, names, strict=True)), (
-        repeated
-    )
+    return tuple(
+        replace(variant, name=name) for variant, name in zip(variants, names, strict=True)
+    ), repeated
 
 
 def _names(variants: Sequence[GivenVariant]) -> list[str]:
-    """Return names that tell variants apart: of directories, else of settings that differ."""
-    names = [_directory_name(one.runs) for one in variants]
+    """Return unique names of variants, from their directories or else from differing settings."""
+    names = [_directory_name(variant.runs) for variant in variants]
     if all(names) and len(set(names)) == len(names):
         return names
-    numbered = {str(number): one.settings for number, one in enumerate(variants)}
+    numbered = {str(number): variant.settings for number, variant in enumerate(variants)}
     table = settings_table(numbered)
-    found = [_settings_name(table, key) or name for key, name in zip(numbered, names, strict=True)]
+    labels = [_settings_name(table, key) or name for key, name in zip(numbered, names, strict=True)]
     return [
-        name if found.count(name) == 1 and name else f"{name or 'variant'}-{number}"
-        for number, name in enumerate(found, start=1)
+        name if labels.count(name) == 1 and name else f"{name or 'variant'}-{number}"
+        for number, name in enumerate(labels, start=1)
     ]
 
 
 def _directory_name(runs: Sequence[GivenRun]) -> str:
-    """Return the common name of run directories without their seeds; "" if there is none."""
+    """Return the common name of run directories without the seeds; "" if there is none."""
     paths = [run.path.resolve() for run in runs]
     if len({path.parent for path in paths}) == 1 and all(
         _SEED_DIRECTORY.fullmatch(path.name) for path in paths
@@ -236,7 +236,7 @@ def _directory_name(runs: Sequence[GivenRun]) -> str:
 
 
 def _settings_name(table: SettingsTable, name: str) -> str:
-    """Return the settings that differ, such as `target_epsilon=8`; "" if they are too long."""
+    """Return a variant's differing settings as a name, `target_epsilon=8`; "" if it is too long."""
     parts = [
         f"{key.rpartition('.')[2]}={setting_text(value)}"
         for key, value in table.values[name].items()
@@ -249,7 +249,7 @@ _TEST_SETTINGS = ("data.dataset", "data.test_fraction")
 
 
 def shared_digests(run: GivenRun) -> dict[str, str]:
-    """Return digests of the parts that paired runs share, as recorded when the run began."""
+    """Return the digests of the parts that paired runs share, recorded at the run's start."""
     schedule = participation_of(run.experiment)
     state = hashlib.sha256()
     for number in range(1, run.experiment.federation.rounds + 1):
@@ -262,9 +262,9 @@ def shared_digests(run: GivenRun) -> dict[str, str]:
 
 
 def test_set_problems(variants: Sequence[GivenVariant]) -> Iterator[str]:
-    """Yield why the scores of a variant and of the first one cannot be compared.
+    """Yield a message for each variant whose scores cannot be compared with the first one's.
 
-    Runs with one seed must have the same targets in the test set. Where no seed is in both, the
+    Runs with the same seed must have the same test targets. If two variants share no seed, their
     settings of the test set must agree.
     """
     first, *others = variants
@@ -289,10 +289,10 @@ def _problem(first: GivenVariant, other: GivenVariant) -> str | None:
 
 
 def _differing(first: GivenVariant, other: GivenVariant) -> str:
-    found = [
+    changes = [
         f"{key}: {setting_text(first.settings.get(key))} and "
         f"{setting_text(other.settings.get(key))}"
         for key in dict.fromkeys([*first.settings, *other.settings])
         if key.startswith(_TEST_SETTINGS) and first.settings.get(key) != other.settings.get(key)
     ]
-    return f": {'; '.join(found)}" if found else ""
+    return f": {'; '.join(changes)}" if changes else ""

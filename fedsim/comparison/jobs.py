@@ -1,7 +1,7 @@
-"""A job for every variant and seed, reuse of finished runs, and processes that share the jobs.
+"""Jobs of a comparison: one for each variant and seed, reuse of finished runs, worker processes.
 
-A finished run whose hash over everything that it depends on is the same is reused. A crash of a
-worker process fails only its job.
+A finished run is reused if the hash of everything that it depends on is unchanged. A crash of a
+worker process fails only its current job.
 """
 
 import hashlib
@@ -43,7 +43,7 @@ _COMPUTES_NO_RUN = ("cli", "comparison", "report", "tools", "tracking")
 
 
 def run_fingerprint(loaded: LoadedExperiment) -> str:
-    """Return the SHA-256 of everything that a run of the experiment depends on, files keyed.
+    """Return the SHA-256 of everything that a run of the experiment depends on; files are keyed.
 
     Guarantee: it changes with every setting (defaults included, `name` and `runtime` excluded),
     with every byte of a file named by the experiment, with the plug-ins' sources
@@ -68,7 +68,7 @@ def run_fingerprint(loaded: LoadedExperiment) -> str:
 
 
 def _named_files(settings: object, base: Path) -> Iterator[tuple[str, Path]]:
-    """Yield every file that the settings name by its path."""
+    """Yield (path as written, path) of every file that the settings name."""
     if isinstance(settings, dict):
         for value in settings.values():
             yield from _named_files(value, base)
@@ -88,17 +88,17 @@ def _file_digest(path: Path, _modified: int, _size: int) -> str:
 
 @lru_cache(maxsize=1)
 def _source_digest() -> str:
-    """Return a digest of the code that computes runs: a checkout changes within one version."""
+    """Return a digest of the source code that computes runs, as one version may have several."""
     digest = hashlib.sha256()
-    own = Path(fedsim.__file__).parent
-    roots = [own]
+    package = Path(fedsim.__file__).parent
+    roots = [package]
     for room in _ROOMS:
         spec = find_spec(room)
         roots += [Path(location) for location in (spec and spec.submodule_search_locations) or ()]
     for root in roots:
         for path in sorted(root.rglob("*.py")):
             relative = path.relative_to(root)
-            if root == own and relative.parts[0] in _COMPUTES_NO_RUN:
+            if root == package and relative.parts[0] in _COMPUTES_NO_RUN:
                 continue
             digest.update(f"{root.name}/{relative.as_posix()}\0".encode() + path.read_bytes())
     return digest.hexdigest()
@@ -119,16 +119,16 @@ FINISHED = ("completed", "stopped")
 
 @dataclass(frozen=True)
 class Job:
-    """One variant with one seed.
+    """A job of a comparison: one variant with one seed.
 
     Attributes:
         variant: name of the variant.
-        seed: the experiment's seed.
-        loaded: the experiment.
+        seed: seed of the experiment.
+        loaded: the experiment to run.
         directory: the run directory.
-        digest: the fingerprint of the run.
-        action: reuse a finished run, run from the start, or resume after the last round.
-        measure: whether `client_metrics.json` must be written.
+        digest: the fingerprint of the run (`run_fingerprint`).
+        action: whether to reuse a finished run, run from the start, or resume after the last round.
+        measure: whether `client_metrics.json` must still be written.
     """
 
     variant: str
@@ -141,7 +141,7 @@ class Job:
 
     @property
     def is_pending(self) -> bool:
-        """Whether a worker must run or measure it."""
+        """Whether a worker must still run or evaluate this job."""
         return self.action != "reuse" or self.measure
 
     def to_message(self) -> dict[str, Any]:
@@ -161,11 +161,11 @@ class Job:
 
 
 def check_directory(out: Path) -> None:
-    """Check that a directory is new, empty, or one of a comparison.
+    """Check that a directory is new, empty, or the directory of a comparison.
 
     Raises:
-        RunDirectoryError: it is none of these, or a file of a run is damaged.
-        SchemaError: a run has another schema.
+        RunDirectoryError: the directory is none of these, or a file of a run is damaged.
+        SchemaError: another schema version wrote a run.
     """
     if out.exists() and not out.is_dir():
         raise RunDirectoryError(f"{out} is a file; choose another --out")
@@ -179,11 +179,11 @@ def check_directory(out: Path) -> None:
 
 @contextmanager
 def lock_directory(out: Path) -> Iterator[tuple[int, ...]]:
-    """Hold a directory for one comparison: two at once would write into the same runs.
+    """Lock a directory for one comparison, as two at once would write into the same runs.
 
-    The lock goes with the processes that hold it, however they end. Yields the descriptors that
-    workers must inherit: one that outlives a killed caller for a moment still holds the directory.
-    Platforms without file locks go without.
+    The lock ends with the processes that hold it, however they end. Yields the file descriptors
+    that workers must inherit, so that a worker that briefly outlives a killed caller keeps the
+    lock. Platforms without file locks have no lock.
 
     Raises:
         RunDirectoryError: another process holds it.
@@ -204,10 +204,10 @@ def lock_directory(out: Path) -> Iterator[tuple[int, ...]]:
 
 
 def plan_jobs(comparison: LoadedComparison, out: Path) -> list[Job]:
-    """Return a job for every seed and variant, baseline and others of a seed side by side.
+    """Return a job for every seed and variant, with all variants of a seed next to each other.
 
-    A directory whose run belongs to another experiment (the file was changed since) is moved to
-    `superseded/`, never deleted: its ledger says what was spent.
+    A run directory of a changed experiment is moved to `superseded/`, not deleted: its ledger is
+    the record of what was spent.
     """
     jobs = []
     for index, seed in enumerate(comparison.seeds):
@@ -248,7 +248,7 @@ _ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 def default_workers() -> int:
-    """Return the number of processors that this process may use, at most `MAX_WORKERS`."""
+    """Return the default number of workers: the usable processors, at most `MAX_WORKERS`."""
     try:
         available = len(os.sched_getaffinity(0))
     except AttributeError:  # not on every platform
@@ -264,14 +264,14 @@ def execute(
     on_message: MessageHandler,
     inherited: tuple[int, ...] = (),
 ) -> None:
-    """Run every job in one of `workers` single-threaded processes.
+    """Run all jobs in `workers` parallel, single-threaded processes.
 
     Args:
-        jobs: messages for `fedsim.comparison.worker`.
+        jobs: the jobs as messages for `fedsim.comparison.worker`.
         workers: number of parallel processes.
-        log: file that receives all output of the workers.
-        on_message: called in this thread with the index of a job and each message of its worker.
-            The last message of a job is `finished` or `failed`.
+        log: path of the file for all output of the workers.
+        on_message: called in this thread with (index of a job, message of its worker); the last
+            message of a job is `finished` or `failed`.
         inherited: file descriptors that stay open in the workers.
 
     Raises:
@@ -304,7 +304,7 @@ class _WorkerPool:
         self._threads = [threading.Thread(target=self._serve, daemon=True) for _ in range(workers)]
 
     def work(self) -> None:
-        """Return when every job is done."""
+        """Run all jobs, and return when every job is done."""
         for thread in self._threads:
             thread.start()
         try:
@@ -328,7 +328,7 @@ class _WorkerPool:
                 self._on_message(*message)
 
     def _interrupt(self) -> None:
-        """Interrupt every run and wait for its files; a second interrupt does not wait."""
+        """Interrupt all runs and wait for their files; a second interrupt does not wait."""
         with self._lock:
             self._stopping = True
             processes = list(self._processes)
@@ -366,7 +366,7 @@ class _WorkerPool:
             return self._jobs.popleft() if self._jobs and not self._stopping else None
 
     def _start(self) -> subprocess.Popen[str] | None:
-        """Start a process; None once the pool is stopping, which would not end it."""
+        """Start a worker process; return None if the pool is already stopping."""
         paths = [path or os.getcwd() for path in sys.path]
         one_thread = dict.fromkeys(_ONE_THREAD, "1")
         with self._lock:
@@ -410,7 +410,7 @@ class _WorkerPool:
 
 
 def _dismiss(process: subprocess.Popen[str]) -> None:
-    """Close the worker's input, so that it ends, and wait for it."""
+    """Close the worker's input, which ends the worker, and wait for it."""
     if process.stdin is not None:
         with suppress(OSError):  # the process is already gone
             process.stdin.close()

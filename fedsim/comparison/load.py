@@ -1,4 +1,4 @@
-"""Load a comparison file: checked experiments for every variant and seed, or all mistakes."""
+"""Load a comparison file: check the experiments of all variants and seeds, report all mistakes."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -28,13 +28,13 @@ from fedsim.experiment.tree import Entry, Location, Node, from_python, is_broken
 
 @dataclass(frozen=True)
 class LoadedVariant:
-    """A variant whose experiments are valid.
+    """A variant with its checked experiments.
 
     Attributes:
-        name: name in results and directories.
-        changes: its changes to the base experiment, as `{"key.path": value}`.
-        experiments: one for each seed, in the order of the seeds.
-        arm: the baseline that it begins with; None without `arm`.
+        name: name of the variant in results and directories.
+        changes: the variant's changes to the base experiment, as `{"key.path": value}`.
+        experiments: the experiments, one for each seed, in the order of the seeds.
+        arm: name of the usual baseline (`arm`) that the variant starts from; None without one.
     """
 
     name: str
@@ -44,17 +44,17 @@ class LoadedVariant:
 
     @property
     def settings(self) -> dict[str, object]:
-        """All settings but name and seed, as `{"key.path": value}`."""
+        """All settings except name and seed, as `{"key.path": value}`."""
         return compared_settings(self.experiments[0].experiment)
 
     @property
     def is_private(self) -> bool:
-        """Whether its clients train with differential privacy."""
+        """Whether the variant's clients train with differential privacy."""
         return self.experiments[0].experiment.privacy is not None
 
     @property
     def unit(self) -> str | None:
-        """What its ε protects, `example` or `client`; None without privacy."""
+        """The privacy unit that ε protects, `example` or `client`; None without privacy."""
         privacy = self.experiments[0].experiment.privacy
         return None if privacy is None else privacy.unit
 
@@ -67,8 +67,8 @@ class LoadedComparison:
         settings: the content of the file.
         name: name of the comparison.
         base: path of the base experiment.
-        seeds: every variant runs once with each seed; a search has the seed of its base alone.
-        variants: all variants in the order of the file, grids expanded.
+        seeds: every variant runs once with each seed; a search uses only the seed of its base.
+        variants: all variants in the order of the file, with grids expanded.
     """
 
     settings: ComparisonSettings
@@ -79,15 +79,15 @@ class LoadedComparison:
 
     @property
     def metric(self) -> str | None:
-        """The compared metric; None: the first of accuracy, R² and loss that all runs have."""
+        """The compared metric; None means the first of accuracy, R² and loss that all runs have."""
         return self.settings.metric
 
     @property
     def baseline(self) -> Baseline:
-        """The variant that all others are compared with, or that of each unit.
+        """Name of the variant that all others are compared with, or the name by privacy unit.
 
         Raises:
-            ValueError: it is a search, which has none.
+            ValueError: this is a search, which has no baseline.
         """
         if self.settings.baseline is None:
             raise ValueError("a search has no baseline")
@@ -95,10 +95,10 @@ class LoadedComparison:
 
     @property
     def candidates(self) -> tuple[LoadedVariant, ...]:
-        """The variants that a search draws from."""
+        """The variants from which a search draws."""
         select = self.settings.select
         names = None if select is None else select.among or None
-        return tuple(one for one in self.variants if names is None or one.name in names)
+        return tuple(variant for variant in self.variants if names is None or variant.name in names)
 
 
 def load_comparison(
@@ -109,16 +109,16 @@ def load_comparison(
 ) -> LoadedComparison:
     """Load a comparison from a YAML file or a mapping.
 
-    No plug-in is imported and no data is read. The base experiment is loaded once for every
-    variant and seed, so all of them are known to be valid before the first run.
+    No plug-in is imported and no data are read. The base experiment is loaded once for every
+    variant and seed, so all experiments are checked before the first run.
 
     Args:
         source: path of the file, or its content as a mapping.
-        search: whether a search is performed, with `select.search`, instead of a comparison.
-        changes: values that replace keys of the file, such as `{"seeds": 3}`.
+        search: whether to load the file for a search (`select.search`) instead of a comparison.
+        changes: new values of keys of the comparison file, such as `{"seeds": 3}`.
 
     Raises:
-        ExperimentError: with every mistake of the file, of the base and of every variant.
+        ExperimentError: the file, the base or a variant has mistakes; the error lists all.
     """
     problems: list[Problem] = []
     if isinstance(source, Mapping):
@@ -140,18 +140,18 @@ def load_tree(
     search: bool = False,
     centre: str | None = None,
 ) -> LoadedComparison:
-    """Load a comparison from its located tree.
+    """Load a comparison from the tree of its file.
 
     Args:
         tree: the content of the file.
-        directory: the directory in which the path of the base starts.
-        stem: name of a comparison that gives none.
-        problems: mistakes that were found before.
-        search: as `load_comparison`.
-        centre: the variant that stands for every other one with the same settings; None: none.
+        directory: the directory that the path of the base refers to.
+        stem: name of the comparison if the file gives none.
+        problems: mistakes that were already found.
+        search: whether to load the file for a search (`select.search`) instead of a comparison.
+        centre: name of the variant that replaces all others with the same settings, or None.
 
     Raises:
-        ExperimentError: with every mistake, the given ones included.
+        ExperimentError: there are mistakes; the error lists all, including `problems`.
     """
     settings = _settings(tree, problems)
     base = _base(tree, directory, problems)
@@ -161,25 +161,31 @@ def load_tree(
     if entries is not None and isinstance(entries.node.value, dict):
         variants = expand_variants(entries.node.value, base_tree, problems)
     if centre is not None:
-        variants = [one if one.name == centre else replace(one, centre=centre) for one in variants]
+        variants = [
+            variant if variant.name == centre else replace(variant, centre=centre)
+            for variant in variants
+        ]
     loaded: tuple[LoadedVariant, ...] = ()
-    found: list[Problem] = []
+    mistakes: list[Problem] = []
     if base is not None and base_tree is not None:
         seeds = (0,) if settings is None else settings.seeds or (None,)
-        loaded = _load_variants(base, variants, seeds, tree, found)
+        loaded = _load_variants(base, variants, seeds, tree, mistakes)
     repeated = _equal_to_centre(variants, loaded)
-    loaded = tuple(one for one in loaded if one.name not in repeated)
+    loaded = tuple(variant for variant in loaded if variant.name not in repeated)
     if settings is not None:
         names = [variant.name for variant in variants if variant.name not in repeated]
         problems += _locate_messages(tree, _rules(settings, names, search=search))
-    problems += found
+    problems += mistakes
     if problems or settings is None or base is None or not loaded:
         raise ExperimentError(problems)
-    own_seeds = tuple(one.experiment.seed for one in loaded[0].experiments)
+    own_seeds = tuple(experiment.experiment.seed for experiment in loaded[0].experiments)
     name = settings.name or stem
     comparison = LoadedComparison(settings, name, base, own_seeds, loaded)
     if search:
-        candidates = {one.name: one.experiments[0].experiment for one in comparison.candidates}
+        candidates = {
+            candidate.name: candidate.experiments[0].experiment
+            for candidate in comparison.candidates
+        }
         problems += _locate_messages(tree, candidate_problems(candidates))
     else:
         problems += _locate_messages(tree, _unit_rules(comparison))
@@ -190,10 +196,10 @@ def load_tree(
 
 
 def _refuse_experiment(tree: Node, problems: list[Problem]) -> None:
-    """Raise for a file that is an experiment: all its keys would be unknown.
+    """Raise if the file is an experiment file, whose keys would all be unknown.
 
     Raises:
-        ExperimentError: with the ways out.
+        ExperimentError: the file is an experiment file; the message says what to do.
     """
     if _child(tree, "model") and not _child(tree, "base") and not _child(tree, "variants"):
         message = (
@@ -213,7 +219,7 @@ def _settings(tree: Node, problems: list[Problem]) -> ComparisonSettings | None:
 
 
 def _base(tree: Node, directory: Path, problems: list[Problem]) -> Path | None:
-    """Return the path of the base experiment; None if it is not a string or does not exist."""
+    """Return the path of the base experiment; None if it is no string or does not exist."""
     entry = _child(tree, "base")
     if entry is None or not isinstance(entry.node.value, str):
         return None  # reported already
@@ -225,7 +231,7 @@ def _base(tree: Node, directory: Path, problems: list[Problem]) -> Path | None:
 
 
 def _read_base(base: Path, problems: list[Problem]) -> Node | None:
-    """Return the tree of the base; mistakes in its keys are reported when it is loaded."""
+    """Return the tree of the base; mistakes in its keys are reported later, when it is loaded."""
     try:
         return read_yaml(base, [])
     except ExperimentError as error:
@@ -240,16 +246,16 @@ def _load_variants(
     tree: Node,
     problems: list[Problem],
 ) -> tuple[LoadedVariant, ...]:
-    """Return the variants with each seed; None: with the seed of the base."""
+    """Load the variants with every seed; a seed of None means the seed of the base."""
     place = locate(tree, ("seeds",))
     loaded: list[LoadedVariant] = []
-    found: list[tuple[Variant, Problem]] = []
+    mistakes: list[tuple[Variant, Problem]] = []
     for variant in variants:
-        own = [] if seeds[0] is None else [Override(("seed",), Node(seeds[0], place))]
+        seed_override = [] if seeds[0] is None else [Override(("seed",), Node(seeds[0], place))]
         try:
-            first = load_experiment(base, [*variant.overrides, *own])
+            first = load_experiment(base, [*variant.overrides, *seed_override])
         except ExperimentError as error:
-            found += [(variant, problem) for problem in error.problems]
+            mistakes += [(variant, problem) for problem in error.problems]
             continue
         experiments = tuple(  # no rule reads the seed, so one check is for all seeds
             first
@@ -258,28 +264,28 @@ def _load_variants(
             for seed in seeds
         )
         loaded.append(LoadedVariant(variant.name, variant.changes, experiments, variant.arm))
-    problems += _in_words(found, len(variants), str(base), tree.location.source)
+    problems += _in_words(mistakes, len(variants), str(base), tree.location.source)
     return tuple(loaded)
 
 
 def _equal_to_centre(variants: list[Variant], loaded: tuple[LoadedVariant, ...]) -> set[str]:
-    """Return the variants whose value of their key is the one that their centre has anyway."""
-    settings = {one.name: one.settings for one in loaded}
+    """Return the names of variants that equal their centre variant."""
+    settings = {variant.name: variant.settings for variant in loaded}
     return {
-        one.name
-        for one in variants
-        if one.centre is not None
-        and one.name in settings
-        and settings[one.name] == settings.get(one.centre)
+        variant.name
+        for variant in variants
+        if variant.centre is not None
+        and variant.name in settings
+        and settings[variant.name] == settings.get(variant.centre)
     }
 
 
 def _in_words(
-    found: list[tuple[Variant, Problem]], num_variants: int, base: str, source: str
+    mistakes: list[tuple[Variant, Problem]], num_variants: int, base: str, source: str
 ) -> Iterator[Problem]:
-    """Yield the problems of all variants; name the variant where the place does not show it."""
-    counts = Counter(problem for _, problem in found)
-    for variant, problem in found:
+    """Yield the problems of all variants; name the variant if the location does not show it."""
+    counts = Counter(problem for _, problem in mistakes)
+    for variant, problem in mistakes:
         if problem.source == COMMAND_LINE.source == source:  # the key is as it was given
             yield problem
         elif problem.source != base:  # written in the variant
@@ -327,16 +333,16 @@ def _rules(
 
 
 def _unit_rules(comparison: LoadedComparison) -> Iterator[PathMessage]:
-    """Yield why variants cannot be compared, or chosen from, in one unit each."""
-    units = {one.name: one.unit for one in comparison.variants}
+    """Yield why variants cannot be compared or selected within one privacy unit."""
+    units = {variant.name: variant.unit for variant in comparison.variants}
     yield from unit_problems(units, comparison.baseline)
     select = comparison.settings.select
     if select is None:
         return
     if not select.among and not any(units.values()):
         yield ("select",), "no variant has privacy; name the candidates in select.among"
-    found = {unit for name, unit in units.items() if name in (select.among or units)} - {None}
-    if len(found) > 1:
+    kinds = {unit for name, unit in units.items() if name in (select.among or units)} - {None}
+    if len(kinds) > 1:
         yield (
             ("select",),
             "the candidates have two units of privacy, which no choice can rank; name those of one "
@@ -345,7 +351,7 @@ def _unit_rules(comparison: LoadedComparison) -> Iterator[PathMessage]:
 
 
 def _metric_rules(comparison: LoadedComparison) -> Iterator[PathMessage]:
-    """Yield why a metric on the test set cannot be compared, or chosen by: no run computes it."""
+    """Yield (path, message) if no run computes the test metric to compare or select by."""
     settings = comparison.settings
     select = None if settings.select is None else settings.select.metric
     for path, metric in ((("metric",), settings.metric), (("select", "metric"), select)):
@@ -375,16 +381,18 @@ def _unknown_baselines(baseline: Baseline, names: list[str]) -> Iterator[PathMes
 
 def _no_such_variant(name: str, names: list[str]) -> str:
     hint = did_you_mean(name, names)
-    members = [one for one in names if one.startswith(f"{name}-")]
+    members = [member for member in names if member.startswith(f"{name}-")]
     if members:
         hint = f"; {name!r} is a grid: name one of its variants, such as {members[0]!r}"
     return f"there is no variant {name!r}{hint or '; there are ' + any_of(names[:10])}"
 
 
-def _locate_messages(tree: Node, found: Iterator[PathMessage] | list[PathMessage]) -> list[Problem]:
+def _locate_messages(
+    tree: Node, messages: Iterator[PathMessage] | list[PathMessage]
+) -> list[Problem]:
     return [
         locate(tree, path).problem(path, message)
-        for path, message in found
+        for path, message in messages
         if not is_broken(tree, path)
     ]
 

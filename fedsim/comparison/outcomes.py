@@ -1,4 +1,4 @@
-"""The outcome of every run, read from its directory."""
+"""Outcomes of the runs of a comparison, read from the run directories."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -17,7 +17,7 @@ from fedsim.runs.recorded_figures import personal_metrics
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """One variant with one seed, after the comparison.
+    """The outcome of one run: a variant with one seed.
 
     Attributes:
         variant: name of the variant.
@@ -25,25 +25,25 @@ class RunOutcome:
         path: the run directory, relative to the comparison's directory.
         status: status in `summary.json`, or "failed" for a run without that file.
         reason: reason of a failure or a stop; None without one.
-        reused: whether an earlier call finished the run.
-        metrics: final metrics on the test set, and `personal_...` of personal models on public
-            data; None where not finite.
-        is_private: whether its clients trained with differential privacy.
+        reused: whether the run was finished by an earlier call.
+        metrics: final metrics on the test set, and `personal_...` metrics of personal models on
+            public data; a value is None if it is not finite.
+        is_private: whether the clients trained with differential privacy.
         epsilon: the largest ε of any client; None if infinite or not private.
         delta: the δ of `epsilon`; None if not private.
-        trust: trust model that `epsilon` is claimed in; None if not private.
-        unit: what `epsilon` protects, `example` or `client`; None if not private.
-        certificates: the largest ε of any client against each observer; None if infinite.
+        trust: trust model in which `epsilon` holds; None if not private.
+        unit: privacy unit that `epsilon` protects, `example` or `client`; None if not private.
+        certificates: the largest ε of any client by observer; a value is None if infinite.
         adjacency: adjacency of `epsilon`; None if not private.
-        seconds: wall-clock time of its rounds.
+        seconds: wall-clock time of all rounds, in seconds.
         rounds: the lines of `rounds.jsonl`.
-        clients: `clients` of `privacy.json`.
+        clients: the entry `clients` of `privacy.json`.
         client_metrics: metrics of the global model on each client's own data; empty without
             `client_metrics: true`.
         pair_digests: digests of the parts that paired runs share.
-        scores: scores by class on the public test set; None in a failed run.
-        main_metric: the first of `evaluation.metrics` that is one number, or that of the task; None
-            where the task is not known.
+        scores: scores by class on the public test set; None for a failed run.
+        main_metric: name of the first of `evaluation.metrics` that is one number, or of the task's
+            metric; None if the task is not known.
     """
 
     variant: str
@@ -70,7 +70,7 @@ class RunOutcome:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the run reached its planned end and enters the results."""
+        """Whether the run reached its planned end, so that it counts in the results."""
         return self.status in FINISHED
 
     def to_json(self) -> dict[str, Any]:
@@ -98,22 +98,22 @@ def read_outcome(job: Job, out: Path, failure: str | None) -> RunOutcome:
     """Return the outcome of a job.
 
     Args:
-        job: the job.
-        out: the comparison's directory.
-        failure: reason of the worker's failure; None if it did not fail.
+        job: the job of the run.
+        out: directory of the comparison.
+        failure: reason why the worker failed; None if it did not fail.
     """
     directory = RunDirectory(job.directory)
-    found = read_run(
+    outcome = read_run(
         directory,
         experiment=job.loaded.experiment,
         variant=job.variant,
         path=job.directory.relative_to(out).as_posix(),
         pair_digests=_read(directory, RECORD, {}).get("pairing", {}),
     )
-    found = replace(found, reused=job.action == "reuse")
+    outcome = replace(outcome, reused=job.action == "reuse")
     if failure is None:
-        return found
-    return replace(found, status="failed", reason=failure, client_metrics=())
+        return outcome
+    return replace(outcome, status="failed", reason=failure, client_metrics=())
 
 
 def read_run(
@@ -127,9 +127,9 @@ def read_run(
     """Return the outcome of a run from its files.
 
     Args:
-        directory: the run directory; files that the run did not get to may be missing.
-        experiment: the settings of the run.
-        variant: name of its variant.
+        directory: the run directory; files that the run did not reach may be missing.
+        experiment: the experiment of the run.
+        variant: name of the run's variant.
         path: the run directory, relative to the comparison's directory.
         pair_digests: digests of the parts that paired runs share.
     """
@@ -163,7 +163,7 @@ def read_run(
 
 
 def _test_metrics(summary: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return the test metrics that are one number; lists are of single classes."""
+    """Return the test metrics that are one number, without the lists of values by class."""
     return {
         name: value
         for name, value in summary.items()
@@ -172,12 +172,15 @@ def _test_metrics(summary: Mapping[str, Any]) -> dict[str, float | None]:
 
 
 def _certificates(privacy: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return ε by observer; nothing for a run that did not get to its `privacy.json`."""
-    return {one["against"]: one["epsilon"] for one in privacy.get("certificates", ())}
+    """Return ε by observer; empty for a run that did not write `privacy.json`."""
+    return {
+        certificate["against"]: certificate["epsilon"]
+        for certificate in privacy.get("certificates", ())
+    }
 
 
 def _main_metric(experiment: Experiment) -> str | None:
-    """Return the main metric of a run; None for a loss of the user's own without chosen metrics."""
+    """Return the name of a run's main metric; None for a plug-in loss without chosen metrics."""
     computed = computed_metrics(experiment.model.loss, experiment.metrics)
     return f"test_{computed[1]}" if len(computed) > 1 else None
 

@@ -1,7 +1,7 @@
-"""The report of a comparison: one HTML file, readable offline, on paper and on a phone.
+"""The HTML report of a comparison: one file for offline reading, print and small screens.
 
-Its only script sorts tables. The page's security policy names the script's hash, so that no other
-script can run, even if text from a file should slip through the escaping.
+Its only script sorts tables. The page's content security policy names the script's hash, so no
+other script can run, even if unescaped text from a file got into the page.
 """
 
 import base64
@@ -48,7 +48,7 @@ _MAX_RUNS = 2000
 
 @dataclass(frozen=True)
 class TableCell:
-    """A cell: its text, and the value to sort by; None sorts last."""
+    """A table cell: its text, and the value to sort by; None sorts last."""
 
     text: str
     value: float | str | None
@@ -56,7 +56,7 @@ class TableCell:
 
 @dataclass(frozen=True)
 class TableRow:
-    """A row of a table, with the number of its variant's colour."""
+    """A table row, with the number of its variant's colour."""
 
     name: str
     series: int
@@ -66,9 +66,9 @@ class TableRow:
 
 @dataclass(frozen=True)
 class PageTable:
-    """A table that can be sorted by each column; the first column has names of variants.
+    """A table that readers can sort by each column; the first column has the variants' names.
 
-    What all names begin with, such as `target_epsilon=`, is the heading of that column.
+    The common beginning of all names, such as `target_epsilon=`, is the heading of that column.
     """
 
     headings: tuple[str, ...]
@@ -80,47 +80,53 @@ _Column = tuple[str, Callable[[VariantResult], TableCell]]
 
 
 def variants_table(results: Results, series: Mapping[str, int]) -> PageTable:
-    """Return the table of the variants: guarantee, mean, difference, tests.
+    """Return the table of variants: guarantee, mean metric, difference from the baseline and tests.
 
-    Trust and observer are columns only where a variant has another trust than local, and δ only
-    where variants have different ones.
+    Trust and observer are columns only if a variant's trust is not local, and δ only if variants
+    have different δ.
 
     Args:
-        results: the variants of one unit.
-        series: the number of each variant's colour.
+        results: the results of the variants of one unit.
+        series: number of each variant's colour by name.
     """
     columns = _columns(results)
-    prefix = common_words([one.name for one in results.variants])
+    prefix = common_words([variant.name for variant in results.variants])
     return PageTable(
         headings=(prefix or "variant", *(heading for heading, _ in columns)),
         rows=tuple(
             TableRow(
-                one.name.removeprefix(prefix),
-                series[one.name],
-                tuple(cell(one) for _, cell in columns),
+                variant.name.removeprefix(prefix),
+                series[variant.name],
+                tuple(cell(variant) for _, cell in columns),
             )
-            for one in results.variants
+            for variant in results.variants
         ),
     )
 
 
 def _columns(results: Results) -> Sequence[_Column]:
-    trusts = any(one.trust not in (None, "local") for one in results.variants)
-    deltas = {one.delta for one in results.variants if one.delta is not None}
+    trusts = any(variant.trust not in (None, "local") for variant in results.variants)
+    deltas = {variant.delta for variant in results.variants if variant.delta is not None}
     metric, baseline = results.metric, results.baseline
     columns: list[_Column] = [("guarantee", _guarantee)]
     if len(deltas) > 1:
         columns.append(("δ", _delta))
     columns += [
-        (metric_words(metric), lambda one: _mean(one, metric)),
-        (f"minus {baseline}", lambda one: _difference(one, metric, one.name == baseline)),
-        ("p (t test)", lambda one: _p(one.difference and one.difference.holm_p)),
-        ("p (signs)", lambda one: _p(one.difference and one.difference.paired.sign_flip_p)),
+        (metric_words(metric), lambda variant: _mean(variant, metric)),
+        (
+            f"minus {baseline}",
+            lambda variant: _difference(variant, metric, variant.name == baseline),
+        ),
+        ("p (t test)", lambda variant: _p(variant.difference and variant.difference.holm_p)),
+        (
+            "p (signs)",
+            lambda variant: _p(variant.difference and variant.difference.paired.sign_flip_p),
+        ),
     ]
     if trusts:
         columns += [
-            ("trust", lambda one: TableCell(one.trust or "–", one.trust)),
-            ("observer", lambda one: TableCell(observer_text(one), one.observer)),
+            ("trust", lambda variant: TableCell(variant.trust or "–", variant.trust)),
+            ("observer", lambda variant: TableCell(observer_text(variant), variant.observer)),
         ]
     return [*columns, ("seeds", _seeds), ("time", _time)]
 
@@ -164,33 +170,33 @@ def _time(variant: VariantResult) -> TableCell:
 
 
 def differences_table(results: Results, series: Mapping[str, int]) -> PageTable | None:
-    """Return the settings that differ; None where there are none.
+    """Return the table of settings in which variants differ; None if there are none.
 
     Args:
-        results: the variants of one unit.
-        series: the number of each variant's colour.
+        results: the results of the variants of one unit.
+        series: number of each variant's colour by name.
     """
-    found = results.settings.among(one.name for one in results.variants)
-    if not found.keys:
+    settings = results.settings.among(variant.name for variant in results.variants)
+    if not settings.keys:
         return None
     rows = []
-    prefix = common_words([one.name for one in results.variants])
-    for one in (one for one in results.variants if one.name in found.values):
-        texts = [found.text(one.name, key) for key in found.keys]
-        values = [found.values[one.name].get(key) for key in found.keys]
+    prefix = common_words([variant.name for variant in results.variants])
+    for variant in (variant for variant in results.variants if variant.name in settings.values):
+        texts = [settings.text(variant.name, key) for key in settings.keys]
+        values = [settings.values[variant.name].get(key) for key in settings.keys]
         cells = tuple(
             TableCell(text, value if isinstance(value, int | float) else text)
             for text, value in zip(texts, values, strict=True)
         )
-        rows.append(TableRow(one.name.removeprefix(prefix), series[one.name], cells))
-    return PageTable((prefix or "variant", *found.keys), tuple(rows))
+        rows.append(TableRow(variant.name.removeprefix(prefix), series[variant.name], cells))
+    return PageTable((prefix or "variant", *settings.keys), tuple(rows))
 
 
 def runs_table(results: Results, series: Mapping[str, int]) -> PageTable:
-    """Return the table of the first runs, each with a link to its report.
+    """Return the table of runs (only the first ones), each with a link to its report.
 
     Args:
-        results: all variants.
+        results: the results of all variants.
         series: the number of each variant's colour.
     """
     metric = results.metric
@@ -265,49 +271,49 @@ def _context(result: ComparisonResult) -> dict[str, Any]:
 
 
 def _unit(part: Results) -> dict[str, Any]:
-    """Return the tables and the figures of one unit's variants; its name where there are two."""
+    """Return tables and figures of one privacy unit's variants, with its name if there are two."""
     series = _numbers(part)
     pictures = pictures_of(part)
     return {
         "name": part.groups[0].unit if part.has_sibling else None,
         "table": variants_table(part, series),
         "differences": differences_table(part, series),
-        "figures": {name: one and _figure(one) for name, one in pictures.items()},
-        "settings_figures": [_figure(one) for one in against_settings(part)],
+        "figures": {name: picture and _figure(picture) for name, picture in pictures.items()},
+        "settings_figures": [_figure(picture) for picture in against_settings(part)],
         "spend_sentence": None if pictures["spend"] else spend_sentence(part),
         "scores": scores_context(part),
     }
 
 
 def _numbers(part: Results) -> dict[str, int]:
-    """Return the number of each variant's colour, from 1 on."""
-    return {one.name: number for number, one in enumerate(part.variants, start=1)}
+    """Return the number of each variant's colour by name, counted from 1."""
+    return {variant.name: number for number, variant in enumerate(part.variants, start=1)}
 
 
-def _figure(one: Picture) -> dict[str, Any]:
-    """Return a figure of the page, with links to its files."""
+def _figure(picture: Picture) -> dict[str, Any]:
+    """Return the template's entry of a figure, with links to its files."""
     return {
-        "caption": one.caption,
-        "drawing": inline_svg(one.chart),
-        "files": {kind: f"{FIGURES}/{one.name}.{kind}" for kind in ("svg", "csv")},
+        "caption": picture.caption,
+        "drawing": inline_svg(picture.chart),
+        "files": {kind: f"{FIGURES}/{picture.name}.{kind}" for kind in ("svg", "csv")},
     }
 
 
 def _warnings(result: ComparisonResult) -> list[tuple[str, str]]:
-    found = []
+    notices = []
     if result.interrupted:
-        found.append(("The comparison is not finished.", "Run the same command to continue it."))
+        notices.append(("The comparison is not finished.", "Run the same command to continue it."))
     if result.failed:
         names = ", ".join(f"{run.variant} with seed {run.seed}" for run in result.failed[:10])
-        found.append((f"{len(result.failed)} runs failed:", f"{names}. They are left out."))
-    if max(len(one.outcomes) for one in result.results.variants) == 1:
-        found.append(("There is one seed.", "It gives no intervals and no tests."))
-    return found
+        notices.append((f"{len(result.failed)} runs failed:", f"{names}. They are left out."))
+    if max(len(variant.outcomes) for variant in result.results.variants) == 1:
+        notices.append(("There is one seed.", "It gives no intervals and no tests."))
+    return notices
 
 
 def _cards(results: Results) -> list[Card]:
     metric = results.metric
-    baseline = next(one for one in results.variants if one.name == results.baseline)
+    baseline = next(variant for variant in results.variants if variant.name == results.baseline)
     estimate = baseline.metrics.get(metric)
     majority = majority_of(baseline) if metric == "test_accuracy" else None
     share = "" if majority is None else f"; always one class: {metric_text(metric, majority)}"
@@ -348,18 +354,20 @@ def _run_cards(results: Results) -> list[Card]:
 
 
 def _strongest(results: Results) -> VariantResult | None:
-    found = [
-        one for one in results.variants if one.epsilon is not None and one.name != results.baseline
+    private = [
+        variant
+        for variant in results.variants
+        if variant.epsilon is not None and variant.name != results.baseline
     ]
-    return min(found, key=lambda one: one.epsilon or 0.0, default=None)
+    return min(private, key=lambda variant: variant.epsilon or 0.0, default=None)
 
 
 def _guarantees(result: ComparisonResult) -> list[tuple[str, str]]:
-    """Return (variant, statement of its run with the largest ε) for each private variant."""
-    found = []
+    """Return (name, privacy statement of the run with the largest ε) of each private variant."""
+    statements = []
     for variant in result.results.variants:
         if variant.is_private and variant.finished_runs:
             worst = max(variant.finished_runs, key=lambda run: run.epsilon or float("inf"))
             privacy = RunDirectory(result.path / worst.path).read_json("privacy.json")
-            found.append((variant.name, privacy["statement"]))
-    return found
+            statements.append((variant.name, privacy["statement"]))
+    return statements

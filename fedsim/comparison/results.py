@@ -1,4 +1,4 @@
-"""The numbers of a comparison, computed from the outcomes of all runs."""
+"""Results of a comparison: means, differences and tests from the outcomes of all runs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -31,31 +31,31 @@ _PREFERRED = ("test_accuracy", "test_r2", "test_loss")
 
 
 class ComparedVariant(Protocol):
-    """A variant of what is compared."""
+    """Protocol of a compared variant, from a comparison file or from existing runs."""
 
     @property
     def name(self) -> str:
-        """Name in results."""
+        """Name of the variant in results."""
         ...
 
     @property
     def changes(self) -> Mapping[str, object]:
-        """Changes to the base experiment, as `{"key.path": value}`; none of given runs."""
+        """Changes to the base experiment, as `{"key.path": value}`; empty for existing runs."""
         ...
 
     @property
     def settings(self) -> Mapping[str, object]:
-        """All settings but name and seed, as `{"key.path": value}`."""
+        """All settings except name and seed, as `{"key.path": value}`."""
         ...
 
     @property
     def unit(self) -> str | None:
-        """What its ε protects, `example` or `client`; None without privacy."""
+        """The privacy unit that ε protects, `example` or `client`; None without privacy."""
         ...
 
 
 class Compared(Protocol):
-    """What is compared: the variants of a comparison file, or runs that were given."""
+    """Protocol of a comparison: the variants of a comparison file, or existing runs."""
 
     @property
     def name(self) -> str:
@@ -64,12 +64,12 @@ class Compared(Protocol):
 
     @property
     def metric(self) -> str | None:
-        """The metric to compare; None: the first of accuracy, R² and loss that all runs have."""
+        """The compared metric; None means the first of accuracy, R² and loss that all runs have."""
         ...
 
     @property
     def baseline(self) -> Baseline:
-        """The variant that all others are compared with, or that of each unit."""
+        """Name of the variant that all others are compared with, or the name by privacy unit."""
         ...
 
     @property
@@ -79,26 +79,26 @@ class Compared(Protocol):
 
     @property
     def variants(self) -> Sequence[ComparedVariant]:
-        """The variants in order."""
+        """The variants in the order of the results."""
         ...
 
 
 class ComparisonError(InputError):
-    """A comparison without a result; the message names the fix."""
+    """Raised if a comparison has no result; the message names the fix."""
 
 
 class NothingFinishedError(FedsimError, RuntimeError):
-    """A comparison without a finished run; the message has the reasons."""
+    """Raised if no run of a comparison finished; the message has the reasons."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A variant minus the baseline, over the seeds that both finished.
+    """The difference of a variant from the baseline, over the seeds that both finished.
 
     Attributes:
-        seeds: those seeds.
-        paired: mean, interval and tests.
-        holm_p: the t test's p value, adjusted for all variants of the comparison.
+        seeds: the seeds that both finished.
+        paired: mean difference, interval and tests.
+        holm_p: p value of the t test, Holm-adjusted for all variants of the comparison.
     """
 
     seeds: tuple[int, ...]
@@ -123,18 +123,18 @@ class VariantResult:
 
     Attributes:
         name: name of the variant.
-        changes: its changes to the base experiment.
+        changes: the variant's changes to the base experiment.
         is_private: whether its clients trained with differential privacy.
-        outcomes: one for each seed.
-        metrics: means over the finished seeds.
-        difference: to the baseline in the compared metric; None for the baseline itself, or
-            where no seed finished in both.
+        outcomes: outcomes of the runs, one for each seed.
+        metrics: mean of each metric over the finished seeds.
+        difference: difference from the baseline in the compared metric; None for the baseline
+            itself, or if no seed finished in both.
         epsilon: the largest ε of any client in any of its runs; None if infinite or not private.
         delta: the largest δ of any of its runs; None if not private.
-        seconds: mean time of a run; None if none finished.
-        trust: trust model of its ε; None if not private.
-        unit: what its ε protects, `example` or `client`; None if not private.
-        certificates: the largest ε of any of its runs against each observer; None if infinite.
+        seconds: mean time of a run in seconds; None if no run finished.
+        trust: trust model in which ε holds; None if not private.
+        unit: privacy unit that ε protects, `example` or `client`; None if not private.
+        certificates: the largest ε of any run by observer; a value is None if infinite.
     """
 
     name: str
@@ -152,12 +152,12 @@ class VariantResult:
 
     @property
     def observer(self) -> str | None:
-        """The observer that its ε is claimed against; None if not private."""
+        """The observer against whom ε is claimed; None if not private."""
         return None if self.trust is None else CLAIMED_AGAINST[self.trust]
 
     @property
     def finished_runs(self) -> tuple[RunOutcome, ...]:
-        """The outcomes of finished runs."""
+        """The outcomes of the finished runs."""
         return tuple(outcome for outcome in self.outcomes if outcome.is_finished)
 
     def to_json(self) -> dict[str, Any]:
@@ -172,7 +172,7 @@ class VariantResult:
             "against": self.observer,
             "certificates": dict(self.certificates),
             "delta": self.delta,
-            "metrics": {name: _estimate_json(one) for name, one in self.metrics.items()},
+            "metrics": {name: _estimate_json(estimate) for name, estimate in self.metrics.items()},
             "difference": None if self.difference is None else self.difference.to_json(),
             "seconds": None if self.seconds is None else _estimate_json(self.seconds),
             "runs": [outcome.to_json() for outcome in self.outcomes],
@@ -181,18 +181,18 @@ class VariantResult:
 
 @dataclass(frozen=True)
 class Results:
-    """The numbers of a comparison.
+    """The results of a comparison.
 
     Attributes:
         name: name of the comparison.
-        metric: the compared metric.
-        baseline: name of the variant that the others are compared with, or that of each unit.
+        metric: name of the compared metric.
+        baseline: name of the variant that the others are compared with, or the name by unit.
         seeds: the seeds of all variants together.
-        variants: in the order of the file.
+        variants: results of the variants, in the order of the file.
         pair_check: whether paired runs share data, initial model and participants.
         settings: the settings in which variants differ.
-        remarks: what a reader must know besides `notes`, such as runs that were left out.
-        has_sibling: whether these are the variants of one unit of two.
+        remarks: sentences for the reader besides `notes`, such as on runs that were left out.
+        has_sibling: whether these are the variants of one of two privacy units.
     """
 
     name: str
@@ -207,22 +207,24 @@ class Results:
 
     @property
     def outcomes(self) -> tuple[RunOutcome, ...]:
-        """The outcomes of all variants."""
+        """The outcomes of all runs of all variants."""
         return tuple(outcome for variant in self.variants for outcome in variant.outcomes)
 
     @property
     def groups(self) -> tuple[UnitGroup, ...]:
-        """The variants of each unit; only those of one unit are compared with each other."""
-        return group_by_unit({one.name: one.unit for one in self.variants}, self.baseline)
+        """The variants grouped by privacy unit; only variants of one unit are compared."""
+        return group_by_unit(
+            {variant.name: variant.unit for variant in self.variants}, self.baseline
+        )
 
     @property
     def by_unit(self) -> tuple["Results", ...]:
-        """The results of each unit alone."""
+        """The results of each privacy unit by itself."""
         return tuple(
             replace(
                 self,
                 baseline=group.baseline,
-                variants=tuple(one for one in self.variants if one.name in group.names),
+                variants=tuple(variant for variant in self.variants if variant.name in group.names),
                 has_sibling=len(self.groups) > 1,
             )
             for group in self.groups
@@ -244,14 +246,14 @@ class Results:
 
 
 def summarise(comparison: Compared, outcomes: Sequence[RunOutcome]) -> Results:
-    """Return the numbers of a comparison.
+    """Return the results of a comparison.
 
     Args:
-        comparison: what is compared.
-        outcomes: the outcome of every run.
+        comparison: the compared variants, baseline and metric.
+        outcomes: the outcomes of all runs.
 
     Raises:
-        ComparisonError: the runs do not have the metric of the comparison file.
+        ComparisonError: runs lack the compared metric, or have no metric in common.
         NothingFinishedError: no run was finished.
     """
     finished = [outcome for outcome in outcomes if outcome.is_finished]
@@ -259,7 +261,7 @@ def summarise(comparison: Compared, outcomes: Sequence[RunOutcome]) -> Results:
         raise NothingFinishedError(_nothing_finished(outcomes))
     metric = _metric(comparison.metric, finished)
     by_name = {
-        variant.name: tuple(one for one in outcomes if one.variant == variant.name)
+        variant.name: tuple(outcome for outcome in outcomes if outcome.variant == variant.name)
         for variant in comparison.variants
     }
     units = {variant.name: variant.unit for variant in comparison.variants}
@@ -274,8 +276,8 @@ def summarise(comparison: Compared, outcomes: Sequence[RunOutcome]) -> Results:
         difference = None if pair is None else Difference(*pair, holm_p=adjusted[variant.name])
         variants.append(_variant(variant.name, variant.changes, by_name[variant.name], difference))
     digests = {
-        name: {one.seed: one.pair_digests for one in own if one.is_finished}
-        for name, own in by_name.items()
+        name: {run.seed: run.pair_digests for run in runs if run.is_finished}
+        for name, runs in by_name.items()
     }
     return Results(
         name=comparison.name,
@@ -284,17 +286,19 @@ def summarise(comparison: Compared, outcomes: Sequence[RunOutcome]) -> Results:
         seeds=comparison.seeds,
         variants=tuple(variants),
         pair_check=check_pairs(digests, compared),
-        settings=settings_table({one.name: one.settings for one in comparison.variants}),
+        settings=settings_table(
+            {variant.name: variant.settings for variant in comparison.variants}
+        ),
     )
 
 
 def _metric(asked: str | None, finished: Sequence[RunOutcome]) -> str:
-    known = [name for name in finished[0].metrics if all(name in one.metrics for one in finished)]
+    known = [name for name in finished[0].metrics if all(name in run.metrics for run in finished)]
     if not known:
-        found = {one.variant: ", ".join(one.metrics) or "none" for one in finished}
-        each = "; ".join(f"{name} has {metrics}" for name, metrics in found.items())
+        metrics_of = {run.variant: ", ".join(run.metrics) or "none" for run in finished}
+        listed = "; ".join(f"{name} has {metrics}" for name, metrics in metrics_of.items())
         raise ComparisonError(
-            f"the variants have no metric in common: {each}. Compare models with one kind of loss"
+            f"the variants have no metric in common: {listed}. Compare models with one kind of loss"
         )
     if asked is None:
         first = finished[0].main_metric
@@ -308,25 +312,27 @@ def _metric(asked: str | None, finished: Sequence[RunOutcome]) -> str:
 
 
 def _nothing_finished(outcomes: Sequence[RunOutcome]) -> str:
-    lines = [f"{one.path}: {one.reason}" for one in outcomes if one.reason is not None]
+    lines = [
+        f"{outcome.path}: {outcome.reason}" for outcome in outcomes if outcome.reason is not None
+    ]
     more = [f"and {len(lines) - _MAX_REASONS} more"] if len(lines) > _MAX_REASONS else []
     head = "no run was finished, so there is nothing to compare"
     return "\n".join([head, *lines[:_MAX_REASONS], *more])
 
 
 def finite_values(outcomes: Sequence[RunOutcome], metric: str) -> dict[int, float]:
-    """Return the finite values of the finished runs by seed."""
+    """Return a metric's finite values over finished runs, by seed."""
     return {
-        one.seed: value
-        for one in outcomes
-        if one.is_finished and (value := one.metrics.get(metric)) is not None
+        outcome.seed: value
+        for outcome in outcomes
+        if outcome.is_finished and (value := outcome.metrics.get(metric)) is not None
     }
 
 
 def _paired(
-    own: Sequence[RunOutcome], baseline: Sequence[RunOutcome], metric: str
+    outcomes: Sequence[RunOutcome], baseline: Sequence[RunOutcome], metric: str
 ) -> tuple[tuple[int, ...], PairedDifference] | None:
-    mine, other = finite_values(own, metric), finite_values(baseline, metric)
+    mine, other = finite_values(outcomes, metric), finite_values(baseline, metric)
     seeds = tuple(seed for seed in mine if seed in other)
     if not seeds:
         return None
@@ -340,35 +346,35 @@ def _variant(
     outcomes: tuple[RunOutcome, ...],
     difference: Difference | None,
 ) -> VariantResult:
-    finished = [one for one in outcomes if one.is_finished]
-    names = list(dict.fromkeys(metric for one in finished for metric in one.metrics))
+    finished = [run for run in outcomes if run.is_finished]
+    names = list(dict.fromkeys(metric for run in finished for metric in run.metrics))
     values = {metric: list(finite_values(finished, metric).values()) for metric in names}
-    epsilons = [one.epsilon for one in finished]
+    epsilons = [run.epsilon for run in finished]
     known = [epsilon for epsilon in epsilons if epsilon is not None]
     return VariantResult(
         name=name,
         changes=changes,
         is_private=outcomes[0].is_private,
         outcomes=outcomes,
-        metrics={metric: t_interval(found) for metric, found in values.items() if found},
+        metrics={metric: t_interval(numbers) for metric, numbers in values.items() if numbers},
         difference=difference,
         epsilon=max(known) if known and len(known) == len(epsilons) else None,
-        delta=max((one.delta for one in finished if one.delta is not None), default=None),
-        seconds=t_interval([one.seconds for one in finished]) if finished else None,
+        delta=max((run.delta for run in finished if run.delta is not None), default=None),
+        seconds=t_interval([run.seconds for run in finished]) if finished else None,
         trust=outcomes[0].trust,
         unit=outcomes[0].unit,
-        certificates=_largest([one.certificates for one in finished]),
+        certificates=_largest([run.certificates for run in finished]),
     )
 
 
 def _largest(certificates: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:
-    """Return the largest ε of any run against each observer; None if one is infinite."""
-    found: dict[str, float | None] = {}
-    for observer in dict.fromkeys(name for one in certificates for name in one):
-        values = [one.get(observer) for one in certificates]
+    """Return the largest ε of any run by observer; None if one of them is infinite."""
+    largest: dict[str, float | None] = {}
+    for observer in dict.fromkeys(name for certificate in certificates for name in certificate):
+        values = [certificate.get(observer) for certificate in certificates]
         known = [value for value in values if value is not None]
-        found[observer] = max(known) if len(known) == len(values) else None
-    return found
+        largest[observer] = max(known) if len(known) == len(values) else None
+    return largest
 
 
 def _estimate_json(estimate: Estimate) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""The settings of a comparison file, which override keys of experiments, and the rules of a search.
+"""The settings of a comparison file, and the rules that make a comparison or a search valid.
 
-No score and no run of a search may escape its two figures.
+No score and no run of a search may be released outside of its two stated guarantees.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -44,7 +44,7 @@ class SearchSettings(Settings):
 
     @property
     def eta(self) -> float | None:
-        """Shape of the truncated negative binomial law; None for the Poisson law."""
+        """Shape of the truncated negative binomial distribution of run counts; None for Poisson."""
         return self.shape if self.law == "negative_binomial" else _SHAPES[self.law]
 
     @model_validator(mode="after")
@@ -137,7 +137,7 @@ class ComparisonSettings(Settings):
     @field_validator("seeds")
     @classmethod
     def _seeds(cls, seeds: object) -> tuple[int, ...]:
-        """Return the list of seeds for a list or a number of seeds."""
+        """Return a tuple of seeds from a list of seeds, or from their number."""
         if isinstance(seeds, bool) or not isinstance(seeds, int | list):
             raise ValueError(f"must be a whole number or a list of them, got {value_text(seeds)}")
         if isinstance(seeds, int):
@@ -167,7 +167,7 @@ _NOT_IN_A_SEARCH = {
 
 
 def required_problems(settings: ComparisonSettings) -> Iterator[PathMessage]:
-    """Yield what a comparison lacks or must not have."""
+    """Yield (path, message) for keys that a comparison lacks or must not have."""
     if settings.select is not None and settings.select.search is not None:
         yield (
             ("select", "search"),
@@ -183,7 +183,7 @@ def required_problems(settings: ComparisonSettings) -> Iterator[PathMessage]:
 
 
 def file_problems(settings: ComparisonSettings) -> Iterator[PathMessage]:
-    """Yield what a file lacks or must not have to be searched."""
+    """Yield (path, message) for keys that a search lacks or must not have."""
     for key, message in _NOT_IN_A_SEARCH.items():
         if getattr(settings, key) not in (None, False):
             yield (key,), message
@@ -210,10 +210,10 @@ def file_problems(settings: ComparisonSettings) -> Iterator[PathMessage]:
 
 
 def candidate_problems(candidates: Mapping[str, Experiment]) -> Iterator[PathMessage]:
-    """Yield why variants cannot be candidates of a search.
+    """Yield (path, message) for reasons why variants cannot be candidates of a search.
 
     Args:
-        candidates: the experiment of each, by name.
+        candidates: the experiment of each candidate by name.
     """
     first = next(iter(candidates))
     for name, experiment in candidates.items():

@@ -1,4 +1,4 @@
-"""Means over seeds, paired differences and their tests. Seeds are the sample, not examples.
+"""Means over seeds, paired differences and their tests; the sample is the seeds, not examples.
 
 An interval is Student's t interval: exact for normal values, an approximation for others, and wide
 for few seeds. A paired difference has two tests with different assumptions. The paired t test
@@ -24,14 +24,14 @@ _TIE_TOLERANCE = 1e-12  # relative: the order of a sum may change its last digit
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over seeds.
+    """A mean over seeds with its confidence interval.
 
     Attributes:
         n: number of values.
-        mean: their mean.
-        sd: their standard deviation (n - 1 in the denominator); None for a single value.
-        low: lower end of the interval of the mean; None for a single value, which has none.
-        high: upper end.
+        mean: mean of the values.
+        sd: sample standard deviation (n - 1 in the denominator); None for a single value.
+        low: lower end of the mean's interval; None for a single value.
+        high: upper end of the mean's interval; None for a single value.
     """
 
     n: int
@@ -43,7 +43,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """The mean of `value - baseline` over seeds that both have.
+    """The mean of `value - baseline` over the seeds that both have, with its tests.
 
     Attributes:
         estimate: the mean difference and its interval.
@@ -67,8 +67,8 @@ def t_interval(values: Sequence[float], *, confidence: float = CONFIDENCE) -> Es
     `confidence`, whatever their variance.
 
     Args:
-        values: one number for each seed, finite.
-        confidence: probability in (0, 1).
+        values: one finite number for each seed.
+        confidence: coverage probability, in (0, 1).
 
     Raises:
         ValueError: there is no value, one is not finite, or `confidence` is not in (0, 1).
@@ -94,12 +94,13 @@ def paired_difference(
     independent and symmetric about zero, `sign_flip_p` is at most p with probability at most p.
 
     Args:
-        values: one number for each seed.
-        baseline: the baseline's number for the same seeds, in the same order.
-        confidence: of the interval.
+        values: one finite number for each seed.
+        baseline: the baseline's numbers for the same seeds, in the same order.
+        confidence: coverage probability of the interval, in (0, 1).
 
     Raises:
-        ValueError: the lengths differ, or as in `t_interval`.
+        ValueError: the lengths differ, there is no value, one is not finite, or `confidence` is
+            not in (0, 1).
     """
     if len(values) != len(baseline):
         raise ValueError(
@@ -116,7 +117,7 @@ def paired_difference(
 
 
 def sign_flip_test(differences: NDArray[np.float64]) -> float | None:
-    """Return the share of all 2^n sign choices whose mean is as far from zero as the given one.
+    """Return the exact p value: the share of all 2^n sign choices with a mean as far from zero.
 
     None for fewer than 2 or more than `MAX_FLIPPED_PAIRS` differences.
     """
@@ -136,8 +137,8 @@ def sign_flip_test(differences: NDArray[np.float64]) -> float | None:
 def holm(p_values: Sequence[float | None]) -> tuple[float | None, ...]:
     """Return p values adjusted for multiple comparisons (Holm 1979), in the given order.
 
-    Guarantee: calling those below p significant is wrong about any of them with probability at
-    most p, however the tests depend on one another. A None is no test and stays None.
+    Guarantee: if all adjusted values below p are called significant, any of these calls is wrong
+    with probability at most p, however the tests depend on one another. A None stays None.
     """
     tested = sorted((p, index) for index, p in enumerate(p_values) if p is not None)
     adjusted: list[float | None] = [None] * len(p_values)

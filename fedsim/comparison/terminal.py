@@ -1,4 +1,4 @@
-"""A comparison in the terminal: progress on stderr, the table on stdout."""
+"""Terminal output of a comparison: progress on stderr, the table of results on stdout."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -41,7 +41,7 @@ _MAX_COLUMNS = 4
 
 
 class ComparisonProgress:
-    """One progress bar for all runs and one per active run; without a terminal, lines."""
+    """Progress of a comparison: a bar for all runs and one per active run, or plain lines."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True)
@@ -58,7 +58,7 @@ class ComparisonProgress:
         self._done = 0
 
     def planned(self, comparison: LoadedComparison, jobs: list[Job], workers: int) -> None:
-        """Print the plan of the comparison, and start the bar."""
+        """Print the plan of the comparison and start the progress bars."""
         pending = [job for job in jobs if job.is_pending]
         self._pending = len(pending)
         resumed = sum(job.action == "resume" for job in pending)
@@ -76,7 +76,7 @@ class ComparisonProgress:
             self._progress.start()
 
     def worker_message(self, job: Job, message: Mapping[str, Any]) -> None:
-        """Advance the run's bar; print its end."""
+        """Advance a run's progress bar, and print the end of the run."""
         key = (job.variant, job.seed)
         event = message["event"]
         if event in ("phase", "started") and self._all is not None:
@@ -87,7 +87,7 @@ class ComparisonProgress:
             self._finished(job, message)
 
     def _begin(self, job: Job, message: Mapping[str, Any]) -> None:
-        """Show a run's phase, or its rounds."""
+        """Show a run's phase or its number of rounds in its bar."""
         name, key = f"{job.variant}, seed {job.seed}", (job.variant, job.seed)
         if key not in self._tasks:
             self._tasks[key] = self._progress.add_task(name, total=None)
@@ -97,7 +97,7 @@ class ComparisonProgress:
         self._progress.update(self._tasks[key], description=f"{name}: {phase}" if phase else name)
 
     def ended(self) -> None:
-        """Stop the bars."""
+        """Stop the progress bars."""
         if self._all is not None:
             self._progress.stop()
 
@@ -118,23 +118,23 @@ class ComparisonProgress:
 
 
 def notebook_comparison() -> ComparisonProgress | None:
-    """Return an observer that shows a comparison in the notebook; None outside of one."""
+    """Return a callback that shows a comparison's progress in a notebook; None outside of one."""
     console = notebook_console()
     return None if console is None else ComparisonProgress(console)
 
 
 def print_comparison(result: ComparisonResult, console: Console | None = None) -> None:
-    """Print the table of a comparison and its notes.
+    """Print the results table of a comparison and its notes.
 
     Args:
-        result: the comparison.
-        console: where to print; default: stdout.
+        result: the result of the comparison.
+        console: console to print to; None means stdout.
     """
     console = console or Console()
     for part in result.results.by_unit:
         console.print(_table(part, unit=len(result.results.groups) > 1))
-        settings = part.settings.among(one.name for one in part.variants)
-        if settings.keys and not any(one.changes for one in part.variants):
+        settings = part.settings.among(variant.name for variant in part.variants)
+        if settings.keys and not any(variant.changes for variant in part.variants):
             console.print(_settings(settings))
         by_class = scores_table(part)
         if by_class is not None:
@@ -151,15 +151,15 @@ def print_comparison(result: ComparisonResult, console: Console | None = None) -
 
 
 def _table(results: Results, *, unit: bool) -> Table:
-    """Return the table of one unit's variants, with its name where there are two."""
+    """Return the table of one privacy unit's variants, with the unit's name if there are two."""
     table = Table(
         box=box.SIMPLE_HEAD,
         title=f"{results.name}: {metric_words(results.metric)}, {seeds_text(results)}, "
         f"baseline {results.baseline}" + (f", unit {results.groups[0].unit}" if unit else ""),
         title_justify="left",
     )
-    all_finished = all(one.is_finished for one in results.outcomes)
-    trusts = any(one.trust not in (None, "local") for one in results.variants)
+    all_finished = all(outcome.is_finished for outcome in results.outcomes)
+    trusts = any(variant.trust not in (None, "local") for variant in results.variants)
     table.collapse_padding = trusts  # long names fit into 80 characters
     table.pad_edge = not trusts
     # The observer tells the trust model: a server, sums, or models.
@@ -167,7 +167,7 @@ def _table(results: Results, *, unit: bool) -> Table:
         [] if trusts else ["time"]
     )
     headings += [] if all_finished else ["seeds"]
-    prefix = common_words([one.name for one in results.variants])
+    prefix = common_words([variant.name for variant in results.variants])
     table.add_column(prefix or "variant", overflow="fold")
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
@@ -180,22 +180,22 @@ def _table(results: Results, *, unit: bool) -> Table:
     return table
 
 
-def _settings(found: SettingsTable) -> Table:
-    """Return the table of the settings in which given runs differ; few variants are columns."""
-    names = list(found.values)
+def _settings(settings: SettingsTable) -> Table:
+    """Return the table of settings in which existing runs differ; few variants become columns."""
+    names = list(settings.values)
     table = Table(box=box.SIMPLE_HEAD, title="Settings that differ", title_justify="left")
     if len(names) <= _MAX_COLUMNS:
         table.add_column("", overflow="fold")
         for name in names:
             table.add_column(name, overflow="fold")
-        for key in found.keys:
-            table.add_row(key, *(found.text(name, key) for name in names))
+        for key in settings.keys:
+            table.add_row(key, *(settings.text(name, key) for name in names))
         return table
     table.add_column("variant", overflow="fold")
-    for key in found.keys:
+    for key in settings.keys:
         table.add_column(key, overflow="fold")
     for name in names:
-        table.add_row(name, *(found.text(name, key) for key in found.keys))
+        table.add_row(name, *(settings.text(name, key) for key in settings.keys))
     return table
 
 

@@ -1,4 +1,4 @@
-"""The numbers of a comparison as text, with notes on how to read them, and scores by class.
+"""Results of a comparison as text: numbers, notes on how to read them, and scores by class.
 
 Noise and clipping cost classes with few examples more than others (Bagdasaryan, Poursaeed and
 Shmatikov 2019), and a mean accuracy hides it. Figures are means over the finished seeds.
@@ -24,14 +24,14 @@ _NOTHING = "–"
 
 
 def metric_words(metric: str) -> str:
-    """Return a metric's name for people: `test_accuracy` is test accuracy."""
+    """Return a metric's name in words: `test_accuracy` becomes test accuracy."""
     if metric.startswith("personal_"):
         return f"personal {metric_name(metric)} on public data"
     return f"test {metric_name(metric)}"
 
 
 def guarantee_text(variant: VariantResult) -> str:
-    """Return the guarantee of each run of a variant."""
+    """Return the privacy guarantee of a variant's runs as text."""
     if not variant.is_private:
         return "none"
     if variant.delta is None:
@@ -41,7 +41,7 @@ def guarantee_text(variant: VariantResult) -> str:
 
 
 def observer_text(variant: VariantResult) -> str:
-    """Return the observer of a variant's ε, and ε against the server that broke a secure sum."""
+    """Return the observer of a variant's ε, and ε against a server that broke a secure sum."""
     if variant.observer is None:
         return _NOTHING
     if "server" not in variant.certificates or variant.observer == "server":
@@ -50,12 +50,12 @@ def observer_text(variant: VariantResult) -> str:
 
 
 def interval_text(metric: str, estimate: Estimate) -> str:
-    """Return a mean and half of its interval; a single seed has no interval."""
+    """Return a mean as text, with half of its interval unless there is a single seed."""
     return metric_text(metric, estimate.mean) + _half(metric, estimate)
 
 
 def difference_text(metric: str, estimate: Estimate) -> str:
-    """Return a difference with half of its interval; of accuracies in percentage points."""
+    """Return a mean difference with half of its interval; accuracies in percentage points."""
     percent = metric_entry(metric).in_percent
     value = 100 * estimate.mean if percent else estimate.mean
     text = f"{value:+.1f}" if percent else f"{value:+.3g}"
@@ -63,32 +63,32 @@ def difference_text(metric: str, estimate: Estimate) -> str:
 
 
 def p_text(p: float | None) -> str:
-    """Return a p value with two digits, at most four decimals; very small ones as a bound."""
+    """Return a p value with two digits and at most four decimals; a tiny one as a bound."""
     if p is None:
         return _NOTHING
     return "<0.001" if p < 1e-3 else f"{float(f'{p:.2g}'):.4f}".rstrip("0").rstrip(".")
 
 
 def seconds_text(seconds: Estimate | None) -> str:
-    """Return the mean time of a run."""
+    """Return the mean time of a run as text."""
     return _NOTHING if seconds is None else duration_text(seconds.mean)
 
 
 def common_prefix(names: Sequence[str]) -> str:
-    """Return the characters that all names begin with."""
+    """Return the longest common prefix of all names."""
     first, last = min(names), max(names)
     same = [a == b for a, b in zip(first, last, strict=False)]
     return first[: [*same, False].index(False)]
 
 
 def common_words(names: Sequence[str]) -> str:
-    """Return the setting that all names begin with, such as `target_epsilon=`; else ""."""
+    """Return the setting key that all names begin with, such as `target_epsilon=`, or ""."""
     prefix = common_prefix(names) if len(names) > 1 else ""
     return prefix[: prefix.rfind("=") + 1]
 
 
 def _half(metric: str, estimate: Estimate) -> str:
-    """Return half of the symmetric t interval: ` ± 1.2`."""
+    """Return half of the symmetric t interval as text, such as ` ± 1.2`."""
     if estimate.high is None:
         return ""
     half = estimate.high - estimate.mean
@@ -96,7 +96,7 @@ def _half(metric: str, estimate: Estimate) -> str:
 
 
 def notes_of(results: Results) -> list[str]:
-    """Return one sentence or two for each thing that a reader must know."""
+    """Return the notes of a comparison: one or two sentences for each fact a reader must know."""
     return [
         *results.remarks,
         *_on_guarantees(results),
@@ -107,8 +107,8 @@ def notes_of(results: Results) -> list[str]:
 
 
 def seeds_text(results: Results) -> str:
-    """Return the number of seeds of a variant: `5 seeds`, `1 seed`, `1 to 5 seeds`."""
-    counts = sorted({len(one.outcomes) for one in results.variants})
+    """Return the number of seeds per variant as text: `5 seeds`, `1 seed`, `1 to 5 seeds`."""
+    counts = sorted({len(variant.outcomes) for variant in results.variants})
     number = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     return f"{number} {'seed' if counts[-1] == 1 else 'seeds'}"
 
@@ -119,14 +119,14 @@ def _on_guarantees(results: Results) -> Iterator[str]:
             "An ε of unit example protects one example, an ε of unit client everything that one "
             "client has. The two cannot be compared, so no difference has variants of both units."
         )
-    deltas = sorted({one.delta for one in results.variants if one.delta is not None})
+    deltas = sorted({variant.delta for variant in results.variants if variant.delta is not None})
     if len(deltas) > 1:
         shown = ", ".join(delta_text(delta) for delta in deltas)
         yield (
             f"The variants have different δ ({shown}): of two equal ε, the one with the smaller δ "
             "is the stronger guarantee."
         )
-    adjacencies = sorted({one.adjacency for one in results.outcomes if one.adjacency})
+    adjacencies = sorted({outcome.adjacency for outcome in results.outcomes if outcome.adjacency})
     if len(adjacencies) > 1:
         yield (
             f"The variants have different adjacencies ({', '.join(adjacencies)}): their ε protect "
@@ -135,7 +135,7 @@ def _on_guarantees(results: Results) -> Iterator[str]:
 
 
 def _on_seeds(results: Results) -> Iterator[str]:
-    most = max(len(one.outcomes) for one in results.variants)
+    most = max(len(variant.outcomes) for variant in results.variants)
     if most == 1:
         yield "There is one seed, so there are no intervals and no tests: run more seeds."
         return
@@ -144,8 +144,12 @@ def _on_seeds(results: Results) -> Iterator[str]:
         "partition, initial model, participants, batches and noise, so an interval covers the "
         "variation of all of these, but not that of another dataset."
     )
-    pairs = {one.name: len(one.difference.seeds) for one in results.variants if one.difference}
-    finished = {one.name: len(one.finished_runs) for one in results.variants}
+    pairs = {
+        variant.name: len(variant.difference.seeds)
+        for variant in results.variants
+        if variant.difference
+    }
+    finished = {variant.name: len(variant.finished_runs) for variant in results.variants}
     compared = [pair for group in results.groups for pair in group.pairs if pair[0] in pairs]
     most_common = {name: max(finished[name], finished[base]) for name, base in compared}
     fewer = [
@@ -182,9 +186,9 @@ def _on_tests(results: Results) -> Iterator[str]:
 def _on_missing_seeds(results: Results) -> Iterator[str]:
     for variant in results.variants:
         values = finite_values(variant.outcomes, results.metric)
-        missing = [one for one in variant.outcomes if one.seed not in values]
+        missing = [outcome for outcome in variant.outcomes if outcome.seed not in values]
         if missing:
-            shown = ", ".join(f"{one.seed} ({_why(one)})" for one in missing)
+            shown = ", ".join(f"{outcome.seed} ({_why(outcome)})" for outcome in missing)
             yield (
                 f"{variant.name}: left out seed {shown}, which may bias the mean: the remaining "
                 "seeds may be the better ones."
@@ -207,8 +211,8 @@ class ClassRecall:
 
     Attributes:
         name: name of the class or label.
-        examples: mean number of its test examples.
-        recalls: mean recall by variant; None without a finished run that has such examples.
+        examples: mean number of test examples of the class.
+        recalls: mean recall in each variant; None if no finished run has examples of the class.
     """
 
     name: str
@@ -217,42 +221,47 @@ class ClassRecall:
 
     @property
     def spread(self) -> float:
-        """Largest difference between two variants."""
+        """Largest difference of the recall between two variants."""
         known = [value for value in self.recalls if value is not None]
         return max(known) - min(known) if known else 0.0
 
     @property
     def lowest(self) -> float:
-        """Lowest recall of any variant."""
+        """Lowest recall of the class in any variant."""
         return min((value for value in self.recalls if value is not None), default=1.0)
 
 
 def recall_by_class(results: Results) -> list[ClassRecall]:
     """Return the recall of each class in each variant, in the order of the classes."""
     by_variant = [_scores_of(variant) for variant in results.variants]
-    every = [scores for found in by_variant for scores in found]
-    names = dict.fromkeys(one.name for scores in every for one in scores.classes)
+    every = [scores for runs in by_variant for scores in runs]
+    names = dict.fromkeys(label.name for scores in every for label in scores.classes)
     return [
         ClassRecall(
             name=name,
             examples=fmean(
-                [one.examples for scores in every for one in scores.classes if one.name == name]
+                [
+                    label.examples
+                    for scores in every
+                    for label in scores.classes
+                    if label.name == name
+                ]
             ),
-            recalls=tuple(_mean_recall(found, name) for found in by_variant),
+            recalls=tuple(_mean_recall(runs, name) for runs in by_variant),
         )
         for name in names
     ]
 
 
 def majority_of(variant: VariantResult) -> float | None:
-    """Return the mean majority baseline of a variant's runs; None for numbers."""
-    found = [one.majority for one in _scores_of(variant) if one.majority is not None]
-    return fmean(found) if found else None
+    """Return the mean accuracy of guessing the majority class; None for regression."""
+    shares = [scores.majority for scores in _scores_of(variant) if scores.majority is not None]
+    return fmean(shares) if shares else None
 
 
 def baseline_note(results: Results) -> str | None:
-    """Return the mean majority baseline of all variants; None for numbers."""
-    shares = [share for one in results.variants if (share := majority_of(one)) is not None]
+    """Return a note with the accuracy of guessing the majority class; None for regression."""
+    shares = [share for variant in results.variants if (share := majority_of(variant)) is not None]
     if not shares:
         return None
     return (
@@ -262,18 +271,18 @@ def baseline_note(results: Results) -> str | None:
 
 
 def score_warnings(results: Results) -> list[str]:
-    """Return sentences on variants with a class of recall 0 or a useless accuracy; at most ten."""
-    found = list(_warnings(results))
-    if len(found) <= _MAX_WARNINGS:
-        return found
-    more = len(found) - _MAX_WARNINGS
-    return [*found[:_MAX_WARNINGS], f"{more} more such findings are in the table of classes."]
+    """Return at most ten warnings of variants with recall 0 in a class or a useless accuracy."""
+    warnings = list(_warnings(results))
+    if len(warnings) <= _MAX_WARNINGS:
+        return warnings
+    more = len(warnings) - _MAX_WARNINGS
+    return [*warnings[:_MAX_WARNINGS], f"{more} more such findings are in the table of classes."]
 
 
 def _warnings(results: Results) -> Iterator[str]:
     for variant in results.variants:
         runs = _scores_of(variant)
-        missed = Counter(one.name for run in runs for one in run.classes if one.is_missed)
+        missed = Counter(label.name for run in runs for label in run.classes if label.is_missed)
         for name, count in missed.items() if len(missed) <= _MAX_NAMED else ():
             yield (
                 f"{variant.name} finds no test example of class {quoted(name)} in {count} of "
@@ -290,16 +299,16 @@ def _warnings(results: Results) -> Iterator[str]:
 
 
 def scores_table(results: Results) -> Table | None:
-    """Return the recall by class for a terminal; None without classes.
+    """Return the terminal table of recall by class; None without classes.
 
-    Of many classes it has those in which the variants differ most.
+    If there are many classes, the table has those in which variants differ most.
     """
     rows = recall_by_class(results)
     if len(rows) < 2:
         return None
-    shown = sorted(rows, key=lambda one: (-one.spread, one.lowest))[:_MAX_ROWS]
-    variants = [one.name for one in results.variants[:_MAX_COLUMNS]]
-    prefix = common_words([one.name for one in results.variants])
+    shown = sorted(rows, key=lambda row: (-row.spread, row.lowest))[:_MAX_ROWS]
+    variants = [variant.name for variant in results.variants[:_MAX_COLUMNS]]
+    prefix = common_words([variant.name for variant in results.variants])
     headings = ["examples", *(name.removeprefix(prefix) for name in variants)]
     title = "Recall by class, on the public test set" + (f"; {prefix}…" if prefix else "")
     table = figure_table(title, headings, texts=["class"])
@@ -318,27 +327,29 @@ def scores_table(results: Results) -> Table | None:
 
 
 def scores_json(variant: VariantResult) -> dict[str, Any]:
-    """Return the scores in a variant's entry of `comparison.json`."""
+    """Return the scores by class for a variant's entry in `comparison.json`."""
     runs = _scores_of(variant)
-    names = dict.fromkeys(one.name for run in runs for one in run.classes)
+    names = dict.fromkeys(label.name for run in runs for label in run.classes)
     rows = [{"class": name, "recall": _mean_recall(runs, name)} for name in names]
     return {"majority": majority_of(variant), "by_class": rows}
 
 
 def scores_context(results: Results) -> dict[str, Any] | None:
-    """Return what the template of the page needs; None without classes."""
+    """Return the scores by class for the template of the page; None without classes."""
     rows = recall_by_class(results)
     if len(rows) < 2:
         return None
     return {
-        "variants": [one.name for one in results.variants],
+        "variants": [variant.name for variant in results.variants],
         "baseline": baseline_note(results),
         "warnings": score_warnings(results),
         "rows": [
             {
                 "name": row.name,
                 "examples": f"{row.examples:,.0f}",
-                "recalls": [(recall_text(one), one == 0, one or 0.0) for one in row.recalls],
+                "recalls": [
+                    (recall_text(recall), recall == 0, recall or 0.0) for recall in row.recalls
+                ],
             }
             for row in rows
         ],
@@ -350,10 +361,10 @@ def _scores_of(variant: VariantResult) -> list[Scores]:
 
 
 def _mean_recall(runs: Sequence[Scores], name: str) -> float | None:
-    found = [
-        one.recall
+    recalls = [
+        label.recall
         for run in runs
-        for one in run.classes
-        if one.name == name and one.recall is not None
+        for label in run.classes
+        if label.name == name and label.recall is not None
     ]
-    return fmean(found) if found else None
+    return fmean(recalls) if recalls else None

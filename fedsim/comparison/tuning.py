@@ -1,8 +1,8 @@
-"""The privacy cost of several runs on the same data, and of choosing the best of them.
+"""The privacy cost of several runs on the same data, and of selecting the best of them.
 
-Each run's ε covers that run alone. An observer of several runs sees their composition, and the
-best of several runs is a release of its own. Scores on a public test set do not change this: the
-scored models come from private data.
+The ε of a run covers only that run. An observer of several runs sees their composition, and
+releasing the best of several runs has a cost too. Scores on a public test set do not change this:
+the scored models depend on private data.
 """
 
 import math
@@ -35,12 +35,12 @@ _SEES_LEAST_FIRST: tuple[Observer, ...] = tuple(OBSERVER_NAMES)[::-1]
 
 @dataclass(frozen=True)
 class RunSpend:
-    """An upper bound on one run's spend for any example, on whichever client it is.
+    """An upper bound on the privacy loss of one run for any example of any client.
 
     Attributes:
         adjacency: adjacency of the run; None for a run without privacy.
-        unit: what its ε protects; None for a run without privacy.
-        trust: its trust model, which names the observer of its ε; None as `unit`.
+        unit: privacy unit that ε protects; None for a run without privacy.
+        trust: trust model, which decides the observer of ε; None for a run without privacy.
         rdp: the largest Rényi DP of any client at each of `DEFAULT_ORDERS`; infinite without noise.
     """
 
@@ -57,14 +57,14 @@ class Composition:
     Attributes:
         runs: number of runs.
         not_private: number of runs without privacy, which have no finite ε.
-        epsilon: composed ε of the private runs; None if infinite, without private runs, or where
-            they have two units or adjacencies.
+        epsilon: composed ε of the private runs; None if infinite, if there is no private run, or if
+            the runs have two units or adjacencies.
         delta: the δ of `epsilon`; None without private runs.
-        against: the observer of `epsilon`: of those that the runs name, the one who sees least,
-            whom a claim against any other covers; None without private runs, or where they have two
-            units or adjacencies.
-        selected_epsilon: ε of releasing only the best run, had the number of runs been drawn at
-            random and kept secret; None as `epsilon`.
+        against: the observer of `epsilon`: of the runs' observers the one who sees least, since a
+            claim against any other covers it; None if there is no private run, or if the runs have
+            two units or adjacencies.
+        selected_epsilon: ε of releasing only the best run if the number of runs had been drawn at
+            random and kept secret; None if `epsilon` is None.
     """
 
     runs: int
@@ -77,14 +77,14 @@ class Composition:
 
 @dataclass(frozen=True)
 class Tuning:
-    """The privacy cost of a comparison beyond its single runs.
+    """The privacy cost of all runs of a comparison together, and of a selection.
 
     Attributes:
-        everything: all runs of the directory, interrupted and superseded ones included.
-        candidates: the runs of all candidate variants; None without a selection.
-        selected: the chosen variant; None without a selection or without a complete candidate.
-        settings: how the variant was chosen; None without a selection.
-        statement: the cost in words.
+        everything: cost of all runs of the directory, including interrupted and superseded ones.
+        candidates: cost of the runs of all candidate variants; None without a selection.
+        selected: name of the selected variant; None without a selection or a complete candidate.
+        settings: settings of the selection; None without one.
+        statement: the cost as a sentence.
     """
 
     everything: Composition
@@ -105,7 +105,7 @@ class Tuning:
 
 
 def tuning_cost(results: Results, out: Path, select: SelectSettings | None) -> Tuning:
-    """Return the privacy cost of all runs below `out`, and of choosing a variant from them.
+    """Return the privacy cost of all runs below `out`, and of selecting a variant.
 
     Guarantee: for every training example, all private runs together are (`epsilon`, `delta`)-DP
     under their adjacency. Rényi DP adds up over runs. In each run, the client with the largest
@@ -113,16 +113,16 @@ def tuning_cost(results: Results, out: Path, select: SelectSettings | None) -> T
 
     Args:
         results: the results of the comparison.
-        out: its directory; the durable ledgers of all its runs count.
-        select: the selection of a variant; None without one.
+        out: directory of the comparison; the durable ledgers of all its runs count.
+        select: settings of the selection; None without one.
     """
     deltas = [variant.delta for variant in results.variants if variant.delta is not None]
     delta = max(deltas, default=None)
     everything = _compose(list(_spends(_all_runs(out))), delta)
     if select is None:
         return Tuning(everything, None, None, None, _without_selection(everything))
-    names = select.among or [one.name for one in results.variants if one.is_private]
-    candidates = [one for one in results.variants if one.name in names]
+    names = select.among or [variant.name for variant in results.variants if variant.is_private]
+    candidates = [variant for variant in results.variants if variant.name in names]
     paths = [out / run.path for variant in candidates for run in variant.outcomes]
     composed = _compose(list(_spends(paths)), delta)
     best = _best(candidates, select.metric)
@@ -131,7 +131,7 @@ def tuning_cost(results: Results, out: Path, select: SelectSettings | None) -> T
 
 
 def tuning_of_runs(results: Results, paths: Sequence[Path]) -> Tuning:
-    """Return the privacy cost of given runs, of which none is chosen.
+    """Return the privacy cost of existing runs together, without a selection.
 
     Args:
         results: the results of the comparison.
@@ -144,8 +144,8 @@ def tuning_of_runs(results: Results, paths: Sequence[Path]) -> Tuning:
 
 
 def _all_runs(out: Path) -> list[Path]:
-    found = [*(out / "runs").glob("*/*"), *(out / "superseded").glob("*/*")]
-    return sorted(path for path in found if (path / "experiment.yaml").is_file())
+    runs = [*(out / "runs").glob("*/*"), *(out / "superseded").glob("*/*")]
+    return sorted(path for path in runs if (path / "experiment.yaml").is_file())
 
 
 def _spends(paths: Sequence[Path]) -> Iterator[RunSpend]:
@@ -166,7 +166,7 @@ def _spends(paths: Sequence[Path]) -> Iterator[RunSpend]:
 
 
 def _largest_rdp(path: Path, adjacency: Adjacency) -> Floats:
-    """Return the largest RDP of any client at each order, from the durable ledger."""
+    """Return the largest RDP of any client at each order, from the run's durable ledger."""
     journal = FileJournal(path / "ledger.jsonl")
     largest = np.zeros(len(DEFAULT_ORDERS))
     for client in journal.clients():
@@ -200,7 +200,11 @@ def _compose(spends: Sequence[RunSpend], delta: float | None) -> Composition:
 
 
 def _best(candidates: Sequence[VariantResult], metric: str) -> VariantResult | None:
-    scored = [(score, one) for one in candidates if (score := _score(one, metric)) is not None]
+    scored = [
+        (score, candidate)
+        for candidate in candidates
+        if (score := _score(candidate, metric)) is not None
+    ]
     if not scored:
         return None
     smaller = metric_entry(metric).smaller_is_better
@@ -208,7 +212,7 @@ def _best(candidates: Sequence[VariantResult], metric: str) -> VariantResult | N
 
 
 def _score(variant: VariantResult, metric: str) -> float | None:
-    """Return the mean over the seeds; None for a variant that lacks a seed."""
+    """Return a variant's mean metric over the seeds; None if a seed is missing."""
     values = [
         _client_mean(run.client_metrics, metric)
         if metric.startswith("client_")
@@ -220,7 +224,7 @@ def _score(variant: VariantResult, metric: str) -> float | None:
 
 
 def _client_mean(rows: Sequence[Any], metric: str) -> float | None:
-    """Return the mean over all clients' examples."""
+    """Return the mean of a client metric, weighted by the clients' numbers of examples."""
     values = [row.get(metric) for row in rows]
     if not values or any(value is None for value in values):
         return None
@@ -317,7 +321,7 @@ def _together(everything: Composition) -> str:
 
 
 def _view(composed: Composition) -> str:
-    """Return the observer, where it is not the server."""
+    """Return the observer as text; "" if it is the server."""
     against = composed.against
     return "" if against in (None, "server") else f" for {OBSERVER_NAMES[against]}"
 

@@ -1,8 +1,8 @@
-"""Variants of a comparison file: nested mappings, dotted keys, grids and arms become overrides.
+"""Variants of a comparison file: nested mappings, dotted keys, grids and `arm` as overrides.
 
-Every override keeps its place in the file, so that a mistake is reported there. An arm is a usual
-baseline of a federation, as changes to the base experiment: `arm: pooled` stands for a list of
-overrides, and `fedsim run` can run the variant from its `experiment.yaml`.
+Every override keeps its location in the file, where its mistakes are reported. `arm` names a usual
+baseline of a federation, defined as changes to the base experiment: `arm: pooled` stands for a
+list of overrides, and `fedsim run` can run the variant from its `experiment.yaml`.
 """
 
 import itertools
@@ -26,17 +26,17 @@ _DRAWN_SCHEMES = ("iid", "dirichlet", "shards", "quantity")
 
 
 class ArmError(ValueError):
-    """The base experiment has no such arm; the message names the fix."""
+    """Raised if a baseline (`arm`) does not fit the base experiment; the message names the fix."""
 
 
 @dataclass(frozen=True)
 class Arm:
-    """A baseline.
+    """A usual baseline of a federation, defined by changes to a base experiment.
 
     Attributes:
-        description: its line in the reference.
-        note: whom it protects from whom, and whom it trusts, for the page of a comparison.
-        changes: returns its changes to a base experiment, given as a mapping.
+        description: the baseline's line in the reference.
+        note: a sentence on what the baseline protects and whom it trusts, for the page.
+        changes: function that returns the baseline's changes to a base experiment (a mapping).
     """
 
     description: str
@@ -97,7 +97,11 @@ def _pooled(base: Mapping[str, Any]) -> Changes:
 
 def _perturbed(kind: str) -> Callable[[Mapping[str, Any]], Changes]:
     def changes(base: Mapping[str, Any]) -> Changes:
-        found: Changes = {"privacy.mechanism": {"name": kind}, **_alone(base), **_local_trust(base)}
+        changes: Changes = {
+            "privacy.mechanism": {"name": kind},
+            **_alone(base),
+            **_local_trust(base),
+        }
         gradient_keys = {
             "max_grad_norm": None,
             "sampling": "poisson",
@@ -105,7 +109,7 @@ def _perturbed(kind: str) -> Callable[[Mapping[str, Any]], Changes]:
             "noise_correlation": "none",
         }
         privacy = _section(base, "privacy")
-        return found | {
+        return changes | {
             f"privacy.{key}": value for key, value in gradient_keys.items() if key in privacy
         }
 
@@ -113,9 +117,9 @@ def _perturbed(kind: str) -> Callable[[Mapping[str, Any]], Changes]:
 
 
 def _alone(base: Mapping[str, Any]) -> Changes:
-    """Return the changes of an arm that makes no secure sums."""
-    found = {} if base.get("secure_aggregation") is None else {"secure_aggregation": None}
-    return {**found, **_local_trust(base)}
+    """Return the changes of a baseline that removes secure aggregation."""
+    changes = {} if base.get("secure_aggregation") is None else {"secure_aggregation": None}
+    return {**changes, **_local_trust(base)}
 
 
 def _local_trust(base: Mapping[str, Any]) -> Changes:
@@ -139,8 +143,8 @@ def _absent(base: Mapping[str, Any], section: str, key: str) -> Changes:
 
 
 def _section(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found = content.get(name)
-    return found if isinstance(found, Mapping) else {}
+    section = content.get(name)
+    return section if isinstance(section, Mapping) else {}
 
 
 ARMS: dict[str, Arm] = {
@@ -181,26 +185,26 @@ ARMS: dict[str, Arm] = {
 
 
 def arm_changes(name: str, base: Mapping[str, Any]) -> Changes:
-    """Return the changes of an arm to a base experiment.
+    """Return the changes that turn a base experiment into a baseline.
 
     Args:
-        name: of the arm, a key of `ARMS`.
+        name: name of the baseline, a key of `ARMS`.
         base: the content of the base experiment.
 
     Raises:
-        ArmError: the base has no such arm.
+        ArmError: the baseline does not apply to the base experiment.
     """
     return ARMS[name].changes(base)
 
 
 def arm_notes(arms: Mapping[str, str]) -> Iterator[str]:
-    """Yield a sentence for each arm of a comparison: what it protects, and whom it trusts.
+    """Yield a sentence for each baseline of a comparison: what it protects, and whom it trusts.
 
     Args:
-        arms: name of the arm of each variant that has one.
+        arms: name of the baseline (`arm`) by variant, for the variants that have one.
     """
     for arm, entry in ARMS.items():
-        names = [variant for variant, own in arms.items() if own == arm]
+        names = [variant for variant, other in arms.items() if other == arm]
         if names:
             yield f"{', '.join(names)} (arm {arm}): {entry.note}"
 
@@ -219,12 +223,12 @@ class Variant:
     """A variant before its experiments are checked.
 
     Attributes:
-        name: name in results and directories.
-        origin: its key in the comparison file; a grid is the origin of several variants.
-        overrides: its changes to the base experiment.
-        arm: the baseline that it begins with; None without `arm`.
-        centre: the variant that it differs from in one key alone, and that stands for it where the
-            two are equal; None: it is a variant of its own.
+        name: name of the variant in results and directories.
+        origin: key of the variant in the comparison file; a grid makes several variants.
+        overrides: the variant's changes to the base experiment.
+        arm: name of the usual baseline (`arm`) that the variant starts from; None without one.
+        centre: name of the variant that differs from this one in a single key, and replaces it if
+            both are equal; None without one.
     """
 
     name: str
@@ -235,19 +239,19 @@ class Variant:
 
     @property
     def changes(self) -> dict[str, object]:
-        """Its changes to the base experiment, as `{"key.path": value}`."""
+        """The variant's changes to the base experiment, as `{"key.path": value}`."""
         return {".".join(override.path): to_python(override.node) for override in self.overrides}
 
 
 def expand_variants(
     variants: Mapping[str, Entry], base: Node | None, problems: list[Problem]
 ) -> list[Variant]:
-    """Return the variants of a comparison in the order of the file, grids expanded.
+    """Return the variants of a comparison in the order of the file, with grids expanded.
 
     Args:
         variants: the entries of `variants:`.
         base: the tree of the base experiment; None where it cannot be read.
-        problems: list that receives all mistakes.
+        problems: list to which all mistakes are appended.
     """
     expanded: list[Variant] = []
     for name, entry in variants.items():
@@ -280,8 +284,8 @@ def _expand(name: str, entry: Entry, base: Node | None, problems: list[Problem])
         grid = None
     axes = [] if grid is None else _axes(grid, (*path, GRID), problems)
     problems += _reserved([*fixed, *(axis[0] for axis in axes if axis)], path)
-    own = {override.path for override in fixed} | {axis[0].path for axis in axes if axis}
-    kind, first = (None, []) if arm is None else _arm(arm, path, own, base, problems)
+    set_paths = {override.path for override in fixed} | {axis[0].path for axis in axes if axis}
+    kind, first = (None, []) if arm is None else _arm(arm, path, set_paths, base, problems)
     fixed = [*first, *fixed]
     if single is not None:  # its keys may be those of the variant, the centre
         axes = _axes(single, (*path, ONE_AT_A_TIME), problems)
@@ -291,7 +295,10 @@ def _expand(name: str, entry: Entry, base: Node | None, problems: list[Problem])
         return [Variant(name, name, tuple(fixed), kind)]
     labels = axis_labels([axis[0].path for axis in axes])
     named = [
-        [(f"{label}={value_label(number, one.node)}", one) for number, one in enumerate(axis)]
+        [
+            (f"{label}={value_label(number, override.node)}", override)
+            for number, override in enumerate(axis)
+        ]
         for label, axis in zip(labels, axes, strict=True)
     ]
     points = itertools.islice(itertools.product(*named), MAX_VARIANTS + 1)
@@ -310,18 +317,18 @@ def _expand(name: str, entry: Entry, base: Node | None, problems: list[Problem])
 def _arm(
     arm: Entry,
     path: KeyPath,
-    own: set[tuple[str, ...]],
+    set_paths: set[tuple[str, ...]],
     base: Node | None,
     problems: list[Problem],
 ) -> tuple[str | None, list[Override]]:
-    """Return the name of an arm, and its overrides but for those that the variant makes itself.
+    """Return (name of a baseline, its overrides of keys that the variant does not set itself).
 
     Args:
         arm: the entry `arm:`.
-        path: of the variant.
-        own: paths of the variant's own overrides.
-        base: the tree of the base experiment; None where it cannot be read.
-        problems: receives what is wrong with the arm.
+        path: path of the variant in the file.
+        set_paths: paths of the keys that the variant itself overrides.
+        base: the tree of the base experiment; None if it cannot be read.
+        problems: list to which the mistakes of the entry are appended.
     """
     name, content = to_python(arm.node), None if base is None else to_python(base)
     if not isinstance(name, str) or name not in ARMS:
@@ -335,36 +342,40 @@ def _arm(
     except ArmError as error:
         problems.append(arm.key.problem((*path, ARM), str(error)))
         return name, []
-    found = [
+    overrides = [
         Override(tuple(key.split(".")), from_python(value, arm.key, problems))
         for key, value in changes.items()
     ]
-    return name, [one for one in found if not any(one.path[: len(given)] == given for given in own)]
+    return name, [
+        override
+        for override in overrides
+        if not any(override.path[: len(given)] == given for given in set_paths)
+    ]
 
 
 def _one_at_a_time(
     name: str, fixed: list[Override], axes: list[list[Override]], arm: str | None
 ) -> list[Variant]:
-    """Return the variant itself, and one for each value of each key with all others as in it."""
+    """Return the centre variant, and a variant for each value of each key that changes only it."""
     labels = axis_labels([axis[0].path for axis in axes])
     return [
         Variant(name, name, tuple(fixed), arm),
         *(
             Variant(
-                f"{name}-{label}={value_label(number, one.node)}",
+                f"{name}-{label}={value_label(number, override.node)}",
                 name,
-                (*(other for other in fixed if other.path != one.path), one),
+                (*(other for other in fixed if other.path != override.path), override),
                 arm,
                 centre=name,
             )
             for label, axis in zip(labels, axes, strict=True)
-            for number, one in enumerate(axis)
+            for number, override in enumerate(axis)
         ),
     ]
 
 
 def _flatten(node: Node, path: tuple[str, ...], base: Node | None) -> Iterator[Override]:
-    """Yield an override for each value; a mapping is merged into one that the base has there."""
+    """Yield an override for each value of a variant; mappings are merged into those of the base."""
     entries = node.value if isinstance(node.value, dict) else {}
     for key, entry in entries.items():
         inner = (*path, *key.split("."))
@@ -386,7 +397,7 @@ def _at(root: Node | None, path: tuple[str, ...]) -> Node | None:
 
 
 def _axes(grid: Entry, path: KeyPath, problems: list[Problem]) -> list[list[Override]]:
-    """Return the overrides of each axis of a grid."""
+    """Return the overrides of a grid, one list for each axis."""
     if not isinstance(grid.node.value, dict) or not grid.node.value:
         given = value_text(to_python(grid.node))
         message = f"must map keys to lists of values, such as {{local.steps: [1, 5]}}, got {given}"
@@ -422,13 +433,13 @@ def _reserved(overrides: list[Override], path: KeyPath) -> Iterator[Problem]:
 
 
 def axis_labels(paths: list[tuple[str, ...]]) -> list[str]:
-    """Return the last key of each axis, or all its keys where that would be ambiguous."""
+    """Return a label for each axis: its last key, or all keys if that would be ambiguous."""
     last = [path[-1] for path in paths]
     return [path[-1] if last.count(path[-1]) == 1 else ".".join(path) for path in paths]
 
 
 def value_label(number: int, node: Node) -> str:
-    """Return a value as a part of a name: 8.0, null, 64x32; a mapping by its number on its axis."""
+    """Return a value as part of a variant's name, such as 8.0 or 64x32; a mapping by its number."""
     value = to_python(node)
     parts = value if isinstance(value, list) else [value]
     if any(isinstance(part, dict | list) for part in parts):

@@ -1,7 +1,7 @@
 """Variants of an experiment file from the command line: `--vary KEY=VALUE,...`.
 
-Several keys give the product of their values. The result is the content of a comparison file, which
-is loaded, run and written as any other.
+Several keys give all combinations of their values. The result is the content of a comparison file,
+which is loaded, run and written like any other.
 """
 
 import itertools
@@ -32,27 +32,27 @@ Vary = Mapping[str, Sequence[object]]
 
 @dataclass(frozen=True)
 class _Axis:
-    """The values of one key, with the words for each in names."""
+    """The values of one varied key, each with its label for variants' names."""
 
     path: tuple[str, ...]
     values: tuple[tuple[str, Override], ...]
 
 
 def parse_vary(texts: Sequence[str]) -> dict[str, list[object]]:
-    """Return `{"key.path": [value, ...]}` of `key.path=value,value`, as YAML reads the values.
+    """Parse `key.path=value,value` into `{"key.path": [value, ...]}`, with the values read as YAML.
 
     Raises:
-        ExperimentError: with every text that cannot be read.
+        ExperimentError: texts cannot be parsed; the error lists all of them.
     """
     problems: list[Problem] = []
-    found: dict[str, list[object]] = {}
+    varied: dict[str, list[object]] = {}
     for text in texts:
         key, equals, values = text.partition("=")
         if not equals or not values.strip():
             message = f"--vary {text!r} has no values; write --vary key.path=value,value"
             problems.append(COMMAND_LINE.problem((), message))
             continue
-        if key.strip() in found:
+        if key.strip() in varied:
             problems.append(COMMAND_LINE.problem((key.strip(),), "is varied twice"))
             continue
         mistakes: list[Problem] = []
@@ -60,11 +60,11 @@ def parse_vary(texts: Sequence[str]) -> dict[str, list[object]]:
             parsed = to_python(parse_yaml(f"[{values}]", COMMAND_LINE.source, mistakes))
         except ExperimentError as error:
             mistakes, parsed = list(error.problems), []
-        problems += [COMMAND_LINE.problem((key.strip(),), one.message) for one in mistakes]
-        found[key.strip()] = parsed if isinstance(parsed, list) else [parsed]
+        problems += [COMMAND_LINE.problem((key.strip(),), mistake.message) for mistake in mistakes]
+        varied[key.strip()] = parsed if isinstance(parsed, list) else [parsed]
     if problems:
         raise ExperimentError(problems)
-    return found
+    return varied
 
 
 def load_varied(
@@ -79,16 +79,16 @@ def load_varied(
 
     Args:
         path: the experiment file.
-        vary: values by key; of several keys every combination is a variant. A null for
-            `privacy.target_epsilon` or `privacy.noise_multiplier` is a variant without privacy.
-        overrides: settings of all variants.
-        one_at_a_time: whether each value is a variant by itself, with all other keys as in the
-            file, in place of every combination; the file itself is the first variant, `base`.
-        changes: further keys of the comparison, such as `seeds`; without `baseline` the first
-            variant is the baseline.
+        vary: values by key; every combination of values is a variant. None as value of
+            `privacy.target_epsilon` or `privacy.noise_multiplier` means no privacy.
+        overrides: settings for all variants.
+        one_at_a_time: whether a variant changes only one key to one value, instead of every
+            combination; the unchanged file is then the first variant, `base`.
+        changes: further keys of the comparison file, such as `seeds`; the default `baseline` is the
+            first variant.
 
     Raises:
-        ExperimentError: with every mistake of the experiment and of every variant.
+        ExperimentError: the experiment or a variant has mistakes; the error lists all.
     """
     problems: list[Problem] = []
     base = read_yaml(path, problems)
@@ -106,8 +106,11 @@ def load_varied(
     }
     tree = from_python(content, COMMAND_LINE, problems)
     entries = {
-        name: Entry(COMMAND_LINE, _mapping({".".join(one.path): one.node for one in own}))
-        for name, own in variants.items()
+        name: Entry(
+            COMMAND_LINE,
+            _mapping({".".join(override.path): override.node for override in overrides}),
+        )
+        for name, overrides in variants.items()
     }
     whole = {**_entries(tree), "variants": Entry(COMMAND_LINE, replace(tree, value=entries))}
     centre = _BASE if one_at_a_time else None
@@ -130,23 +133,23 @@ def _axes(vary: Vary, problems: list[Problem]) -> list[_Axis]:
             message = "every variant runs with every seed; use --seeds"
             problems.append(COMMAND_LINE.problem(path, message))
             continue
-        found: dict[str, Override] = {}
+        overrides: dict[str, Override] = {}
         for number, value in enumerate(values):
-            (one,) = parse_overrides({key: value}, problems) or (None,)
-            if one is None:
+            (override,) = parse_overrides({key: value}, problems) or (None,)
+            if override is None:
                 break
-            name = f"{label}={value_label(number, one.node)}"
-            if name in found:
+            name = f"{label}={value_label(number, override.node)}"
+            if name in overrides:
                 problems.append(COMMAND_LINE.problem(path, f"{value_text(value)} is given twice"))
-            found[name] = one
-        axes.append(_Axis(path, tuple(found.items())))
+            overrides[name] = override
+        axes.append(_Axis(path, tuple(overrides.items())))
     return axes
 
 
 def _points(
     axes: Sequence[_Axis], one_at_a_time: bool, problems: list[Problem]
 ) -> list[tuple[tuple[str, Override], ...]]:
-    """Return the values of each variant; none is the file itself."""
+    """Return the (label, override) pairs of each variant; the unchanged file has none."""
     sizes = [len(axis.values) for axis in axes]
     total = 1 + sum(sizes) if one_at_a_time else math.prod(sizes)
     if total > MAX_VARIED:
@@ -163,27 +166,32 @@ def _points(
 def _variants(
     points: Sequence[tuple[tuple[str, Override], ...]], fixed: Sequence[Override], base: Node
 ) -> dict[str, list[Override]]:
-    """Return the overrides of each variant by its name; equal variants are one."""
-    found: dict[str, list[Override]] = {}
+    """Return the overrides of each variant by name; equal variants appear once."""
+    variants: dict[str, list[Override]] = {}
     for point in points:
         named = _without_privacy(list(point))
-        own = [one for _, override in named for one in _with_other_noise(override, base, fixed)]
-        changed = {one.path for one in own}
-        kept = [
-            one
-            for one in fixed
-            if one.path not in changed and not (_PRIVACY in changed and one.path[:1] == _PRIVACY)
+        overrides = [
+            new for _, override in named for new in _with_other_noise(override, base, fixed)
         ]
-        found.setdefault("-".join(name for name, _ in named) or _BASE, [*kept, *own])
-    return found
+        changed = {override.path for override in overrides}
+        kept = [
+            override
+            for override in fixed
+            if override.path not in changed
+            and not (_PRIVACY in changed and override.path[:1] == _PRIVACY)
+        ]
+        variants.setdefault("-".join(name for name, _ in named) or _BASE, [*kept, *overrides])
+    return variants
 
 
 def _without_privacy(point: list[tuple[str, Override]]) -> list[tuple[str, Override]]:
-    """Return a point with `privacy: null` for a null noise, and then no other key of privacy."""
+    """Return a point where a null noise key becomes `privacy: null`, without other privacy keys."""
     without = [
-        (name, Override(_PRIVACY, one.node))
-        for name, one in point
-        if one.node.value is None and not one.node.broken and one.path in (*_NOISE_KEYS, _PRIVACY)
+        (name, Override(_PRIVACY, override.node))
+        for name, override in point
+        if override.node.value is None
+        and not override.node.broken
+        and override.path in (*_NOISE_KEYS, _PRIVACY)
     ]
     if not without:
         return point
@@ -191,13 +199,13 @@ def _without_privacy(point: list[tuple[str, Override]]) -> list[tuple[str, Overr
 
 
 def _with_other_noise(override: Override, base: Node, fixed: Sequence[Override]) -> list[Override]:
-    """Return an override of one key of the noise with the removal of the other one, if given."""
+    """Return the override, preceded by one that removes the other noise key if that is set."""
     if override.path not in _NOISE_KEYS:
         return [override]
     (other,) = (path for path in _NOISE_KEYS if path != override.path)
     section = _entries(base).get("privacy")
     given = section is not None and other[1] in _entries(section.node)
-    if not given and other not in [one.path for one in fixed]:
+    if not given and other not in [override.path for override in fixed]:
         return [override]
     return [Override(other, Node(None, COMMAND_LINE)), override]
 
@@ -210,11 +218,13 @@ def _refuse_comparison(base: Node, problems: list[Problem]) -> None:
 
 
 def _name(base: Node, path: Path, axes: Sequence[_Axis]) -> str:
-    """Return the name of the comparison: that of the experiment and what is varied."""
+    """Return the comparison's name: the experiment's name and the varied keys."""
     entry = _entries(base).get("name")
-    own = entry.node.value if entry is not None and isinstance(entry.node.value, str) else path.stem
+    title = (
+        entry.node.value if entry is not None and isinstance(entry.node.value, str) else path.stem
+    )
     labels = axis_labels([axis.path for axis in axes])
-    return f"{own}-by-{'-'.join(labels)}"[:_MAX_NAME_CHARACTERS]
+    return f"{title}-by-{'-'.join(labels)}"[:_MAX_NAME_CHARACTERS]
 
 
 def _entries(node: Node) -> dict[str, Entry]:

@@ -1,11 +1,11 @@
-"""A process that runs experiments: jobs on stdin, messages on stdout, both as lines of JSON.
+"""A worker process that runs experiments: jobs on stdin, messages on stdout, as lines of JSON.
 
-A process of its own starts with one thread for numerics, frees its memory at the end, and takes
-only its own run with it when it crashes. It is `python -m fedsim.comparison.worker`, not a fork of
-the caller: a script that calls `fedsim.compare` needs no `if __name__ == "__main__"`.
+A separate process starts with one thread for numerics, frees its memory at the end, and loses only
+its current run when it crashes. It is `python -m fedsim.comparison.worker`, not a fork of the
+caller, so a script that calls `fedsim.compare` needs no `if __name__ == "__main__"`.
 
-Metrics on every client's own data are computed after the run from its final model, outside of every
-message. No ε covers them: a client's accuracy on its private data reveals information about it.
+Metrics on every client's own data are computed after the run from its final model and not sent in
+messages. No ε covers them: a client's accuracy on its private data reveals information about it.
 """
 
 import json
@@ -30,7 +30,7 @@ RECORD = "comparison_run.json"
 
 
 def serve_jobs() -> None:
-    """Run the jobs on stdin until it is closed."""
+    """Run jobs from stdin until stdin is closed."""
     # A background process of a shell ignores interrupts, and its children inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # The output of a plug-in must not mix with the messages.
@@ -62,7 +62,7 @@ def _answer(job: Mapping[str, Any], send: SendMessage) -> None:
 
 
 def _execute(job: Mapping[str, Any], send: SendMessage) -> str:
-    """Run a job and return the status of its run."""
+    """Run a job and return the final status of its run."""
     import torch
 
     from fedsim.experiment import load_experiment
@@ -92,7 +92,7 @@ def _execute(job: Mapping[str, Any], send: SendMessage) -> str:
 
 
 class _RunReporter:
-    """Records the origin of a run before its first round, and sends a message for every round."""
+    """Callback that records the origin of a run before round 1, and sends a message every round."""
 
     def __init__(self, record: dict[str, Any], send: SendMessage) -> None:
         self._record = record
@@ -100,7 +100,7 @@ class _RunReporter:
         self.federation: Any = None
 
     def phase(self, name: str) -> None:
-        """Send the name of the phase."""
+        """Send the name of the phase that starts."""
         self._send({"event": "phase", "name": name})
 
     def started(self, federation: Any, path: Path) -> None:
@@ -120,7 +120,7 @@ class _RunReporter:
         self._send({"event": "started", "rounds": rounds})
 
     def round_finished(self, row: Mapping[str, Any]) -> None:
-        """Send the number of the round."""
+        """Send the number of the finished round."""
         self._send({"event": "round", "round": row["round"]})
 
     def ended(self) -> None:
@@ -135,10 +135,10 @@ WARNING = (
 
 
 def write_client_metrics(federation: "Federation", directory: "RunDirectory") -> None:
-    """Write `client_metrics.json` of a finished run, and list it in the manifest.
+    """Write `client_metrics.json` of a finished run, and list the file in the manifest.
 
     Args:
-        federation: the federation of the same experiment; its model is overwritten.
+        federation: the federation of the run's experiment; its model's weights are overwritten.
         directory: the run directory with its `model.safetensors`.
     """
     from safetensors.torch import load_file
@@ -157,8 +157,8 @@ def write_client_metrics(federation: "Federation", directory: "RunDirectory") ->
         model.load_state_dict(load_file(str(path), device=str(trained.device)))
     rows: list[dict[str, Any]] = []
     for client, examples in enumerate(federation.data.clients):
-        found = evaluate(model, trained.loss, trained.task, examples, device=trained.device)
-        figures = {f"client_{name}": _finite(value) for name, value in found.items()}
+        metrics = evaluate(model, trained.loss, trained.task, examples, device=trained.device)
+        figures = {f"client_{name}": _finite(value) for name, value in metrics.items()}
         rows.append({"client": client, "examples": len(examples), **figures})
     content = {
         "schema": SCHEMAS[CLIENT_METRICS],

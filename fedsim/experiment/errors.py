@@ -1,4 +1,4 @@
-"""Errors of an experiment: a line and a place for each problem, and text of values and choices."""
+"""Errors of an experiment file: one line with a location for each problem, and text of values."""
 
 import difflib
 import math
@@ -24,13 +24,13 @@ _SYNONYMS = {
 
 
 def path_text(path: KeyPath) -> str:
-    """Return `a.b.0`; a key that could be misread or would break the line is quoted, a long cut."""
+    """Return a path as `a.b.0`; ambiguous or multi-line keys are quoted, long keys shortened."""
     parts = (str(part) for part in path)
     return ".".join(shorten(part if _PLAIN_KEY.fullmatch(part) else repr(part)) for part in parts)
 
 
 def shorten(text: str) -> str:
-    """Return the text, cut in the middle if it is longer than `_MAX_VALUE_CHARS`."""
+    """Return the text, shortened in the middle if it is longer than `_MAX_VALUE_CHARS`."""
     if len(text) <= _MAX_VALUE_CHARS:
         return text
     half = (_MAX_VALUE_CHARS - 3) // 2
@@ -38,7 +38,7 @@ def shorten(text: str) -> str:
 
 
 def value_text(value: object) -> str:
-    """Return a value as in YAML, or the kind of a collection."""
+    """Return a scalar as YAML text, and for a list or mapping only its kind."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -55,7 +55,7 @@ def value_text(value: object) -> str:
 
 
 def any_of(choices: Sequence[str]) -> str:
-    """Return `'a'`, `'a' or 'b'`, `'a', 'b' or 'c'`."""
+    """Return the choices as a phrase: `'a'`, `'a' or 'b'`, `'a', 'b' or 'c'`."""
     quoted = [repr(choice) for choice in choices]
     if len(quoted) < 2:
         return "".join(quoted)
@@ -63,7 +63,7 @@ def any_of(choices: Sequence[str]) -> str:
 
 
 def closest(word: str, options: Iterable[str]) -> str | None:
-    """Return the option that the word most likely misspells; None if none is close."""
+    """Return the option that `word` most likely misspells, or None if no option is close."""
     by_form: dict[str, str] = {}
     for option in options:
         by_form.setdefault(_form(option), option)
@@ -78,7 +78,7 @@ def closest(word: str, options: Iterable[str]) -> str | None:
 
 
 def is_synonym(word: str, options: Container[str]) -> bool:
-    """Whether a word is another name of an option."""
+    """Return whether `word` is a known synonym of one of the options."""
     return _SYNONYMS.get(_form(word), "") in options
 
 
@@ -97,11 +97,12 @@ class Problem:
     """One mistake in an experiment.
 
     Attributes:
-        source: path of the file as given, "command line" for an override, "" for a mapping.
-        line: line number from 1; None where the source has no lines.
-        column: column number from 1; None where the source has no lines.
-        path: the keys from the top level to the mistake; empty for the file as a whole.
-        message: the mistake and, where it is known, the fix.
+        source: path of the file as the caller gave it, "command line" for an override, "" for a
+            mapping.
+        line: line number, counted from 1; None if the source has no lines.
+        column: column number, counted from 1; None if the source has no lines.
+        path: the keys from the top level to the mistake; empty if it concerns the whole file.
+        message: description of the mistake and, if known, the fix.
     """
 
     source: str
@@ -119,8 +120,8 @@ class Problem:
 class ExperimentError(InputError):
     """An experiment with mistakes; `problems` holds all of them.
 
-    `str()` has one line for each problem, in the order of the file, overrides last. Of more than
-    `MAX_REPORTED` it has the first ones and the number of the others.
+    `str()` has one line for each problem, in the order of the file, with overrides last. Beyond
+    `MAX_REPORTED` problems it only says how many more there are.
     """
 
     def __init__(self, problems: Iterable[Problem]) -> None:
@@ -134,7 +135,7 @@ class ExperimentError(InputError):
         return "\n".join(lines)
 
     def _render_traceback_(self) -> list[str]:
-        """Return what a notebook shows in place of a traceback: mistakes of a file have none."""
+        """Return the lines that a notebook shows: the problems, without a traceback."""
         return [f"{type(self).__name__}:", *str(self).splitlines()]
 
 

@@ -1,6 +1,6 @@
-"""Read an experiment: the schema, then the rules between its keys; all mistakes at once.
+"""Load an experiment: check the schema, then the rules between keys, and report all mistakes.
 
-A rule runs if the sections that it reads are valid; the others may have mistakes.
+A rule runs if all sections that it reads are valid; other sections may have mistakes.
 """
 
 import shlex
@@ -65,8 +65,8 @@ RULES: tuple[Callable[..., Iterator[PathMessage]], ...] = (
 )
 """The rules, in the order of their messages.
 
-A rule's parameters name the attributes of `Sections` that it needs; it runs once all are known. By
-the parameter `sections` it sees what may be absent.
+A rule's parameters name the attributes of `Sections` that it needs; it runs once all of them are
+known. A rule with a parameter `sections` can read sections that may be absent.
 """
 
 
@@ -74,8 +74,8 @@ def broken_rules(sections: Sections, *, checked: Sections | None = None) -> Iter
     """Yield (path, message) for every broken rule.
 
     Args:
-        sections: what is known.
-        checked: what was known when the rules ran before; those that ran do not run again.
+        sections: the valid sections and the values that follow from them.
+        checked: the sections at an earlier call; rules that already ran then are skipped.
     """
     for rule in RULES:
         needs = _needs(rule, sections)
@@ -84,7 +84,7 @@ def broken_rules(sections: Sections, *, checked: Sections | None = None) -> Iter
 
 
 def _needs(rule: Callable[..., object], sections: Sections) -> dict[str, object] | None:
-    """Return the arguments of a rule; None where one is not known."""
+    """Return the arguments of a rule, or None if one of them is not known."""
     known: dict[str, object] = {
         name: sections if name == "sections" else getattr(sections, name)
         for name in signature(rule).parameters
@@ -102,10 +102,10 @@ class LoadedExperiment:
     """A checked experiment and its source.
 
     Attributes:
-        experiment: the settings, overrides applied; an `ExperimentWithClients` where the file has
-            the number of clients.
-        path: the file; None for a mapping.
-        base: the directory in which relative paths start.
+        experiment: the settings with overrides applied; an `ExperimentWithClients` if the file
+            gives the number of clients.
+        path: path of the file; None for a mapping.
+        base: the directory that relative paths refer to.
     """
 
     experiment: Experiment
@@ -121,17 +121,18 @@ def load_experiment(
 ) -> LoadedExperiment:
     """Return the checked experiment of a YAML file or a mapping.
 
-    Plug-ins and data files are checked by name only: nothing is imported or trained. Public tables
-    of `federation.participation` are read.
+    Plug-ins and data files are checked by name only: nothing is imported or trained. The public
+    tables of `federation.participation` are read.
 
     Args:
         source: the path of the file, or its content as a mapping.
-        overrides: `["federation.rounds=5"]` or `{"federation.rounds": 5}`, set in order.
-        base: the directory in which relative paths start; None: the file's directory, or the
-            current one for a mapping.
+        overrides: new values of keys, as `["federation.rounds=5"]` or `{"federation.rounds": 5}`;
+            they apply in this order.
+        base: the directory that relative paths refer to; None means the file's directory, or the
+            current directory for a mapping.
 
     Raises:
-        ExperimentError: with every mistake of the file and the overrides.
+        ExperimentError: the file or an override has mistakes; the error lists all of them.
     """
     problems: list[Problem] = []
     path = None if isinstance(source, Mapping) else Path(source)
@@ -149,10 +150,10 @@ def read_yaml(path: str | Path, problems: list[Problem]) -> Node:
 
     Args:
         path: the file.
-        problems: receives mistakes that leave the rest of the file readable.
+        problems: list to which mistakes are appended that leave the rest of the file readable.
 
     Raises:
-        ExperimentError: the file cannot be read or is no mapping.
+        ExperimentError: the file cannot be read, or its top level is not a mapping.
     """
     file = Location(str(path))
     try:
@@ -179,25 +180,25 @@ def read_yaml(path: str | Path, problems: list[Problem]) -> Node:
 
 
 def with_clients(loaded: LoadedExperiment, number: int) -> ExperimentWithClients:
-    """Return the settings with the number of clients, after the rules that had to wait for it.
+    """Return the settings with the number of clients, after checking the rules that depend on it.
 
-    Where the file has the number, the settings are returned as they are.
+    If the file gives the number, the settings are returned unchanged.
 
     Args:
-        loaded: the experiment.
-        number: number of clients that the data have.
+        loaded: the loaded experiment.
+        number: number of clients in the data.
 
     Raises:
-        ExperimentError: a key contradicts the number, such as `clients_per_round`.
+        ExperimentError: a key such as `clients_per_round` contradicts the number of clients.
     """
     experiment = loaded.experiment
     if isinstance(experiment, ExperimentWithClients):
         return experiment
     known = ExperimentWithClients.of(experiment, number)
-    before, after = (Sections.of(dict(each), loaded.base) for each in (experiment, known))
+    before, after = (Sections.of(dict(sections), loaded.base) for sections in (experiment, known))
     source = Location("" if loaded.path is None else str(loaded.path))
-    found = broken_rules(after, checked=before)
-    if problems := [source.problem(path, message) for path, message in found]:
+    messages = broken_rules(after, checked=before)
+    if problems := [source.problem(path, message) for path, message in messages]:
         raise ExperimentError(problems)
     return known
 
@@ -209,7 +210,7 @@ def _read(source: str | Path | Mapping[str, object], problems: list[Problem]) ->
 
 
 def _with_privacy_off(tree: Node) -> Node:
-    """Return the tree with `privacy: null` where it says `privacy: off`."""
+    """Return the tree with `privacy: off` replaced by `privacy: null`."""
     entry = tree.entries.get("privacy")
     if entry is None or not _is_off(entry.node.value):
         return tree
@@ -222,10 +223,10 @@ def _is_off(value: object) -> bool:
 
 
 def _refuse_comparison(tree: Node, path: Path | None, problems: list[Problem]) -> None:
-    """Refuse a comparison file, whose keys are all others than those of an experiment.
+    """Refuse a comparison file, which shares no key with an experiment file.
 
     Raises:
-        ExperimentError: it is a comparison.
+        ExperimentError: the file is a comparison file.
     """
     keys = tree.entries.keys()
     if path is not None and keys & _COMPARISON_KEYS and not keys & _EXPERIMENT_KEYS:
@@ -237,10 +238,10 @@ def _refuse_comparison(tree: Node, path: Path | None, problems: list[Problem]) -
 def read_settings(path: Path) -> ExperimentWithClients:
     """Return the settings in the `experiment.yaml` of a run.
 
-    Files and plug-ins that they name are not looked at: they may be gone, or anything.
+    Files and plug-ins that the settings name are not checked: they may have changed or be gone.
 
     Raises:
-        ExperimentError: the file is not what a run writes.
+        ExperimentError: the file is not a valid `experiment.yaml` of a run.
     """
     problems: list[Problem] = []
     experiment, _ = _validate(read_yaml(path, problems), problems, ExperimentWithClients)
@@ -252,7 +253,7 @@ def read_settings(path: Path) -> ExperimentWithClients:
 def _validate(
     tree: Node, problems: list[Problem], kind: type[_Experiment]
 ) -> tuple[_Experiment | None, dict[str, object]]:
-    """Return the experiment, None if a section has mistakes, and the valid sections by name."""
+    """Return the experiment (None if a section has mistakes) and the valid sections by name."""
     raw = to_python(tree)
     experiment = None
     sections: dict[str, object] = {
@@ -272,7 +273,7 @@ def _validate(
 
 
 def _check(tree: Node, base: Path, problems: list[Problem]) -> Experiment:
-    """Return the experiment; raise if there are problems, the given ones included."""
+    """Return the experiment, or raise if it or the list `problems` has mistakes."""
     experiment, sections = _validate(tree, problems, Experiment)
     federation = sections.get("federation")
     if isinstance(federation, FederationSettings):
@@ -297,7 +298,7 @@ def _locate_messages(tree: Node, messages: Iterable[PathMessage]) -> list[Proble
 
 
 def _written_unit(tree: Node) -> object:
-    """Return `privacy.unit` as it is written, also in a section with mistakes."""
+    """Return `privacy.unit` as written in the file, even if the section has mistakes."""
     privacy = tree.entries.get("privacy")
     unit = None if privacy is None else privacy.node.entries.get("unit")
     return None if unit is None else unit.node.value

@@ -1,4 +1,4 @@
-"""Pydantic's errors as one clear line for each mistake, with the new place of a key that moved."""
+"""Messages for pydantic's errors: one line per mistake, with the new place of a key that moved."""
 
 import math
 import re
@@ -71,18 +71,18 @@ MOVED_KEYS = {
     "privacy.declared_examples": "privacy.adjacency.declared_examples",
     "privacy.orders": "privacy.accountant.orders",
 }
-"""The new dotted key of each old one; a key that fell away has no place here."""
+"""The new dotted key of each renamed or moved key; removed keys are not listed."""
 
 
 PathMessage = tuple[KeyPath, str]
 
 
 def messages_at(path: KeyPath, message: str | None) -> Iterator[PathMessage]:
-    """Yield a message with its place, if there is one.
+    """Yield (path, message), or nothing if the message is None.
 
     Args:
-        path: the keys that lead to the place.
-        message: the message; None: there is no mistake.
+        path: the keys from the top level to the value.
+        message: the message; None means that there is no mistake.
     """
     if message is not None:
         yield path, message
@@ -145,22 +145,22 @@ def validation_messages(
     """Return (path, message) for every mistake in an error of pydantic.
 
     Args:
-        error: the error of `model.model_validate(raw)`.
-        raw: the mapping that was validated.
-        model: the settings class.
-        prefix: the path of the mapping in the file.
+        error: the error that `model.model_validate(raw)` raised.
+        raw: the validated mapping.
+        model: the settings class of the mapping.
+        prefix: path of the mapping in the file.
     """
     builder = _MessageBuilder(error, raw, model, prefix)
     return list(dict.fromkeys(builder.messages()))
 
 
 def args_messages(given: dict[str, Any], kind: Model, path: KeyPath) -> Iterator[PathMessage]:
-    """Yield (path, message) for every mistake in the arguments of something built in.
+    """Yield (path, message) for every mistake in the arguments of a built-in component.
 
     Args:
-        given: the arguments.
-        kind: the class of their settings.
-        path: the keys that lead to them.
+        given: the arguments by name.
+        kind: the settings class of the arguments.
+        path: the keys from the top level to the arguments.
     """
     try:
         kind.model_validate(given)
@@ -169,22 +169,22 @@ def args_messages(given: dict[str, Any], kind: Model, path: KeyPath) -> Iterator
 
 
 class _MessageBuilder:
-    """The errors of one validation; together they show which errors are the same mistake."""
+    """Builder of messages from all errors of one validation, which may report one mistake twice."""
 
     def __init__(self, error: ValidationError, raw: object, model: Model, prefix: KeyPath) -> None:
         self._raw = raw
         self._model = model
         self._prefix = prefix
-        found = error.errors(include_url=False, include_input=False)
-        self._unexplained = max(0, len(found) - MAX_REPORTED)
+        errors = error.errors(include_url=False, include_input=False)
+        self._unexplained = max(0, len(errors) - MAX_REPORTED)
         self._mistakes = [
             _Mistake(details, locate_error(model, details["loc"]))
-            for details in found[:MAX_REPORTED]
+            for details in errors[:MAX_REPORTED]
         ]
         self._explained_paths: set[KeyPath] = set()  # missing keys that are misspelt or misplaced
 
     def messages(self) -> Iterator[PathMessage]:
-        unknown = [found for mistake in self._mistakes for found in self._unknown_keys(mistake)]
+        unknown = [message for mistake in self._mistakes for message in self._unknown_keys(mistake)]
         for path, message in unknown:
             yield (*self._prefix, *path), message
         for mistake in self._mistakes:
@@ -196,7 +196,7 @@ class _MessageBuilder:
             yield self._prefix, f"{self._unexplained:,} more mistakes; fix the first ones"
 
     def _is_relevant(self, mistake: _Mistake) -> bool:
-        """Whether an error is about the branch of a union that the file uses."""
+        """Return whether an error concerns the branch of a union that the file uses."""
         shape = self._shape(mistake.place.path)
         if isinstance(shape, NumberOrWord):
             as_word = isinstance(_get(self._raw, mistake.place.path), str)
@@ -207,7 +207,7 @@ class _MessageBuilder:
         return mistake.place.as_mapping == isinstance(given, dict)
 
     def _unknown_keys(self, mistake: _Mistake) -> Iterator[PathMessage]:
-        """Yield the unknown keys; pydantic omits those of a union without its tag."""
+        """Yield errors of unknown keys, which pydantic omits in a union without its tag."""
         path, parent = mistake.place.path, mistake.place.parent
         if mistake.kind == "extra_forbidden" and self._is_relevant(mistake):
             yield path, self._unknown_key_message(path, parent)
@@ -218,7 +218,7 @@ class _MessageBuilder:
                     yield (*path, key), self._unknown_key_message((*path, key), shape)
 
     def _unknown_key_message(self, path: KeyPath, parent: Shape) -> str:
-        """Return the message of an unknown key; mark the missing key that it explains."""
+        """Return the message for an unknown key; note the missing key that it misspells."""
         section, key = path[:-1], str(path[-1])
         if key == "<<":
             return "YAML 1.2 has no merge keys; write the keys out"
@@ -307,7 +307,7 @@ class _MessageBuilder:
         return path, _general_message(details, given)
 
     def _is_neither(self, kind: str, given: object) -> bool:
-        """Whether a value is neither the word nor the mapping that its place takes."""
+        """Return whether a value is neither the word nor the mapping that the schema allows."""
         return kind != "value_error" and (kind != "literal_error" or not isinstance(given, str))
 
     def _tag_message(self, path: KeyPath, shape: TaggedUnion) -> PathMessage:
@@ -326,7 +326,7 @@ class _MessageBuilder:
         return f"must be {rule}, got {value_text(given)}{did_you_mean(given, choices)}"
 
     def _shape(self, path: KeyPath) -> Shape:
-        """Return the shape of the value at a path, in the variant that the file names."""
+        """Return the shape of the value at a path, in the union variant that the file selects."""
         shape: Shape = self._model
         value = self._raw
         for part in path:
@@ -340,7 +340,7 @@ class _MessageBuilder:
 
 
 def _general_message(details: ErrorDetails, given: object) -> str:
-    """Return the message of an error whose place does not matter."""
+    """Return the message of an error that does not depend on its location."""
     kind, context = details["type"], details.get("ctx", {})
     if kind == "value_error":  # a rule of the settings, whose message is complete
         return str(context["error"])

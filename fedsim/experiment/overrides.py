@@ -1,4 +1,4 @@
-"""Overrides of the command line, `key.path=value`, set in the tree before validation."""
+"""Overrides `key.path=value` from the command line, applied to the tree before validation."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ COMMAND_LINE = Location("command line")
 
 @dataclass(frozen=True)
 class Override:
-    """A value for one key; the node holds the value and its source."""
+    """An override of one key; its node holds the new value and where it came from."""
 
     path: tuple[str, ...]
     node: Node
@@ -30,11 +30,11 @@ Overrides = Iterable[str | Override] | Mapping[str, object]
 
 
 def parse_overrides(overrides: Overrides, problems: list[Problem]) -> list[Override]:
-    """Return the overrides in order.
+    """Return the parsed overrides in the given order.
 
     Args:
-        overrides: `["federation.rounds=5"]` or `{"federation.rounds": 5}`.
-        problems: receives overrides that cannot be read.
+        overrides: new values, as `["federation.rounds=5"]` or `{"federation.rounds": 5}`.
+        problems: list to which a problem is appended for each override that cannot be parsed.
     """
     if isinstance(overrides, str):  # one override, not its letters
         overrides = [overrides]
@@ -56,17 +56,17 @@ def parse_overrides(overrides: Overrides, problems: list[Problem]) -> list[Overr
 def apply_overrides(
     root: Node, overrides: Iterable[Override], shape: Shape, problems: list[Problem]
 ) -> Node:
-    """Return a tree with the overrides set in order; the given tree is not changed.
+    """Return a copy of the tree with the overrides applied in order; the given tree is not changed.
 
-    Missing sections are created. An override that selects another variant of a union (another
-    `partition.scheme` or `optimizer.name`) removes the keys that only the former variant has, and
-    another `model.name` the arguments of the former model.
+    Missing sections are created. An override that selects another variant of a union (such as
+    another `partition.scheme` or `optimizer.name`) removes the keys that only the previous variant
+    has; another `model.name` removes the arguments of the previous model.
 
     Args:
         root: the tree of the file.
-        overrides: values for keys.
+        overrides: the overrides to apply.
         shape: the shape of the whole file.
-        problems: receives overrides that cannot be set.
+        problems: list to which a problem is appended for each override that cannot be applied.
     """
     for override in overrides:
         try:
@@ -102,17 +102,19 @@ def _path(key: str, problems: list[Problem]) -> tuple[str, ...] | None:
 
 
 def _value(path: KeyPath, text: str, problems: list[Problem]) -> Node:
-    """Return the tree of a value, located at the command line."""
+    """Return the tree of an override's value, with the command line as its location."""
     if not text.strip():  # probably a shell variable without a value, not null
         message = "no value after '='; write null for no value, '' for an empty string"
         problems.append(COMMAND_LINE.problem(path, message))
         return Node(None, COMMAND_LINE, broken=True)
-    found: list[Problem] = []
+    mistakes: list[Problem] = []
     try:
-        node = parse_yaml(text, COMMAND_LINE.source, found)
+        node = parse_yaml(text, COMMAND_LINE.source, mistakes)
     except ExperimentError as error:
-        found, node = list(error.problems), Node(None, COMMAND_LINE, broken=True)
-    problems += [COMMAND_LINE.problem((*path, *each.path), each.message) for each in found]
+        mistakes, node = list(error.problems), Node(None, COMMAND_LINE, broken=True)
+    problems += [
+        COMMAND_LINE.problem((*path, *mistake.path), mistake.message) for mistake in mistakes
+    ]
     return _relocate(node)
 
 
@@ -129,7 +131,7 @@ def _relocate(node: Node) -> Node:
 
 
 def _set(node: Node, path: tuple[str, ...], done: KeyPath, new: Node, shape: Shape) -> Node:
-    """Return `node` with `new` at `path`; `done` is the path from the root to `node`."""
+    """Return `node` with `new` set at `path`; `done` is the path from the root to `node`."""
     if not path:
         return new
     key, rest = path[0], path[1:]
@@ -163,7 +165,7 @@ def _index(items: list[Node], key: str, done: KeyPath) -> int:
 
 
 def _with_tag(node: Node, shape: Shape, key: str) -> Node:
-    """Return a name as the mapping that it stands for, so that it can take another key."""
+    """Return a bare name as the mapping `{tag: name}`, so that further keys can be set in it."""
     if not isinstance(shape, TaggedUnion) or not shape.takes_name:
         return node
     name = shape.default if node.value is None and key != shape.tag else node.value
@@ -182,7 +184,7 @@ def _variant(entries: dict[str, Entry], shape: Shape) -> Shape:
 def _drop_former_variant(
     entries: dict[str, Entry], former: Node, chosen: Node, shape: TaggedUnion
 ) -> dict[str, Entry]:
-    """Return the entries without keys that only the former variant has."""
+    """Return the entries without the keys that only the previous variant has."""
     before = shape.variants.get(former.value) if isinstance(former.value, str) else None
     after = shape.variants.get(chosen.value) if isinstance(chosen.value, str) else None
     if before is None or after is None:
@@ -196,12 +198,12 @@ def _drop_former_variant(
 
 
 def _has_free_args(shape: Shape) -> bool:
-    """Whether a name of the settings class says which keys its `args` take."""
+    """Return whether the keys of `args` depend on a name in the same settings class."""
     return isinstance(shape, type) and {"name", "args"} <= shape.model_fields.keys()
 
 
 def _drop_former_args(entries: dict[str, Entry], chosen: Node) -> dict[str, Entry]:
-    """Return the entries without arguments from another source than the chosen name."""
+    """Return the entries without `args` that come from another source than the chosen name."""
     args = entries.get("args")
     if args is None or not isinstance(args.node.value, dict):
         return entries

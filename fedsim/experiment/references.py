@@ -1,7 +1,7 @@
-"""Names and files in an experiment: their checks, with nothing imported, and its public tables.
+"""Checks of the names and files in an experiment without importing any, and its public tables.
 
-A run's `experiment.yaml` holds the content of its public tables. So schedules can be checked,
-replayed and resumed without the files, and a run does not resume with a changed file.
+A run's `experiment.yaml` contains its public tables. Schedules can therefore be checked, replayed
+and resumed without the original files, and a changed file cannot alter a resumed run.
 """
 
 import csv
@@ -32,13 +32,13 @@ DATA_SUFFIXES = (".npz", *TABLE_SUFFIXES)
 
 
 def check_name(name: str, kind: str, builtin: Collection[str], base: Path) -> str | None:
-    """Return the mistake in a built-in name or a plug-in, or None.
+    """Return the mistake in the name of a built-in component or plug-in, or None if it is valid.
 
     Args:
-        name: `digits`, `package.module:function` or `./file.py:function`.
+        name: such as `digits`, `package.module:function` or `./file.py:function`.
         kind: "dataset", "model" or "loss", for the message.
         builtin: the built-in names.
-        base: the directory in which relative paths start.
+        base: the directory that relative paths refer to.
     """
     if name in builtin:
         return None
@@ -55,12 +55,12 @@ def check_name(name: str, kind: str, builtin: Collection[str], base: Path) -> st
 
 
 def check_file(path: str, base: Path, *suffixes: str) -> str | None:
-    """Return the mistake in the path of a file, or None.
+    """Return the mistake in the path of a file, or None if the file can be used.
 
     Args:
-        path: as it is written.
-        base: the directory in which relative paths start.
-        suffixes: the ends that its name may have.
+        path: the path as written in the experiment file.
+        base: the directory that relative paths refer to.
+        suffixes: the allowed file name suffixes, such as `.csv`.
     """
     if not path.lower().endswith(suffixes):
         return f"must end in {any_of(suffixes)}, got {shorten(repr(path))}"
@@ -68,7 +68,7 @@ def check_file(path: str, base: Path, *suffixes: str) -> str | None:
 
 
 def check_folder(path: str, base: Path) -> str | None:
-    """Return the mistake in the path of a folder of data files, or None."""
+    """Return the mistake in the path of a folder of data files, or None if it can be used."""
     full = _absolute(path, base)
     if os.path.isfile(full):
         return f"must be the folder with the files, got the file {full!r}"
@@ -76,7 +76,7 @@ def check_folder(path: str, base: Path) -> str | None:
 
 
 def _check_plugin(name: str, base: Path) -> str | None:
-    """Return the mistake in a plug-in that shows without importing it, or None."""
+    """Return the mistake in a plug-in reference that is visible without importing it, or None."""
     where, _, function = name.rpartition(":")
     shown = shorten(repr(name))
     form = f"must be package.module:function or ./file.py:function, got {shown}"
@@ -114,12 +114,12 @@ class _TableError(ValueError):
 
 @dataclass(frozen=True)
 class ReadTables:
-    """The federation with its public tables, or the mistake in one.
+    """The federation settings with the content of public tables, or the mistakes in the tables.
 
     Attributes:
-        federation: the settings, with the content of tables in place of their paths; None after a
-            mistake.
-        mistakes: (path, message) of each.
+        federation: the settings with the content of each table in place of its path; None if a
+            table has a mistake.
+        mistakes: (path, message) of each mistake.
     """
 
     federation: FederationSettings | None
@@ -127,11 +127,11 @@ class ReadTables:
 
 
 def read_public_tables(federation: FederationSettings, base: Path) -> ReadTables:
-    """Return the settings with the content of their public tables.
+    """Return the federation settings with public tables read from their files.
 
     Args:
-        federation: the `federation` section.
-        base: the directory in which relative paths start.
+        federation: the `federation` section of the experiment.
+        base: the directory that relative paths refer to.
     """
     settings = federation.participation
     named = named_table(settings)
@@ -153,7 +153,7 @@ def read_public_tables(federation: FederationSettings, base: Path) -> ReadTables
 
 
 def named_table(settings: ParticipationSettings) -> tuple[KeyPath, str] | None:
-    """Return the key and the path of the public table of a participation; None without one."""
+    """Return (key, file path) of the public table of a participation; None if it has none."""
     if isinstance(settings, TraceParticipation) and settings.path is not None:
         return (*_PARTICIPATION, "path"), settings.path
     if isinstance(settings, BufferedParticipation) and isinstance(
@@ -178,7 +178,7 @@ def _with_content(settings: ParticipationSettings, path: Path) -> ParticipationS
 
 
 def _availability(path: Path) -> str:
-    """Return a trace as lines `clients: rounds`; clients with the same rounds share a line."""
+    """Return a trace as lines `clients: rounds`; clients with equal rounds share a line."""
     windows: dict[int, list[range]] = {}
     for line, row in _rows(path, (("client", "round"), ("client", "first", "last"))):
         client = _number(path, line, row, "client", 0, MAX_CLIENTS - 1)
@@ -186,8 +186,8 @@ def _availability(path: Path) -> str:
         last = first if "round" in row else _number(path, line, row, "last", first, MAX_ROUNDS)
         windows.setdefault(client, []).append(range(first, last + 1))
     clients_of: dict[str, list[int]] = {}
-    for client, each in sorted(windows.items()):
-        clients_of.setdefault(ranges_text(join_ranges(each)), []).append(client)
+    for client, window in sorted(windows.items()):
+        clients_of.setdefault(ranges_text(join_ranges(window)), []).append(client)
     text = "".join(
         f"{ranges_text(ranges_of(clients))}: {rounds}\n" for rounds, clients in clients_of.items()
     )
@@ -200,30 +200,30 @@ def _availability(path: Path) -> str:
 
 
 def _durations(path: Path, column: str) -> list[float]:
-    """Return the durations in the order of the clients, which are 0, 1, 2, ..."""
-    found: dict[int, float] = {}
+    """Return the duration of each client, in the order of client numbers 0, 1, 2, ..."""
+    durations: dict[int, float] = {}
     for line, row in _rows(path, (("client", column),)):
         client = _number(path, line, row, "client", 0, MAX_CLIENTS - 1)
-        if client in found:
+        if client in durations:
             raise _TableError(f"line {line}: client {client} has two lines; remove one")
         try:
-            found[client] = float(row[column])
+            durations[client] = float(row[column])
         except ValueError:
             raise _TableError(
                 f"line {line}: {column} must be a number, got {row[column]!r}"
             ) from None
-        if not found[client] > 0:
+        if not durations[client] > 0:
             raise _TableError(f"line {line}: {column} must be > 0, got {row[column]!r}")
-    missing = next((client for client in range(len(found)) if client not in found), None)
+    missing = next((client for client in range(len(durations)) if client not in durations), None)
     if missing is not None:
         raise _TableError(f"client {missing} has no line; write one line for each client")
-    return [found[client] for client in range(len(found))]
+    return [durations[client] for client in range(len(durations))]
 
 
 def _rows(
     path: Path, choices: tuple[tuple[str, ...], ...]
 ) -> Iterator[tuple[int, Mapping[str, str]]]:
-    """Yield the line number and the cells of each row of a table that has one set of columns."""
+    """Yield (line number, cells by column) of each row; the columns must be one of `choices`."""
     count = 0
     with path.open(newline="", encoding="utf-8-sig") as file:
         reader = csv.DictReader(file, restval="")

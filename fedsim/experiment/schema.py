@@ -1,4 +1,4 @@
-"""The schema of an experiment file, composed of the settings of all rooms, and its YAML."""
+"""The schema of an experiment file, composed of the settings of all packages, and its YAML form."""
 
 import sys
 from collections.abc import Iterator, Mapping
@@ -29,25 +29,26 @@ from fedsim.simulation.settings import RuntimeSettings
 
 
 class FederatedTask:
-    """Rounds of local training that make a global model.
+    """The public facts of the usual task: rounds of local training of a global model.
 
     Attributes:
-        saves_derived_model: whether the saved model is made from the values that travel.
-        votes: what `privacy.json` says of votes: there are none.
+        saves_derived_model: whether the saved model is computed from the exchanged values rather
+            than being them.
+        votes: the entry on votes in `privacy.json`; None, since this task has no votes.
     """
 
     saves_derived_model = False
     votes: Mapping[str, Any] | None = None
 
     def ballots(self, rounds: int) -> None:
-        """Return the ballots of a run: it has none."""
+        """Return None: this task has no ballots."""
 
     def work(self, rounds: int, local: LocalSettings) -> str:
-        """Return what a run does, for its headline: rounds, and the steps or passes of each.
+        """Return the headline of a run: its rounds, and the local steps or epochs of each.
 
         Args:
-            rounds: of the run.
-            local: the training of a round.
+            rounds: number of rounds of the run.
+            local: settings of the local training in a round.
         """
         if local.epochs is None:
             length = count_text(local.given_steps, "step")
@@ -60,7 +61,7 @@ _HasArgs = TypeVar("_HasArgs", DataSettings, ModelSettings)
 
 
 def _with_default_args(section: _HasArgs, kind: type[BaseModel]) -> _HasArgs:
-    """Return a section with the defaults of its arguments; as it is where they are wrong."""
+    """Return a section with default arguments filled in; unchanged if its arguments are invalid."""
     try:
         args = kind.model_validate(section.args)
     except ValidationError:
@@ -125,9 +126,9 @@ class Experiment(Settings):
 
     @property
     def plugins(self) -> tuple[str, ...]:
-        """References of the plug-ins that a result depends on: every place that takes one.
+        """References of all plug-ins that the result depends on.
 
-        Trackers are not among them: they change no result, and no node runs them.
+        Trackers are excluded: they change no result, and no node runs them.
         """
         dataset = self.data.dataset
         data = dataset if isinstance(dataset, str) else ""
@@ -138,53 +139,56 @@ class Experiment(Settings):
 
     @property
     def metrics(self) -> tuple[str, ...] | None:
-        """Metrics on the public test set; None: those of the task."""
+        """Metrics on the public test set; None means those of the task."""
         chosen = None if self.evaluation is None else self.evaluation.metrics
         return None if chosen is None else tuple(chosen)
 
     @property
     def client_evaluation(self) -> EvaluationSettings | None:
-        """How clients evaluate the global model on their own examples; None: they do not."""
+        """How clients evaluate the global model on their own examples; None if they do not."""
         evaluation = self.evaluation
         return None if evaluation is None or evaluation.holdout is None else evaluation
 
     @property
     def task_facts(self) -> PateSettings | FederatedTask:
-        """The public facts of what clients work on."""
+        """The public facts of the clients' task."""
         return FederatedTask() if self.pate is None else self.pate
 
     @property
     def ballots(self) -> Ballots | None:
-        """The ballots of `task: pate`; None where clients train a global model."""
+        """The ballots of `task: pate`; None if clients train a global model."""
         return self.task_facts.ballots(self.federation.rounds)
 
     @property
     def release_kind(self) -> ReleaseKind:
-        """The kind of a client's private releases; `NO_RELEASE` without privacy."""
+        """The kind of a client's private release; `NO_RELEASE` without privacy."""
         if self.privacy is None:
             return NO_RELEASE
         return KINDS["votes"] if self.task == "pate" else self.privacy.release_kind
 
     @property
     def not_deployed(self) -> str:
-        """Why nodes of a real federation do not answer what clients are asked; "" where they do."""
+        """Why this experiment cannot be deployed on real nodes; "" if it can."""
         asked = KINDS["votes"] if self.task == "pate" else self.release_kind
         return asked.not_deployed
 
     @property
     def holdout(self) -> float | None:
-        """Share of each client's examples that it never trains on; None: it trains on all."""
+        """Share of each client's examples that it never trains on; None if it trains on all."""
         sections = (self.evaluation, self.personalization)
-        return next((each.holdout for each in sections if each is not None and each.holdout), None)
+        return next(
+            (section.holdout for section in sections if section is not None and section.holdout),
+            None,
+        )
 
     @property
     def public_parts(self) -> dict[str, Any] | None:
-        """Parts of model and training that are public by design; None without any."""
+        """Parts of model and training that are public by design; None if there are none."""
         return {**(self.model.public_parts or {}), **self.local.gradient_facts.public_parts} or None
 
     @property
     def saves_derived_model(self) -> bool:
-        """Whether the saved model is made from the values that travel and from those that do not.
+        """Whether the saved model is computed from both exchanged and locally kept values.
 
         It is the whole model, or adapters that are rebuilt from coefficients; with `task: pate` it
         is the student.
@@ -192,16 +196,16 @@ class Experiment(Settings):
         lora = self.model.lora
         is_merged = self.model.has_local_base and (lora is None or lora.save == "merged")
         makers = self.task_facts, self.local.gradient_facts
-        return is_merged or any(one.saves_derived_model for one in makers)
+        return is_merged or any(maker.saves_derived_model for maker in makers)
 
     @property
     def has_server_noise(self) -> bool:
-        """Whether the server adds the noise, so that a client's upload is no release."""
+        """Whether the server adds the noise, so that a client's upload alone is not private."""
         return self.privacy is not None and self.privacy.trust.name == "central"
 
     @property
     def personal_models(self) -> str | None:
-        """How clients make personal models; None where they make none."""
+        """How clients make personal models; None if they make none."""
         return None if self.personalization is None else self.personalization.method
 
     @field_validator("data")
@@ -221,26 +225,26 @@ class Experiment(Settings):
     @field_validator("*")
     @classmethod
     def _keep_valid(cls, value: object, info: ValidationInfo) -> object:
-        """Keep each valid section in the context: rules check it also if another has mistakes."""
+        """Keep each valid section, so that rules check it even if another section has mistakes."""
         if info.context is not None:
             info.context[info.field_name] = value
         return value
 
 
 class ExperimentWithClients(Experiment):
-    """An experiment whose clients are counted: the file has their number, or the data were loaded.
+    """An experiment with a known number of clients, from the file or from the loaded data.
 
-    The number is in `data.partition` too, so it is written into the experiment of a run.
+    `data.partition` contains the number too, so a run's `experiment.yaml` has it.
     """
 
     _num_clients: int = PrivateAttr()
 
     @classmethod
     def of(cls, experiment: Experiment, num_clients: int) -> Self:
-        """Return valid settings with the number of clients; nothing is validated again.
+        """Return an experiment with the number of clients set; it is not validated again.
 
         Args:
-            experiment: the settings.
+            experiment: the valid settings.
             num_clients: number of clients.
         """
         partition = experiment.data.partition.model_copy(update={"num_clients": num_clients})
@@ -250,10 +254,10 @@ class ExperimentWithClients(Experiment):
         )
 
     def model_post_init(self, context: object) -> None:
-        """Note the number.
+        """Store the number of clients.
 
         Raises:
-            ValueError: the partition has none.
+            ValueError: the partition does not give the number of clients.
         """
         number = self.data.partition.num_clients
         if number is None:
@@ -267,7 +271,7 @@ class ExperimentWithClients(Experiment):
 
 
 class _UntitledFields(GenerateJsonSchema):
-    """A JSON Schema without the titles that repeat every key in capitals."""
+    """A JSON Schema generator that omits the titles, which would only repeat the keys."""
 
     def field_title_should_be_set(self, schema: object) -> bool:
         return False
@@ -281,7 +285,7 @@ def json_schema() -> dict[str, object]:
 
 
 class _Dumper(yaml.SafeDumper):
-    """A dumper that quotes every string that YAML 1.1 or 1.2 would read as another type."""
+    """A YAML dumper that quotes strings which YAML 1.1 or 1.2 would read as another type."""
 
     def ignore_aliases(self, data: object) -> bool:
         return True
@@ -291,10 +295,10 @@ class _Dumper(yaml.SafeDumper):
 
 
 def dump_experiment(experiment: Experiment) -> str:
-    """Return the YAML of an experiment with its defaults, in the order of the schema.
+    """Return the experiment as YAML, including default values, in the order of the schema.
 
     `load_experiment` reads it back to an equal `Experiment`. Relative paths are kept, so the text
-    is valid only in the experiment's own directory.
+    is valid only in the experiment's directory.
     """
     return yaml.dump(
         experiment.model_dump(),
@@ -308,8 +312,8 @@ def dump_experiment(experiment: Experiment) -> str:
 def flat_settings(experiment: Experiment) -> dict[str, object]:
     """Return all settings as `{"key.path": value}`; lists stay whole.
 
-    The name of a choice is the value of its key, `privacy.clipping`; its own keys, such as
-    `privacy.clipping.quantile`, are there where they have another value than their default.
+    A choice such as `privacy.clipping` has its name as value; its further keys, such as
+    `privacy.clipping.quantile`, appear only with values other than the default.
     """
     return dict(_leaves(experiment.model_dump(mode="json"), "", Experiment))
 
@@ -322,13 +326,13 @@ def _leaves(content: object, path: str, shape: Shape) -> Iterator[tuple[str, obj
         yield path, content[shape.tag]
         chosen = shape.variants[content[shape.tag]]
         content = {
-            key: one
-            for key, one in content.items()
-            if key != shape.tag and one != chosen.model_fields[key].default
+            key: value
+            for key, value in content.items()
+            if key != shape.tag and value != chosen.model_fields[key].default
         }
         shape = chosen
-    for key, one in content.items():
-        yield from _leaves(one, f"{path}.{key}" if path else str(key), child_shape(shape, key))
+    for key, value in content.items():
+        yield from _leaves(value, f"{path}.{key}" if path else str(key), child_shape(shape, key))
 
 
 def _represent_string(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:

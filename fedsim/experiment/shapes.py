@@ -1,4 +1,4 @@
-"""Shapes of the values in a file: the keys that the settings classes allow at each place.
+"""Shapes of values: the keys that the settings classes allow at each place of the file.
 
 The location of a pydantic error contains names of union branches, as in
 `data.partition.dirichlet.alpha`, and the error does not list the possible keys. Both follow from a
@@ -25,11 +25,12 @@ class TaggedUnion:
     """A union of settings classes; the value of one key, the tag, selects the class.
 
     Attributes:
-        tag: the key.
-        variants: the classes by value, or by branch.
-        branch_of: returns the branch of a value.
-        takes_name: whether a value of the tag stands for a mapping with it alone (`Choice`).
-        default: that value where the file has no mapping.
+        tag: the key whose value selects the class.
+        variants: the settings classes by value of the tag, or by branch.
+        branch_of: function that returns the branch of a tag's value.
+        takes_name: whether a bare value of the tag may replace a mapping with that key alone
+            (`Choice`).
+        default: value of the tag if the file has no mapping here.
     """
 
     tag: str
@@ -40,22 +41,22 @@ class TaggedUnion:
 
     @property
     def choices(self) -> list[str]:
-        """The values that select a class, as far as they are known."""
-        found = [choices_of(model, self.tag) for model in self.variants.values()]
-        return list(dict.fromkeys(choice for choices in found for choice in choices))
+        """The values of the tag to list in messages; examples if not all values are known."""
+        choices_by_model = [choices_of(model, self.tag) for model in self.variants.values()]
+        return list(dict.fromkeys(choice for choices in choices_by_model for choice in choices))
 
     @property
     def known(self) -> list[str]:
-        """All known values that select a class."""
+        """All known values of the tag that select a class."""
         fields = [model.model_fields[self.tag] for model in self.variants.values()]
         return [value for field in fields for value in get_args(field.annotation)]
 
     def variant(self, value: object) -> Model | None:
-        """Return the class that a value of the tag selects, or None."""
+        """Return the settings class that a value of the tag selects, or None if it selects none."""
         return self.variants.get(self.branch_of(value)) if isinstance(value, str) else None
 
     def mapping(self, given: object) -> dict[str, object]:
-        """Return a value of this place as a mapping; without keys if it is none."""
+        """Return the given value as a mapping; an empty one if it is not a mapping."""
         if self.takes_name and isinstance(given, str):
             return {self.tag: given}
         return given if isinstance(given, dict) else {}
@@ -91,9 +92,9 @@ class ErrorPlace:
     """The place of an error in the file.
 
     Attributes:
-        path: the keys from the top level.
+        path: the keys from the top level to the error.
         parent: the shape of the mapping that has, or lacks, the last key.
-        union: the path of the `NameOrMapping` above it, if there is one.
+        union: path of the enclosing `NameOrMapping`; None if there is none.
         as_mapping: whether pydantic validated that union as a mapping.
     """
 
@@ -105,7 +106,7 @@ class ErrorPlace:
 
 def shape_of(field: FieldInfo) -> Shape:
     """Return the shape of a field's value."""
-    by_name = next((one for one in field.metadata if isinstance(one, Choice)), None)
+    by_name = next((mark for mark in field.metadata if isinstance(mark, Choice)), None)
     if by_name is not None:
         variants = by_name.choices(field.annotation)
         default = getattr(field.default, by_name.tag, None)
@@ -115,7 +116,7 @@ def shape_of(field: FieldInfo) -> Shape:
     if isinstance(field.discriminator, str):
         return TaggedUnion(field.discriminator, _variants(field.discriminator, models))
     branch = next(
-        (one for one in map(_branch, (field.discriminator, *field.metadata)) if one), None
+        (branch for branch in map(_branch, (field.discriminator, *field.metadata)) if branch), None
     )
     if branch is not None:
         return TaggedUnion(branch.key, _tagged(options), branch.branch_of)
@@ -138,11 +139,11 @@ def _collection(value: object) -> ModelCollection | None:
 
 
 def locate_error(root: Model, location: tuple[int | str, ...]) -> ErrorPlace:
-    """Return the place of a pydantic error.
+    """Return the place in the file of a pydantic error.
 
     Args:
         root: the settings class of the whole file.
-        location: the error's `loc`, with names of union branches.
+        location: `loc` of the error, which includes names of union branches.
     """
     path: list[str | int] = []
     parent: Shape = root  # the shape of the mapping with the last key of the path
@@ -166,7 +167,7 @@ def locate_error(root: Model, location: tuple[int | str, ...]) -> ErrorPlace:
 
 
 def child_shape(shape: Shape, key: str) -> Shape:
-    """Return the shape of the value of a key; None for an unknown key."""
+    """Return the shape of a key's value; None if the key is unknown."""
     if isinstance(shape, ModelCollection):
         return shape.each
     if isinstance(shape, type) and key in shape.model_fields:
@@ -175,7 +176,7 @@ def child_shape(shape: Shape, key: str) -> Shape:
 
 
 def keys_of(shape: Shape) -> dict[str, FieldInfo]:
-    """Return the possible keys of a mapping of this shape, over all its variants."""
+    """Return the allowed keys of a mapping of this shape, over all variants of a union."""
     if isinstance(shape, TaggedUnion):
         fields: dict[str, FieldInfo] = {}
         for variant in shape.variants.values():
@@ -193,7 +194,7 @@ def sections_with_key(root: Model, key: str) -> list[KeyPath]:
 
 
 def field_purpose(field: FieldInfo) -> str:
-    """Return the description of a missing key, or the type of its value."""
+    """Return the description of a key, or the type of its value if it has no description."""
     if field.description:
         return field.description
     annotation = field.annotation
@@ -221,19 +222,19 @@ def _sections(shape: Shape, path: KeyPath) -> Iterator[tuple[KeyPath, Shape]]:
 
 
 def choices_of(model: Model, tag: str) -> tuple[str, ...]:
-    """Return the values of a tag that a class takes, or examples of them.
+    """Return the values of a tag that select a class, or examples of them.
 
     Args:
-        model: the class.
-        tag: the key.
+        model: the settings class.
+        tag: the key whose value selects the class.
     """
     field = model.model_fields[tag]
     return tuple(map(str, field.examples or get_args(field.annotation)))
 
 
 def _branch(mark: object) -> Branch | None:
-    found = mark.discriminator if isinstance(mark, Discriminator) else None
-    return found if isinstance(found, Branch) else None
+    branch = mark.discriminator if isinstance(mark, Discriminator) else None
+    return branch if isinstance(branch, Branch) else None
 
 
 def _tagged(options: Iterable[object]) -> dict[str, Model]:

@@ -1,7 +1,7 @@
 """A tree of YAML values, each with its location in the file or on the command line.
 
-The location of a problem is found by a walk through the tree along its path. Nodes are immutable
-and may be shared, as YAML aliases are.
+The location of a problem is looked up in the tree by its path. Nodes are immutable and may be
+shared, as YAML aliases are.
 """
 
 import numbers
@@ -36,11 +36,11 @@ class Node:
     """A scalar, a list or a mapping.
 
     Attributes:
-        value: the scalar, or the children.
+        value: the scalar, or the children of a list or mapping.
         location: where the value starts.
-        broken: whether a problem was reported for it; problems that follow from it are left out.
-        size: number of nodes in the subtree, aliases counted each time.
-        empty: whether the file has no text for the value; YAML reads that as null.
+        broken: whether a problem was reported for this node; its consequences are not reported.
+        size: number of nodes in the subtree, where each use of an alias counts.
+        empty: whether the value has no text in the file, which YAML reads as null.
     """
 
     value: "YamlScalar | list[Node] | dict[str, Entry]"
@@ -51,7 +51,7 @@ class Node:
 
     @property
     def entries(self) -> "dict[str, Entry]":
-        """The children of a mapping by key; none for another value."""
+        """The children of a mapping by key; empty if the value is not a mapping."""
         return self.value if isinstance(self.value, dict) else {}
 
 
@@ -64,7 +64,7 @@ class Entry:
 
 
 def to_python(node: Node) -> object:
-    """Return the value as Python scalars, lists and dictionaries, as a copy."""
+    """Return a node's value as new Python scalars, lists and dictionaries."""
     if isinstance(node.value, dict):
         return {key: to_python(entry.node) for key, entry in node.value.items()}
     if isinstance(node.value, list):
@@ -73,15 +73,15 @@ def to_python(node: Node) -> object:
 
 
 def locate(root: Node, path: KeyPath) -> Location:
-    """Return the location of a path: of its key, of the list item or of the root.
+    """Return the location of a path's last key or list item; of the root for an empty path.
 
-    A missing path has the location of its longest prefix that exists.
+    For a missing path it is the location of the longest existing prefix.
     """
     return list(_walk(root, path))[-1][0]
 
 
 def is_broken(root: Node, path: KeyPath) -> bool:
-    """Whether a problem was reported for the path or for a node above it."""
+    """Return whether a problem was reported for the path or for a node above it."""
     return any(node.broken for _, node in _walk(root, path))
 
 
@@ -101,7 +101,7 @@ def _walk(root: Node, path: KeyPath) -> Iterator[tuple[Location, Node]]:
 
 
 def is_utf8_text(text: str) -> bool:
-    """Whether a string can be encoded as UTF-8, without lone surrogates."""
+    """Return whether a string can be encoded as UTF-8: it has no lone surrogates."""
     return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
@@ -114,9 +114,9 @@ def from_python(
     cannot express becomes a broken node.
 
     Args:
-        value: the value.
+        value: the Python value.
         location: the location of all nodes.
-        problems: receives a problem for each broken node.
+        problems: list to which a problem is appended for each broken node.
         path: the keys from the top level to the value.
     """
     if len(path) > MAX_DEPTH:
@@ -179,8 +179,8 @@ def _grown(
     """Return the size of a collection with one more child.
 
     Raises:
-        ExperimentError: it is larger than `MAX_SIZE`, as an object that contains another one many
-            times may be.
+        ExperimentError: the collection is larger than `MAX_SIZE`, for example because it contains
+            the same large object many times.
     """
     size += child.size
     if size > MAX_SIZE:

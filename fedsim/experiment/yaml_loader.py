@@ -1,8 +1,8 @@
 """Strict YAML with the location of every value.
 
-Scalars follow the YAML 1.2 core schema (1e-5 is a number, `no` is a string, 010 is ten). Keys are
-strings and occur once, tags are refused, an alias may not contain itself. The tree is built from
-PyYAML's events, since only they distinguish plain scalars from quoted ones.
+Scalars follow the YAML 1.2 core schema (1e-5 is a number, `no` is a string, 010 is ten). Keys must
+be strings and unique, tags are refused, and an alias may not contain itself. The tree is built
+from PyYAML's events, since only they distinguish plain scalars from quoted ones.
 """
 
 import codecs
@@ -52,13 +52,13 @@ _PARSER_MESSAGES = (
 
 
 def parse_yaml(content: str | bytes, source: str, problems: list[Problem]) -> Node:
-    """Return the located tree of a document.
+    """Return the tree of a YAML document, with the location of every value.
 
     Args:
-        content: the text; bytes must be UTF-8.
+        content: text of the document; bytes must be UTF-8.
         source: name of the file in messages.
-        problems: receives mistakes that leave the rest readable: a duplicate key (the first one
-            counts), a key that is no string, a tag.
+        problems: list to which mistakes are appended that leave the rest readable: a duplicate key
+            (the first one counts), a key that is not a string, a tag.
 
     Raises:
         ExperimentError: the text is not one YAML document; the error includes `problems`.
@@ -104,7 +104,7 @@ def _text(content: str | bytes, source: str, problems: list[Problem]) -> str:
 
 
 def _after(text: str, source: str) -> Location:
-    """Return the location of the character that follows `text`."""
+    """Return the location of the first character after `text`."""
     lines = re.split(r"\r\n|\r|\n", text)
     return Location(source, len(lines), len(lines[-1]) + 1)
 
@@ -227,7 +227,7 @@ class _Builder:
         return Node(entries, self._at(event.start_mark), broken, size)
 
     def _grown(self, size: int, child: Node, event: events.Event, path: KeyPath) -> int:
-        """Return the size of a collection with one more child; stop before it is too large."""
+        """Return the size of a collection with one more child; raise if it becomes too large."""
         size += child.size
         if size > MAX_SIZE:
             raise self._stop(event, f"more than {MAX_SIZE:,} values", path)

@@ -1,1 +1,1 @@
-"""Plan before training: the ε that an experiment spends, the code it runs, the files it reads."""
+"""Plan before training: what ε an experiment spends, what code it runs, what files it reads."""

@@ -1,4 +1,4 @@
-"""ε of a schedule of steps by several bounds, after any number of the steps."""
+"""Compute ε of a schedule of steps by several bounds, after any number of steps."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -10,21 +10,21 @@ from fedsim.accountant.events import Adjacency
 from fedsim.accountant.textbook.bounds import Bound, Charges
 from fedsim.core.text_formats import finite_or_none
 
-_TICKS = (1, 2, 5)  # of each decade of a range of steps
+_TICKS = (1, 2, 5)  # marks in each decade of a range of steps
 
 
 @dataclass(frozen=True)
 class CurveSchedule:
-    """Equal steps, those of one kind of clients or given by their settings.
+    """A schedule of equal steps, from a kind of clients or from given settings.
 
     Attributes:
         sampling_rate: expected share of the examples in a batch.
         noise_multiplier: z of each step.
-        delta: δ of every ε.
+        delta: δ at which ε is computed.
         steps: number of all steps.
-        charges: events of the first n steps, by n.
-        adjacency: what ε protects against.
-        clients: the clients of the kind; none where the settings were given.
+        charges: function from n to the events of the first n steps.
+        adjacency: adjacency of the guarantee.
+        clients: numbers of the clients of the kind; empty where the settings were given.
     """
 
     sampling_rate: float
@@ -37,7 +37,7 @@ class CurveSchedule:
 
     @property
     def text(self) -> str:
-        """Its settings in words."""
+        """The settings of the schedule in words."""
         rate, noise = self.sampling_rate, self.noise_multiplier
         return f"q = {rate:.4g}, z = {noise:.4g}, δ = {self.delta:g}"
 
@@ -47,8 +47,8 @@ class BoundCurve:
     """ε of a schedule by several bounds.
 
     Attributes:
-        schedule: the steps.
-        bounds: in the order of the columns.
+        schedule: schedule of the steps.
+        bounds: the bounds, in the order of the columns.
         points: pairs (number of steps, ε by each bound), ascending; ε is None where the theorem of
             a bound does not cover the steps.
     """
@@ -59,16 +59,16 @@ class BoundCurve:
 
     @property
     def last(self) -> tuple[float | None, ...]:
-        """ε after all steps, by each bound."""
+        """ε after all steps by each bound, in the order of `bounds`."""
         return self.points[-1][1] if self.points else tuple(0.0 for _ in self.bounds)
 
     @property
     def smallest(self) -> float:
-        """The smallest ε after all steps that a bound gives."""
-        return min((one for one in self.last if one is not None), default=math.inf)
+        """The smallest ε of any bound after all steps."""
+        return min((epsilon for epsilon in self.last if epsilon is not None), default=math.inf)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the curve as a JSON value: an infinite ε is null, one without a theorem absent."""
+        """Return the curve as a JSON value: infinite ε is null; ε without a theorem is absent."""
         schedule = self.schedule
         return {
             "clients": list(schedule.clients),
@@ -97,9 +97,9 @@ def given_schedule(
     """Return the schedule of Poisson-sampled Gaussian steps, under zero-out or add-remove.
 
     Args:
-        sampling_rate: q in (0, 1].
-        noise_multiplier: z > 0.
-        delta: in (0, 1).
+        sampling_rate: sampling rate q in (0, 1].
+        noise_multiplier: noise multiplier z > 0.
+        delta: δ in (0, 1).
         steps: number of all steps, >= 1.
 
     Raises:
@@ -122,9 +122,10 @@ def bound_curve(
     """Return ε of a schedule by each bound, without the slack of the sampler.
 
     Args:
-        schedule: the steps.
-        bounds: in the order of the columns.
-        steps: numbers of steps, each from 1 to all; None: all.
+        schedule: schedule of the steps.
+        bounds: the bounds, in the order of the columns.
+        steps: numbers of steps after which ε is computed, each from 1 to `schedule.steps`; None
+            means only after all steps.
     """
     numbers = sorted(set(steps or (schedule.steps,)))
     points = (
@@ -144,8 +145,8 @@ def round_numbers(first: int, last: int) -> tuple[int, ...]:
     """Return 1, 2, 5, 10, 20, ... between two numbers of steps, both included.
 
     Args:
-        first: at least 1.
-        last: at least `first`.
+        first: first number, at least 1.
+        last: last number, at least `first`.
     """
     decades = range(len(str(last)))
     ticks = (tick * 10**power for power in decades for tick in _TICKS)
@@ -156,9 +157,9 @@ def even_numbers(first: int, last: int, count: int) -> tuple[int, ...]:
     """Return about `count` numbers of steps at equal ratios, both ends included.
 
     Args:
-        first: at least 1.
-        last: at least `first`.
-        count: at least 2.
+        first: first number, at least 1.
+        last: last number, at least `first`.
+        count: about how many numbers to return, at least 2.
     """
     ratio = last / first
     places = (first * ratio ** (index / (count - 1)) for index in range(count))

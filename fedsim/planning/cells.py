@@ -1,4 +1,4 @@
-"""The cells of an experiment: every trust model and unit, planned as a run of it would be.
+"""The cells of an experiment: its privacy plan under every trust model and unit.
 
 A cell is the experiment with `privacy.trust` and `privacy.unit` changed. Its noise and its ε are
 those of the assembled federation, so they are what `fedsim run` would charge.
@@ -24,23 +24,24 @@ from fedsim.federation.plan_checks import refuse_overspending
 from fedsim.statement.observers import OBSERVER_NAMES
 
 OBSERVERS = tuple(OBSERVER_NAMES)
-"""Observers, those who see more first. A claim against one covers all after it."""
+"""The observers, from the one who sees most. A claim against one covers all that follow it."""
 
 CELLS = tuple(
     (trust, unit) for unit in ("example", "client") for trust in ("local", "distributed", "central")
 )
 _BOUNDS = {"example": "max_grad_norm", "client": "max_update_norm"}
-_TIGHT = 0.999  # share of a budget that the client with the strictest one spends
+_TIGHT = 0.999  # least share of its budget that a client with the strictest budget spends
 
 
 @dataclass(frozen=True)
 class CellClient:
-    """One client in one cell.
+    """The noise and ε of one client in one cell.
 
     Attributes:
-        client: its number.
-        noise_multiplier: noise that it adds, or that the server adds for it, in its own bound.
-        epsilon: its ε against each observer that the cell protects it from; by observer.
+        client: number of the client.
+        noise_multiplier: noise that the client adds, or that the server adds for it, divided by the
+            client's clip norm.
+        epsilon: ε of the client by observer, for each observer that the cell protects it from.
     """
 
     client: int
@@ -50,18 +51,18 @@ class CellClient:
 
 @dataclass(frozen=True)
 class PlannedCell:
-    """One trust model with one unit.
+    """The plan of an experiment under one trust model and one unit.
 
     Attributes:
         trust: local, distributed or central.
         unit: example or client.
-        is_own: whether it is the cell of the file.
-        clients: what each client gets; empty for a cell that the experiment cannot run in.
-        delta: the largest δ of any client; None for a cell that it cannot run in.
-        honest: shares of noise that every sum has at least; None but in distributed trust.
-        strictest: the clients that ask for the most noise, which sets that of all; empty in local
-            trust.
-        reason: the first reason why the experiment cannot run in the cell; None if it can.
+        is_own: whether this is the cell that the experiment file names.
+        clients: noise and ε of each client; empty if the experiment cannot run in the cell.
+        delta: largest δ of any client; None if the experiment cannot run in the cell.
+        honest: smallest number of shares of noise in a sum; None without distributed trust.
+        strictest: numbers of the clients that ask for the most noise, which sets the noise of all
+            clients; empty in local trust.
+        reason: first reason why the experiment cannot run in the cell; None if it can.
     """
 
     trust: str
@@ -75,28 +76,28 @@ class PlannedCell:
 
     @property
     def noise_by(self) -> str:
-        """Who adds the noise: each client all of it, each a share, or the server."""
+        """Who adds the noise, in words: each client, each client a share, or the server."""
         return {"local": "client", "distributed": "share", "central": "server"}[self.trust]
 
     @property
     def noise_range(self) -> tuple[float, float]:
         """The smallest and the largest noise multiplier of any client."""
-        values = [one.noise_multiplier for one in self.clients]
+        values = [client.noise_multiplier for client in self.clients]
         return min(values), max(values)
 
     def epsilon(self, observer: str) -> float | None:
         """Return the largest ε of any client; None where the observer is trusted."""
-        values = [one.epsilon[observer] for one in self.clients if observer in one.epsilon]
+        values = [client.epsilon[observer] for client in self.clients if observer in client.epsilon]
         return max(values, default=None)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the cell as a JSON value: infinite ε as null, without trusted observers."""
-        found: dict[str, Any] = {"trust": self.trust, "unit": self.unit, "own": self.is_own}
+        """Return the cell as a JSON value; infinite ε are null, trusted observers absent."""
+        cell: dict[str, Any] = {"trust": self.trust, "unit": self.unit, "own": self.is_own}
         if self.reason is not None:
-            return {**found, "reason": self.reason}
+            return {**cell, "reason": self.reason}
         known = {name: self.epsilon(name) for name in OBSERVERS}
         return {
-            **found,
+            **cell,
             "delta": self.delta,
             "noise_by": self.noise_by,
             "honest": self.honest,
@@ -104,26 +105,26 @@ class PlannedCell:
             "epsilon": {n: finite_or_none(e) for n, e in known.items() if e is not None},
             "clients": [
                 {
-                    "client": one.client,
-                    "noise_multiplier": one.noise_multiplier,
-                    "epsilon": {name: finite_or_none(e) for name, e in one.epsilon.items()},
+                    "client": client.client,
+                    "noise_multiplier": client.noise_multiplier,
+                    "epsilon": {name: finite_or_none(e) for name, e in client.epsilon.items()},
                 }
-                for one in self.clients
+                for client in self.clients
             ],
         }
 
 
 def plan_cells(loaded: LoadedExperiment, federation: Federation) -> tuple[PlannedCell, ...]:
-    """Return every cell of an experiment, without training.
+    """Return the plan of every cell of an experiment, without training.
 
     Args:
-        loaded: the experiment, with privacy.
-        federation: its assembled federation.
+        loaded: the experiment, which has privacy.
+        federation: the experiment's assembled federation.
     """
     privacy = loaded.experiment.privacy
     if privacy is None:
         return ()
-    if privacy.release_kind.local_trust_only:  # it has a proof in its own cell alone
+    if privacy.release_kind.local_trust_only:  # its proof holds in its own cell only
         return (_planned(federation, is_own=True),)
     return tuple(
         _planned(federation, is_own=True)
@@ -141,11 +142,11 @@ def plan_cell(
     *,
     also: Mapping[str, Any] | None = None,
 ) -> PlannedCell:
-    """Return a cell that the file does not name; the first refusal is its reason.
+    """Return the plan of a cell that the file does not name; its reason is the first refusal.
 
     Args:
-        loaded: the experiment, with privacy.
-        federation: its assembled federation.
+        loaded: the experiment, which has privacy.
+        federation: the experiment's assembled federation.
         trust: local, distributed or central.
         unit: example or client.
         also: other settings to change, `{"key.path": value}`.
@@ -168,14 +169,14 @@ def plan_cell(
 
 
 def _changes(privacy: PrivacySettings, trust: str, unit: str) -> dict[str, Any]:
-    """Return the overrides of a cell: trust, unit and the bound of the unit.
+    """Return the overrides of a cell: trust, unit and clip norm of the unit.
 
-    The bound of another unit has the length of the file's: no noise multiplier and no ε depends on
-    it.
+    The clip norm of another unit has the value in the file: no noise multiplier and no ε depends
+    on it.
     """
     changes: dict[str, Any] = {"privacy.trust.name": trust, "privacy.unit": unit}
     bound = privacy.max_grad_norm or privacy.max_update_norm
-    if unit != privacy.unit and bound is not None:  # votes have none
+    if unit != privacy.unit and bound is not None:  # votes have no clip norm
         changes[f"privacy.{_BOUNDS[privacy.unit]}"] = None
         changes[f"privacy.{_BOUNDS[unit]}"] = bound
     return changes
@@ -185,8 +186,8 @@ def _planned(federation: Federation, *, is_own: bool) -> PlannedCell:
     plans, terms = list(federation.plan.clients or ()), list(federation.plan.client_privacy or ())
     trust, unit = terms[0].privacy.trust.name, terms[0].privacy.unit
     clients = tuple(
-        CellClient(number, plan.release.noise_multiplier, _epsilons(plan, own.privacy))
-        for number, (plan, own) in enumerate(zip(plans, terms, strict=True))
+        CellClient(number, plan.release.noise_multiplier, _epsilons(plan, client_terms.privacy))
+        for number, (plan, client_terms) in enumerate(zip(plans, terms, strict=True))
         if plan.planned_steps
     )
     parts = [plan.part for plan in plans if plan.part is not None]
@@ -202,29 +203,29 @@ def _planned(federation: Federation, *, is_own: bool) -> PlannedCell:
 
 
 def _epsilons(plan: PrivacyPlan, privacy: PrivacySettings) -> dict[str, float]:
-    """Return ε against each observer that the client's noise protects it from."""
+    """Return ε by observer, for each observer that the client's noise protects it from."""
     steps = plan.steps_to_take
     claimed = planned_epsilon(plan, privacy, plan.charges(0, steps))
     place = OBSERVERS.index(CLAIMED_AGAINST[privacy.trust.name])
-    found: dict[str, float] = dict.fromkeys(OBSERVERS[place:], claimed)
+    epsilons: dict[str, float] = dict.fromkeys(OBSERVERS[place:], claimed)
     against_server = plan.server_charges(0, steps)
     if against_server is not None:
-        found["server"] = planned_epsilon(plan, privacy, against_server)
-    return found
+        epsilons["server"] = planned_epsilon(plan, privacy, against_server)
+    return epsilons
 
 
 def planned_epsilon(plan: PrivacyPlan, privacy: PrivacySettings, charges: Charges) -> float:
-    """Return ε of planned charges with the sampler's slack.
+    """Return ε of planned charges, with the slack of the noise sampler.
 
     Args:
-        plan: of the client.
-        privacy: its settings.
-        charges: of its plan, in one view.
+        plan: privacy plan of the client.
+        privacy: privacy settings of the client.
+        charges: planned charges against one observer.
     """
     return _epsilon(tuple(charges), plan.delta, privacy.accounting, privacy.adjacency.name)
 
 
-@lru_cache(maxsize=4096)  # clients of one size and budget share the answer
+@lru_cache(maxsize=4096)  # clients of equal size and budget share the result
 def _epsilon(charges: Any, delta: float, accountant: Any, adjacency: Any) -> float:
     if not any(count for _, count in charges):
         return 0.0
@@ -237,19 +238,22 @@ def _epsilon(charges: Any, delta: float, accountant: Any, adjacency: Any) -> flo
 def _strictest(federation: Federation, clients: tuple[CellClient, ...]) -> tuple[int, ...]:
     """Return the clients that have no more noise than their own settings ask for."""
     plans, terms = federation.plan.clients or (), federation.plan.client_privacy or ()
-    use = {one.client: _use(plans[one.client], terms[one.client].privacy, one) for one in clients}
+    use = {
+        client.client: _use(plans[client.client], terms[client.client].privacy, client)
+        for client in clients
+    }
     most = max(use.values(), default=0.0)
     return tuple(client for client, share in use.items() if share >= _TIGHT * most)
 
 
-def _use(plan: PrivacyPlan, privacy: PrivacySettings, one: CellClient) -> float:
-    """Return the share that a client uses of its claim, or of its limit against the server."""
+def _use(plan: PrivacyPlan, privacy: PrivacySettings, client: CellClient) -> float:
+    """Return the largest share that a client uses of its target ε, noise or fallback ε."""
     uses = [0.0]
     limit = privacy.trust.fallback_epsilon
     if limit is not None:
-        uses.append(one.epsilon["server"] / limit)
+        uses.append(client.epsilon["server"] / limit)
     if privacy.noise_multiplier is not None:
         uses.append(privacy.noise_multiplier / plan.noise_multiplier)
     elif privacy.target_epsilon is not None:
-        uses.append(one.epsilon[OBSERVERS[-1]] / privacy.target_epsilon)
+        uses.append(client.epsilon[OBSERVERS[-1]] / privacy.target_epsilon)
     return max(uses)

@@ -1,4 +1,4 @@
-"""Projection of a federation's ε and noise, also by other bounds, without training."""
+"""Project the ε and noise of a federation without training, also by other bounds."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -36,13 +36,13 @@ def experiment_curves(
     points: int = 1,
     phases: Phases | None = None,
 ) -> tuple[BoundCurve, ...]:
-    """Return the curve of each kind of clients of an experiment, without training.
+    """Return the curve of ε of each kind of clients in an experiment, without training.
 
     Args:
         loaded: the experiment and the directory that its paths are relative to.
-        names: of the bounds; None: the usual ones.
-        points: number of points of each curve, at equal ratios; 1: after all steps alone.
-        phases: the phases of the caller.
+        names: names of the bounds; None means the usual bounds.
+        points: number of points of each curve, at equal ratios; 1 means only after all steps.
+        phases: display of the phases; None shows nothing.
 
     Raises:
         PrivacyPlanError: the experiment has no `privacy` section, or no noise meets its target.
@@ -64,23 +64,23 @@ def experiment_curves(
 
 
 def client_kinds(federation: Federation) -> tuple[CurveSchedule, ...]:
-    """Return a schedule for each kind of clients: those with one q, z, δ and number of steps.
+    """Return a schedule for each kind of clients: those with equal q, z, δ and number of steps.
 
-    The noise of a kind is that of its client with the least of it, after the grid.
+    The noise of a kind is that of its client with the smallest effective noise multiplier.
 
     Args:
-        federation: with privacy.
+        federation: the federation, which has privacy.
     """
     plans, terms = federation.plan.clients or (), federation.plan.client_privacy or ()
-    found: dict[tuple[object, ...], list[int]] = {}
+    members: dict[tuple[object, ...], list[int]] = {}
     for client, plan in enumerate(plans):
         if plan.steps_to_take:
             numbers = (plan.release.sampling_rate, plan.noise_multiplier, plan.delta)
             key = (plan.steps_to_take, *(f"{number:.6g}" for number in numbers))
-            found.setdefault(key, []).append(client)
+            members.setdefault(key, []).append(client)
     kinds = []
-    for clients in found.values():
-        least = min(clients, key=lambda one: plans[one].release.effective_noise_multiplier)
+    for clients in members.values():
+        least = min(clients, key=lambda member: plans[member].release.effective_noise_multiplier)
         plan, privacy = plans[least], terms[least].privacy
         kinds.append(
             CurveSchedule(
@@ -100,30 +100,30 @@ def _first_charges(plan: PrivacyPlan) -> Callable[[int], Charges]:
     return lambda count: tuple(plan.charges(0, count))
 
 
-_MAX_CURVE_POINTS = 12  # of each client's curve
+_MAX_CURVE_POINTS = 12  # points of each client's curve
 _MAX_PLANNED_RUNS = 100  # a budget that affords this many runs counts as unlimited
 
 
 @dataclass(frozen=True)
 class PlannedClient:
-    """Projection of one client.
+    """The projected spend of one client.
 
     Attributes:
         client: the client's number.
         examples: public number of examples, which sets the sampling rate.
         sampling_rate: expected share of the examples in a batch.
-        noise_multiplier: z, given or calibrated.
+        noise_multiplier: noise multiplier z, given or calibrated.
         rounds: number of rounds that the client is scheduled for.
         delta: δ of the guarantee.
-        target_epsilon: the client's budget; None without one.
+        target_epsilon: budget of the client; None without one.
         steps: number of steps to take, fewer than planned if the budget affords no more.
-        affordable_rounds: number of whole rounds that the budget affords; None without a budget
-            or without a limit.
+        affordable_rounds: number of whole rounds that the budget affords; None without a budget,
+            or if the budget sets no limit.
         last_round: the last round in which the client takes a step; 0 for none.
         epsilon: ε after all steps.
-        curve: pairs (number of rounds, ε), ascending; without curves, only the last pair.
-        group: the client's group in `privacy.clients`.
-        name: public name of the client; None: it has a number alone.
+        curve: pairs (number of rounds, ε), ascending; only the last pair if no curve was asked for.
+        group: group of the client in `privacy.clients`; None without one.
+        name: public name of the client; None for a client that has only a number.
     """
 
     client: int
@@ -144,11 +144,11 @@ class PlannedClient:
 
 @dataclass(frozen=True)
 class Variation:
-    """Projection of the median client with one setting changed.
+    """The projected spend of the median client with one setting changed.
 
     Attributes:
-        change: the changed setting.
-        noise_multiplier: z, calibrated to the target ε or given.
+        change: the changed setting, in words.
+        noise_multiplier: noise multiplier z, calibrated to the target ε or given.
         steps: number of steps to take.
         epsilon: ε after all steps.
     """
@@ -164,13 +164,13 @@ class Plan:
     """The privacy plan of a federation.
 
     Attributes:
-        target_epsilon: the budget of all clients; None without one.
-        clients: the projection of each client.
+        target_epsilon: budget of all clients; None without one.
+        clients: projected spend of each client.
         median_client: number of the client of median size.
-        variations: the projection of that client with one setting changed each.
-        refusal: the reason why `fedsim run` refuses the plan; None if it does not.
-        note: a line about clients smaller than a batch; None without one.
-        cells: the experiment in every trust model and unit.
+        variations: projected spend of the median client, each with one setting changed.
+        refusal: reason why `fedsim run` refuses the plan; None if it does not.
+        note: a line about clients smaller than a batch; None if there are none.
+        cells: plan of the experiment under every trust model and unit.
         bounds: ε of each kind of clients by several bounds; None where they were not asked for.
     """
 
@@ -211,7 +211,11 @@ class Plan:
             "refusal": self.refusal,
             "note": self.note,
             "cells": [cell.to_json() for cell in self.cells],
-            **({} if self.bounds is None else {"bounds": [one.to_json() for one in self.bounds]}),
+            **(
+                {}
+                if self.bounds is None
+                else {"bounds": [curve.to_json() for curve in self.bounds]}
+            ),
             "variations": [
                 {**vars(variation), "epsilon": finite_or_none(variation.epsilon)}
                 for variation in self.variations
@@ -226,15 +230,15 @@ def plan_experiment(
     bounds: Sequence[str] | None = None,
     phases: Phases | None = None,
 ) -> Plan:
-    """Return the projected ε of each client, without training.
+    """Return the privacy plan of an experiment, without training.
 
     Data are loaded, because the clients' numbers of examples set their sampling rates.
 
     Args:
         loaded: the experiment and the directory that its paths are relative to.
-        curves: whether each client gets ε of fewer rounds, too.
-        bounds: names of further bounds on the ε of each kind of clients; None: none.
-        phases: the phases of the caller.
+        curves: whether each client gets a curve: ε after fewer rounds, too.
+        bounds: names of further bounds on the ε of each kind of clients; None for no bounds.
+        phases: display of the phases; None shows nothing.
 
     Raises:
         PrivacyPlanError: the experiment has no `privacy` section, or no noise meets its target.
@@ -281,12 +285,12 @@ def _refusal(federation: Federation) -> str | None:
 
 def _plan_client(federation: Federation, client: int, rounds: int, *, curve: bool) -> PlannedClient:
     plans, terms = federation.plan.clients or (), federation.plan.client_privacy or ()
-    plan, own = plans[client], terms[client]
+    plan, client_terms = plans[client], terms[client]
     parts = range(1, _MAX_CURVE_POINTS + 1) if curve else (_MAX_CURVE_POINTS,)
     marks = sorted({max(1, round(rounds * k / _MAX_CURVE_POINTS)) for k in parts})
     steps_after = partial(federation.plan.steps.steps_after, client)
     points = tuple(
-        (mark, _epsilon(plan, own.privacy, min(steps_after(mark), plan.steps_to_take)))
+        (mark, _epsilon(plan, client_terms.privacy, min(steps_after(mark), plan.steps_to_take)))
         for mark in marks
         if mark <= rounds
     )
@@ -299,17 +303,17 @@ def _plan_client(federation: Federation, client: int, rounds: int, *, curve: boo
         delta=plan.delta,
         target_epsilon=plan.target_epsilon,
         steps=plan.steps_to_take,
-        affordable_rounds=_affordable_rounds(federation, client, own.privacy),
+        affordable_rounds=_affordable_rounds(federation, client, client_terms.privacy),
         last_round=last_round(federation, client),
         epsilon=points[-1][1] if points else 0.0,
         curve=points,
-        group=own.group,
+        group=client_terms.group,
         name=None if (names := federation.data.client_names) is None else names[client],
     )
 
 
 def _shown(client: PlannedClient) -> dict[str, Any]:
-    """Return the values of a client for JSON, without its curve and without an absent name."""
+    """Return the values of a client for JSON, without curve, and without name if it has none."""
     hidden = {"curve"} | ({"name"} if client.name is None else set())
     return {name: value for name, value in vars(client).items() if name not in hidden}
 
@@ -320,18 +324,18 @@ def _affordable_rounds(federation: Federation, client: int, privacy: PrivacySett
     if plan.target_epsilon is None:
         return None
     taken = federation.plan.steps.whole_rounds_in(client, plan.steps_to_take)
-    if plan.release.correlation is not None:  # charged for these rounds, and for no others
+    if plan.release.correlation is not None:  # a run is charged whole: for these rounds only
         return taken
     if taken and _epsilon(plan, privacy, steps_after(taken + 1)) > plan.target_epsilon:
-        return taken  # as of every calibrated noise, but for thousands of rounds
+        return taken  # calibrated noise affords no further round, unless there are thousands
     planned = federation.plan.steps.whole_rounds_in(client, plan.planned_steps)
     most = _MAX_PLANNED_RUNS * max(planned, 1)
-    found = largest_count(
+    affordable = largest_count(
         lambda count: _epsilon(plan, privacy, steps_after(count)) if count <= most else math.inf,
         plan.target_epsilon,
         start=max(1, taken),
     )
-    return found if found < most else None
+    return affordable if affordable < most else None
 
 
 def _epsilon(plan: PrivacyPlan, privacy: PrivacySettings, steps: int) -> float:
@@ -341,7 +345,7 @@ def _epsilon(plan: PrivacyPlan, privacy: PrivacySettings, steps: int) -> float:
 def _variations(
     federation: Federation, privacy: PrivacySettings, examples: int, rounds: int
 ) -> Iterator[Variation]:
-    """Yield the projections of the median client with one setting changed each."""
+    """Yield projections of the median client, each with one setting changed."""
     local = federation.experiment.local
     for change, other_local, other_privacy, other_rounds in _changes(local, privacy, rounds):
         try:
@@ -355,7 +359,7 @@ def _variations(
                 )
             )
         except PrivacyPlanError:
-            continue  # this combination has no guarantee, so there is nothing to compare
+            continue  # without a guarantee there is nothing to compare
         epsilon = _epsilon(plan, other_privacy, plan.steps_to_take)
         yield Variation(change, plan.release.noise_multiplier, plan.steps_to_take, epsilon)
 

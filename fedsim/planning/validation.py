@@ -1,11 +1,11 @@
-"""What `fedsim validate` finds: the footprint of an experiment; with `--data`, its data.
+"""What `fedsim validate` reports: the footprint of an experiment; with `--data`, its data.
 
-An experiment file may come from an untrusted source. For the footprint nothing is imported, and
-nothing but plug-ins opened, for their digest, so the user can review it before the run.
+An experiment file may come from an untrusted source. To find the footprint, nothing is imported and
+only plug-ins are opened, for their digest, so that the user can review it before the run.
 
 With `--data` every check is made that `fedsim run` makes before its first round. Values and classes
-are those of the public test set: nothing is computed from a client's examples but their numbers,
-and these are shown where they are public.
+are those of the public test set: of a client's examples only the number is used, and it is shown
+only where it is public.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ class Footprint:
     Attributes:
         code: plug-ins that the experiment runs, as written in it.
         files: files that the experiment reads, including plug-in files, with links resolved.
-        outside: members of `files` that are not below the experiment's directory.
+        outside: those of `files` that are not below the experiment's directory.
         hub: names of datasets that may be fetched from the hub of Hugging Face.
     """
 
@@ -45,18 +45,18 @@ class Footprint:
     hub: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
-        """Return a line of text for each kind; built-in names need none."""
+        """Return a line of text for each kind of code and files; built-in names need none."""
         kinds = (
             ("runs the code of", self.code),
             ("reads", self.files),
             ("outside of the experiment's directory", self.outside),
             ("may fetch from the hub of Hugging Face", self.hub),
         )
-        return [f"  {what}: {', '.join(map(str, names))}" for what, names in kinds if names]
+        return [f"  {label}: {', '.join(map(str, names))}" for label, names in kinds if names]
 
 
 def find_footprint(loaded: LoadedExperiment) -> Footprint:
-    """Return the code that an experiment would execute and the files that it would read."""
+    """Return the footprint of an experiment: code that would run, files that would be read."""
     experiment = loaded.experiment
     dataset = experiment.data.dataset
     code = (*experiment.plugins, *(name for name in experiment.runtime.trackers if ":" in name))
@@ -68,7 +68,9 @@ def find_footprint(loaded: LoadedExperiment) -> Footprint:
     if experiment.model.init is not None:
         named.append(experiment.model.init)
     if experiment.privacy is not None:
-        named += [one.csv for one in experiment.privacy.clients.values() if one.csv is not None]
+        named += [
+            entry.csv for entry in experiment.privacy.clients.values() if entry.csv is not None
+        ]
     if experiment.secure_aggregation is not None:
         named += experiment.secure_aggregation.keys.helper_files
         named += experiment.secure_aggregation.keys.client_files
@@ -84,8 +86,8 @@ def find_footprint(loaded: LoadedExperiment) -> Footprint:
 def plugin_digest(loaded: LoadedExperiment) -> str | None:
     """Return the SHA-256 of an experiment's plug-ins; None without plug-ins.
 
-    It covers their names and the content of every source file that their import statements lead to.
-    Versions of installed packages are no part of it: those are the node's own.
+    The digest covers the names of the plug-ins and the content of every source file that their
+    import statements lead to. Versions of installed packages are not in it: each node has its own.
 
     Raises:
         InputError: the file of a plug-in cannot be read.
@@ -106,7 +108,7 @@ _MAX_CLASSES = 12  # in a line of text
 
 @dataclass(frozen=True)
 class DataFindings:
-    """What a run would find in the data of an experiment.
+    """Findings about the data of an experiment, as a run would use them.
 
     Attributes:
         federation: the experiment, assembled and checked.
@@ -114,8 +116,9 @@ class DataFindings:
         client_examples: public number of examples of each client; None where it is private.
         test_examples: number of examples of the public test set.
         input_shape: shape of one example, as the model gets it.
-        test_range: smallest and largest value of a feature in the test set.
-        test_classes: (name, number of test examples) of each class; None for other targets.
+        test_range: smallest and largest value of any feature in the test set.
+        test_classes: (name, number of test examples) of each class; None for targets that are no
+            classes.
         trained_values: number of values that the model trains.
     """
 
@@ -130,7 +133,7 @@ class DataFindings:
 
     @property
     def hints(self) -> list[str]:
-        """Hints on data that a run accepts and that train badly or cannot be scored."""
+        """Hints about data that a run accepts but that train badly or cannot be scored."""
         return list(_hints(self))
 
     def lines(self) -> list[str]:
@@ -166,14 +169,14 @@ class DataFindings:
 
 
 def check_data(loaded: LoadedExperiment, *, phases: Phases | None = None) -> DataFindings:
-    """Return what a run would find, after every check that it makes before its first round.
+    """Return findings about the data, after every check that a run makes before its first round.
 
     Plug-ins are imported and called, data are read, and the model is built. Nothing is trained,
     charged or written.
 
     Args:
-        loaded: the experiment.
-        phases: shows what is being done; None: nothing.
+        loaded: the experiment and the directory that its paths are relative to.
+        phases: display of the phases; None shows nothing.
 
     Raises:
         ValueError: the experiment cannot be assembled (see `assemble`).
@@ -218,15 +221,15 @@ def _classes(federation: "Federation") -> tuple[tuple[str, int], ...] | None:
     return tuple(zip(names, counts.tolist(), strict=True))
 
 
-def _hints(found: DataFindings) -> Iterator[str]:
-    absent = [name for name, count in found.test_classes or () if count == 0]
+def _hints(findings: DataFindings) -> Iterator[str]:
+    absent = [name for name, count in findings.test_classes or () if count == 0]
     if absent:
         more = f" and {len(absent) - 5} more" if len(absent) > 5 else ""
         yield (
             f"the test set has no example of class {', '.join(absent[:5])}{more}, so no score "
             "tells how well it is learned; raise data.test_fraction or bring a test set"
         )
-    low, high = found.test_range
+    low, high = findings.test_range
     if low == high:
         yield (
             f"all features are {low:g} in the test set, and nothing can be learned "

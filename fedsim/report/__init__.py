@@ -1,1 +1,1 @@
-"""What a person reads: the HTML report and the terminal."""
+"""Results for people: the HTML report of a run, figures, and output in the terminal."""

@@ -1,4 +1,4 @@
-"""A chart as data: its axes, what is drawn on them, and its words.
+"""Charts as data: axes, marks on them, and text.
 
 A figure is a function that returns a chart; `fedsim.report.drawing` draws every chart.
 """
@@ -17,22 +17,22 @@ DASHES = ("", "9 4", "3 3")
 SYMBOLS = "os^Dv<>"  # as matplotlib calls them; "_" and "|" are the caps of intervals
 
 TEXT_PIXELS = 11.5
-LINE_PIXELS = 15.0  # of a heading and of a legend; least distance of two names
-_EM = 0.6  # about the width of a character in its size
-EDGE = 4.0  # pixels right of the rules
+LINE_PIXELS = 15.0  # height of a line in headings and legends, and the least distance of two names
+_EM = 0.6  # width of a character, about, as a share of its font size
+EDGE = 4.0  # pixels between the end of the rules and the edge
 _STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
 _NEARLY = 1e-4
-_MARGIN = 0.05  # between the points and the ends of an axis
+_MARGIN = 0.05  # room between the points and each end of an axis, as a share of it
 _MAX_POINTS = 400  # more points than pixels would only make the file larger
 
 
 def width_of(texts: Iterable[str]) -> float:
-    """Return about the width in pixels of the longest text."""
+    """Return the approximate width of the longest text, in pixels."""
     return max((len(text) for text in texts), default=0) * _EM * TEXT_PIXELS
 
 
 def shortened(text: str, most: int) -> str:
-    """Return a text with at most so many characters."""
+    """Return a text, cut to at most `most` characters."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
@@ -43,12 +43,12 @@ def thinned(points: Sequence[_Item]) -> Sequence[_Item]:
 
 
 def number_text(value: float) -> str:
-    """Return a number beside an axis."""
+    """Return a number as text beside an axis."""
     return f"{value:,.6g}".replace("e+0", "e").replace("e+", "e")
 
 
 def ticks(low: float, high: float, most: int = 6, *, whole: bool = False) -> list[float]:
-    """Return round numbers from `low` to `high`, `most` + 1 at most; one for nearly the same."""
+    """Return at most `most` + 1 round numbers from `low` to `high`; one if both nearly agree."""
     if high - low <= _NEARLY * abs(high):
         return [low]
     rough = (high - low) / most
@@ -62,15 +62,15 @@ def ticks(low: float, high: float, most: int = 6, *, whole: bool = False) -> lis
 
 
 def powers(low: float, high: float, factors: Sequence[float] = (1.0,)) -> list[float]:
-    """Return powers of ten, times each factor, from `low` to `high`; fewer of many decades."""
+    """Return powers of ten times each factor, from `low` to `high`; fewer for many decades."""
     exponents = range(math.floor(math.log10(low)), math.floor(math.log10(high)) + 1)
     stride = -(-len(exponents) // 7)
-    found = [factor * 10.0**exponent for exponent in exponents[::stride] for factor in factors]
-    return [value for value in found if low <= value <= high]
+    candidates = [factor * 10.0**exponent for exponent in exponents[::stride] for factor in factors]
+    return [value for value in candidates if low <= value <= high]
 
 
 def room_around(values: Sequence[float], *, logarithmic: bool = False) -> Point:
-    """Return the ends of an axis with some room below and above the values."""
+    """Return the low and high end of an axis, with some room around the values."""
     low, high = min(values, default=0.0), max(values, default=1.0)
     if logarithmic:
         factor = (high / low) ** _MARGIN if high > low else 1.5
@@ -81,16 +81,16 @@ def room_around(values: Sequence[float], *, logarithmic: bool = False) -> Point:
 
 @dataclass(frozen=True)
 class Axis:
-    """What one direction of a chart shows.
+    """One axis of a chart.
 
     Attributes:
-        low: value at the left or below; larger than `high` where values fall.
-        high: value at the right or above.
-        marks: values with words, and the words.
-        label: what it is.
-        logarithmic: whether equal distances are equal ratios.
-        grid: whether a rule crosses the chart at each mark.
-        upright: whether the words of marks below the chart are turned.
+        low: value at the left or lower end; larger than `high` for a falling axis.
+        high: value at the right or upper end.
+        marks: text of each marked value, by value.
+        label: name of the quantity.
+        logarithmic: whether the axis is logarithmic.
+        grid: whether a line crosses the chart at each mark.
+        upright: whether the text of marks below the chart is turned by 90 degrees.
     """
 
     low: float
@@ -102,7 +102,7 @@ class Axis:
     upright: bool = False
 
     def share(self, value: float) -> float:
-        """Return the place of a value: 0 at the low end, 1 at the high end."""
+        """Return the position of a value on the axis: 0 at the low end, 1 at the high end."""
         low, high = self.low, self.high
         if self.logarithmic:
             low, high, value = math.log(low), math.log(high), math.log(value)
@@ -110,12 +110,12 @@ class Axis:
 
     @property
     def room(self) -> float:
-        """Pixels for its words on the left of a chart."""
+        """Width of the axis's text on the left of a chart, in pixels."""
         return (28 if self.label else 9) + width_of(self.marks.values())
 
     @property
     def height(self) -> float:
-        """Pixels for its words below a chart."""
+        """Height of the axis's text below a chart, in pixels."""
         return 24 + (width_of(self.marks.values()) if self.upright else 14)
 
 
@@ -132,27 +132,27 @@ def number_axis(
     """Return an axis with marks at round numbers.
 
     Args:
-        ends: its values at both ends, ascending.
-        label: what it is.
-        logarithmic: whether equal distances are equal ratios.
+        ends: values at both ends of the axis, ascending.
+        label: name of the quantity.
+        logarithmic: whether the axis is logarithmic.
         whole: whether only whole numbers are marked.
-        percent: whether they are written in percent.
-        grid: whether a rule crosses the chart at each mark.
-        most: marks, less one; of a logarithmic axis its decades decide.
+        percent: whether marks are written in percent.
+        grid: whether a line crosses the chart at each mark.
+        most: maximal number of marks, less one; on a logarithmic axis, decades are marked.
     """
-    found = ticks(*ends, most, whole=whole)
+    values = ticks(*ends, most, whole=whole)
     if logarithmic:
         few = ends[1] < 99 * ends[0]
-        found = powers(*ends, (1.0, 2.0, 5.0) if few else (1.0,)) or found
-    marks = {v: f"{number_text(100 * v)}%" if percent else number_text(v) for v in found}
+        values = powers(*ends, (1.0, 2.0, 5.0) if few else (1.0,)) or values
+    marks = {v: f"{number_text(100 * v)}%" if percent else number_text(v) for v in values}
     return Axis(*ends, marks, label, logarithmic, grid)
 
 
 @dataclass(frozen=True)
 class Line:
-    """A line through points, with a gap at each that is not a number.
+    """A line through points, with a gap at each point that is NaN.
 
-    An infinite coordinate is the edge of the chart, here and in all that is drawn.
+    In every mark, an infinite coordinate stands for the edge of the chart.
     """
 
     points: Sequence[Point]
@@ -165,7 +165,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Area:
-    """The area that points enclose; after a gap, another one begins."""
+    """An area that points enclose; a point that is NaN begins another area."""
 
     points: Sequence[Point]
     ink: Ink = "bar"
@@ -174,7 +174,7 @@ class Area:
 
 @dataclass(frozen=True)
 class Dots:
-    """A symbol at each point, `radius` pixels in size, with a tooltip each if there are any."""
+    """A symbol of `radius` pixels at each point, each with a tooltip if `tips` has any."""
 
     points: Sequence[Point]
     ink: Ink = "accent"
@@ -187,7 +187,7 @@ class Dots:
 
 @dataclass(frozen=True)
 class Note:
-    """Words, their middle at the height of a point, moved right and down by pixels."""
+    """A text at the height of a point, moved right and down by `offset` in pixels."""
 
     words: str
     point: Point
@@ -204,7 +204,7 @@ Mark = Line | Area | Dots | Note
 
 @dataclass(frozen=True)
 class Tip:
-    """A text to show near a point, in the coordinates of the data."""
+    """A tooltip near a point, which is in the coordinates of the data."""
 
     x: float
     y: float
@@ -213,7 +213,7 @@ class Tip:
 
 @dataclass(frozen=True)
 class Look:
-    """How a legend shows what has a name."""
+    """The style of an entry in a legend."""
 
     ink: Ink
     dash: str = ""
@@ -225,19 +225,19 @@ class Chart:
     """A figure with two axes.
 
     Attributes:
-        label: its description for screen readers.
-        x: the axis below.
-        y: the axis on the left.
-        marks: what is drawn, each above the ones before it.
-        width: of the whole drawing, in pixels.
-        height: between the axes, in pixels.
-        top: pixels above.
-        right: pixels right of the last value, over which rules go on.
-        names: of lines, each with the last point and the ink of its line.
+        label: description of the chart for screen readers.
+        x: horizontal axis, below the chart.
+        y: vertical axis, on the left.
+        marks: lines, areas, dots and notes; later marks are drawn above earlier ones.
+        width: width of the whole drawing, in pixels.
+        height: height between the ends of the vertical axis, in pixels.
+        top: room above the chart, in pixels.
+        right: room right of the last value, in pixels, which grid lines cross.
+        names: labels at the ends of lines: (text, last point of the line, ink of the line).
         tips: tooltips near a point, ascending along the axis.
         across: whether each tooltip covers a row of the drawing instead of a column.
-        heading: lines above the chart, in a file.
-        legend: what is drawn, in a file; a page says it elsewhere.
+        heading: lines of text above the chart, only in a file.
+        legend: style of each named mark, by name, only in a file; a page has its own legend.
     """
 
     label: str
@@ -256,26 +256,26 @@ class Chart:
 
     @property
     def total_height(self) -> float:
-        """Of the whole drawing, in pixels."""
+        """Height of the whole drawing, in pixels."""
         return self.top + self.height + self.x.height
 
     @property
     def aside(self) -> float:
-        """Pixels right of the rules, for names."""
+        """Width right of the grid lines for the names of lines, in pixels."""
         return width_of(name for name, _, _ in self.names) + 9 if self.names else 0.0
 
 
 def level(value: float, ink: Ink = "muted", width: float = 1.1, tip: str = "") -> Line:
-    """Return a dashed line across the chart, to compare with."""
+    """Return a dashed horizontal line at a value, for comparison."""
     return Line([(-math.inf, value), (math.inf, value)], ink, width, "4 3", tip=tip)
 
 
 def target(value: float, words: str) -> list[Mark]:
-    """Return a dashed line across, its words above its start."""
+    """Return a dashed horizontal line at a value, with text above its start."""
     return [level(value), Note(words, (-math.inf, value), (4, -8), "muted")]
 
 
 def interval(place: float, ends: Point, ink: Ink, *, across: bool = False) -> list[Mark]:
-    """Return a line between two ends at a place, with caps; a horizontal one if `across`."""
+    """Return an interval with caps at a place; it is horizontal if `across`, else vertical."""
     points = [(end, place) if across else (place, end) for end in ends]
     return [Line(points, ink, 1.6), Dots(points, ink, "|" if across else "_", 4.0)]

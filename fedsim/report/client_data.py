@@ -1,6 +1,7 @@
-"""The sections on clients' private data and on the votes of a run with `task: pate`.
+"""The sections on clients' private data, and on the votes of a run with `task: pate`.
 
-A run with differential privacy or secure aggregation has none (`fedsim.runs.recorded_figures`).
+A report with differential privacy or secure aggregation has no section on private data
+(`fedsim.runs.recorded_figures`).
 """
 
 import math
@@ -15,12 +16,12 @@ from fedsim.report.contents import RunContents
 from fedsim.report.drawing import inline_svg
 from fedsim.runs.recorded_figures import ANSWERS, CLIENT_DATA_NOTE
 
-MAX_NAMED_ROWS = 40  # with more clients, rows are thin and have no number
+MAX_NAMED_ROWS = 40  # clients up to which a row has a number; with more, rows are thin
 
 _LEVELS = 8  # shades: the cells of one shade are one path of the drawing
 _STRONGEST = 0.45  # opacity of a full cell: text on it stays legible, light and dark
 _ROW_PIXELS, _COLUMN_PIXELS = 20, 30
-_THIN_ROWS_PIXELS = 380  # all of them together
+_THIN_ROWS_PIXELS = 380  # height of all thin rows together
 _WIDTH_PIXELS = (330, 640)
 _MIN_TEXT_PIXELS = 27  # width of a cell with a number in it
 _MAX_TICKS = 16
@@ -28,43 +29,43 @@ _MAX_CHARACTERS = 9
 
 
 _MAX_TIP_CLASSES = 6
-_MAX_ROWS = 500  # of a figure: more clients than pixels would only make the file larger
+_MAX_ROWS = 500  # rows of a figure: more than pixels would only make the file larger
 
 
 def client_data_context(contents: RunContents) -> dict[str, Any] | None:
-    """Return what the template needs; None in a run that has no such figures."""
-    found = contents.client_data
-    if found is None or contents.is_private or contents.privacy.get("secure_aggregation"):
+    """Return the template values of the section on private data; None without such figures."""
+    figures = contents.client_data
+    if figures is None or contents.is_private or contents.privacy.get("secure_aggregation"):
         return None
-    rows = _ordered(found["clients"])
+    rows = _ordered(figures["clients"])
     scored = [row for row in rows if sum(row.get("held_out", ()))]
     return {
         "note": CLIENT_DATA_NOTE,
-        "labels": _label_map(rows, found["classes"], contents),
+        "labels": _label_map(rows, figures["classes"], contents),
         "skew": f"{100 * _label_skew(rows):.0f}%",
-        "accuracy": _accuracy_map(scored, found["classes"], contents) if scored else None,
-        "left_out": len(found["clients"]) - len(rows),
+        "accuracy": _accuracy_map(scored, figures["classes"], contents) if scored else None,
+        "left_out": len(figures["clients"]) - len(rows),
     }
 
 
 def held_out_accuracies(contents: RunContents) -> dict[int, str] | None:
-    """Return the accuracy on each client's held-out examples; None where none was measured."""
+    """Return the accuracy on each client's held-out examples, by client; None if not measured."""
     rows = [] if contents.client_data is None else contents.client_data["clients"]
     sums = {
         row["client"]: (sum(row["correct"]), sum(row["held_out"]))
         for row in rows
         if "held_out" in row
     }
-    found = {
+    accuracies = {
         client: metric_text("accuracy", hits / count)
         for client, (hits, count) in sums.items()
         if count
     }
-    return found or None
+    return accuracies or None
 
 
 def _ordered(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return few clients by number; many by their most frequent class, evenly thinned."""
+    """Return rows to draw: few clients by number, many by most frequent class, evenly thinned."""
     if len(rows) <= MAX_NAMED_ROWS:
         return list(rows)
     stride = -(-len(rows) // _MAX_ROWS)
@@ -79,10 +80,10 @@ def _ordered(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def _label_skew(rows: Sequence[dict[str, Any]]) -> float:
     """Return the mean total variation distance between a client's labels and all labels."""
     whole = [sum(counts) for counts in zip(*(row["labels"] for row in rows), strict=True)]
-    own = [row["labels"] for row in rows if sum(row["labels"])]
+    label_counts = [row["labels"] for row in rows if sum(row["labels"])]
     distances = [
         sum(abs(a - b) for a, b in zip(_shares(counts), _shares(whole), strict=True)) / 2
-        for counts in own
+        for counts in label_counts
     ]
     return sum(distances) / max(1, len(distances))
 
@@ -124,7 +125,7 @@ def _accuracy_map(
         "Accuracy of the final model by class on the held-out examples of each client",
         rows,
         shares,
-        [["" if one is None else f"{100 * one:.0f}" for one in line] for line in shares],
+        [["" if share is None else f"{100 * share:.0f}" for share in line] for line in shares],
         classes,
         tips,
         contents,
@@ -140,9 +141,9 @@ def _heat_map(
     tips: Sequence[str],
     contents: RunContents,
 ) -> Markup:
-    """Return shares in [0, 1] as cells, a row for each client and a column for each class.
+    """Return a heat map of shares in [0, 1], with a row for each client and a column a class.
 
-    None is an empty cell. Cells have their texts where there is room.
+    A share of None is an empty cell. Cells show their texts where there is room.
     """
     count, size, names = len(rows), len(classes), _names(contents)
     few = count <= MAX_NAMED_ROWS
@@ -173,7 +174,7 @@ def _heat_map(
 
 
 def _cells(shares: Sequence[Sequence[float | None]]) -> Iterator[Area]:
-    """Yield the cells of each shade, as one area."""
+    """Yield one area for each shade, with all cells of that shade."""
     cells: dict[int, list[Point]] = {}
     for row, line in enumerate(shares):
         for column, share in enumerate(line):
@@ -218,20 +219,20 @@ def _shares(counts: Sequence[int]) -> list[float]:
 
 
 def answers_context(contents: RunContents) -> dict[str, Any] | None:
-    """Return what the template needs; None for another task."""
-    found = contents.optional(ANSWERS)
-    if found is None:
+    """Return the template values of the section on votes; None for a task other than pate."""
+    answers = contents.optional(ANSWERS)
+    if answers is None:
         return None
-    return {"rows": [*_counts(found), *_cost(contents)], "classes": _classes(contents, found)}
+    return {"rows": [*_counts(answers), *_cost(contents)], "classes": _classes(contents, answers)}
 
 
-def _counts(found: dict[str, Any]) -> list[tuple[str, str]]:
-    checked, answered = found["queries_checked"], found["queries_answered"]
-    threshold = found["threshold"]
-    passed = [row for row in found["queries"] if (row["share"] or 0.0) >= threshold]
-    accuracy = found["label_accuracy"]
+def _counts(answers: dict[str, Any]) -> list[tuple[str, str]]:
+    checked, answered = answers["queries_checked"], answers["queries_answered"]
+    threshold = answers["threshold"]
+    passed = [row for row in answers["queries"] if (row["share"] or 0.0) >= threshold]
+    accuracy = answers["label_accuracy"]
     return [
-        ("Queries checked", f"{checked:,} of {len(found['queries']):,}"),
+        ("Queries checked", f"{checked:,} of {len(answers['queries']):,}"),
         ("Passed the check", f"{len(passed):,}, with a noisy share of at least {threshold:g}"),
         ("Answered", f"{answered:,}"),
         (
@@ -258,19 +259,19 @@ def _cost(contents: RunContents) -> list[tuple[str, str]]:
     ]
 
 
-def _classes(contents: RunContents, found: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return queries, answers and agreement of each true class."""
+def _classes(contents: RunContents, answers: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return for each true class its name and its numbers of queries, answers and right answers."""
     names = contents.summary.get("classes")
-    number = 1 + max((row["true"] for row in found["queries"]), default=-1)
+    number = 1 + max((row["true"] for row in answers["queries"]), default=-1)
     table: list[dict[str, Any]] = []
-    for each in range(number):
-        own = [row for row in found["queries"] if row["true"] == each]
-        answered = [row for row in own if row["label"] is not None]
-        right = sum(row["label"] == each for row in answered)
+    for label in range(number):
+        queries = [row for row in answers["queries"] if row["true"] == label]
+        answered = [row for row in queries if row["label"] is not None]
+        right = sum(row["label"] == label for row in answered)
         table.append(
             {
-                "name": names[each] if names else str(each),
-                "queries": len(own),
+                "name": names[label] if names else str(label),
+                "queries": len(queries),
                 "answered": len(answered),
                 "agreement": f"{100 * right / len(answered):.1f}%" if answered else "–",
             }

@@ -1,7 +1,7 @@
-"""The table of clients: rows for a page without scripts, kinds and numbers for the script.
+"""The report's table of clients, as rows for a page without scripts and as JSON for the script.
 
-With privacy it has every client's spend, ε first, so that a narrow screen shows it. Without, it has
-the sizes of clients and their rounds.
+With privacy, the table has every client's spend, ε first, so that a narrow screen shows it. Without
+privacy, it has the sizes of clients and their rounds.
 """
 
 import json
@@ -27,23 +27,25 @@ _IDENTITY = ("client", "name")
 CellValue = str | int
 Cells = tuple[CellValue, ...]
 Note = tuple[str, str]
-"""(kind to filter by, text)"""
+"""A note on a client: (kind to filter by, text)."""
 
 
 @dataclass(frozen=True)
 class ClientTable:
-    """Every client as text for people: kinds of clients with equal cells, and who is of which.
+    """The table of all clients as text; clients with equal cells form one kind.
 
-    A hundred thousand clients have few kinds of cells, so the page holds their numbers alone.
+    A hundred thousand clients have few kinds, so the page holds each kind once and the clients'
+    numbers.
 
     Attributes:
-        headings: by key of a column; the first are the client's number and, with names, its name.
-        kinds: the other cells of each kind.
-        members: the clients of each kind, ascending.
-        first_rows: whole rows for a page without scripts, in their initial order.
-        sorted_by: the column of the initial order.
+        headings: heading of each column, by key; the first columns are the client's number and,
+            where clients have names, its name.
+        kinds: cells of each kind, without number and name.
+        members: numbers of the clients of each kind, ascending.
+        first_rows: whole rows for a page without scripts, in the initial order.
+        sorted_by: key of the column that gives the initial order.
         notes: all kinds of notes in the table, to filter by.
-        names: public name of each client by number; empty: they have numbers alone.
+        names: public name of each client, by number; empty where clients have only numbers.
     """
 
     headings: Mapping[str, str]
@@ -55,9 +57,9 @@ class ClientTable:
     names: Mapping[int, str] = field(default_factory=dict)
 
     def to_json(self) -> Markup:
-        """Return all clients for the script, safe inside `<script>`.
+        """Return all clients as JSON for the script, safe inside `<script>`.
 
-        The members of a kind are the first number and the steps from one number to the next.
+        The members of a kind are written as the first number and the differences that follow.
         """
         content = {
             "keys": [*self.headings],
@@ -78,31 +80,31 @@ def _steps(numbers: Sequence[int]) -> list[int]:
 
 
 def client_table(facts: Facts, rows: ClientRows, lost: Mapping[int, int]) -> ClientTable:
-    """Return the table of every client's spend; above 200 clients, the largest ε come first.
+    """Return the table of every client's spend; with over 200 clients, the largest ε come first.
 
     Args:
-        facts: the facts of the run.
+        facts: facts behind the privacy statement of the run.
         rows: the clients of `privacy.json`, in the order of `facts.clients`.
-        lost: for each client the number of charged updates that never arrived.
+        lost: number of charged updates that never arrived, by client.
     """
     order = list(range(len(rows)))
     if len(rows) > MAX_CLIENTS:
         order.sort(key=lambda place: (-facts.clients[place].epsilon, facts.clients[place].client))
     largest = clients_above_others(facts)
     shown = client_places("page", rows)
-    own = {name: column.text for name, column in shown.items() if name not in _IDENTITY}
+    texts = {name: column.text for name, column in shown.items() if name not in _IDENTITY}
 
     def kind_of(place: int) -> tuple[object, ...]:
         client = facts.clients[place]
         noted = client.withdrawn_round, lost.get(client.client, 0), client.client in largest
-        return *map(rows[place].get, own), *noted
+        return *map(rows[place].get, texts), *noted
 
     return make_table(
         _headings(facts, {name: column.heading for name, column in shown.items()}),
         rows,
         order,
         kind_of=kind_of,
-        cells_of=lambda place: {name: text(rows[place].get(name)) for name, text in own.items()},
+        cells_of=lambda place: {name: text(rows[place].get(name)) for name, text in texts.items()},
         notes_of=lambda place: _spend_notes(facts, facts.clients[place], lost, largest),
         sorted_by="epsilon" if len(rows) > MAX_CLIENTS else "client",
     )
@@ -118,9 +120,10 @@ def plain_table(
 
     Args:
         rows: the clients of `privacy.json`.
-        rounds: rounds in which each client's update was in the average.
-        lost: updates of each client that never arrived.
-        scores: accuracy of the final model on each client's held-out examples; None: not measured.
+        rounds: number of rounds with the client's update in the average, by client.
+        lost: number of updates that never arrived, by client.
+        scores: accuracy of the final model on the client's held-out examples, by client; None
+            where it was not measured.
     """
     shown = client_places("page", rows)
     headings = {name: shown[name].heading for name in _IDENTITY if name in shown}
@@ -162,29 +165,30 @@ def make_table(
     notes_of: Callable[[int], Sequence[Note]],
     sorted_by: str,
 ) -> ClientTable:
-    """Return a table from the cells of each kind of clients.
+    """Return a table of clients, built from the cells of each kind.
 
     Args:
-        headings: by key of a column to show, `notes` last.
+        headings: heading of each column to show, by key, `notes` last.
         rows: the clients of `privacy.json`.
-        order: places in `rows`, in the initial order.
-        kind_of: returns the key of a place; places with one key have equal cells and notes.
-        cells_of: returns the cells of a place by key of a column, without number and name.
-        notes_of: returns the notes of a place.
-        sorted_by: the column of the given order.
+        order: indices into `rows`, in the initial order.
+        kind_of: function from an index to the key of its kind; indices with equal keys have equal
+            cells and notes.
+        cells_of: function from an index to its cells, by column key, without number and name.
+        notes_of: function from an index to its notes.
+        sorted_by: key of the column that gives the initial order.
     """
     members: dict[tuple[object, ...], list[int]] = {}
     for place in order:
         members.setdefault(kind_of(place), []).append(place)
-    own = [key for key in headings if key not in _IDENTITY]
+    columns = [key for key in headings if key not in _IDENTITY]
     kinds: dict[tuple[object, ...], Cells] = {}
     filters: dict[str, None] = {}
     for key, places in members.items():
-        found = notes_of(places[0])
-        filters |= dict.fromkeys(kind for kind, _ in found)
-        notes = "; ".join(text for _, text in found) or _NOTHING
+        noted = notes_of(places[0])
+        filters |= dict.fromkeys(kind for kind, _ in noted)
+        notes = "; ".join(text for _, text in noted) or _NOTHING
         cells = {**cells_of(places[0]), "notes": notes}
-        kinds[key] = tuple(cells[key] for key in own)
+        kinds[key] = tuple(cells[key] for key in columns)
     names: dict[int, str] = {}
     if "name" in headings:
         names = {row["client"]: row.get("name") or _NOTHING for row in rows}
@@ -200,7 +204,10 @@ def make_table(
     return ClientTable(
         headings,
         tuple(kinds.values()),
-        tuple(tuple(sorted(rows[place]["client"] for place in own)) for own in members.values()),
+        tuple(
+            tuple(sorted(rows[place]["client"] for place in of_kind))
+            for of_kind in members.values()
+        ),
         tuple(first_rows),
         sorted_by,
         tuple(filters),
@@ -209,7 +216,7 @@ def make_table(
 
 
 def _headings(facts: Facts, headings: dict[str, str]) -> dict[str, str]:
-    """Return the headings, that of ε with its observer where trust is not local.
+    """Return the headings; the heading of ε names the observer where trust is not local.
 
     Without a supported ε, the headings say "reported ε".
     """
@@ -222,7 +229,7 @@ def _headings(facts: Facts, headings: dict[str, str]) -> dict[str, str]:
 
 
 def clients_above_others(facts: Facts) -> frozenset[int]:
-    """Return the clients with the largest ε as printed; none where all clients tie."""
+    """Return the clients with the largest printed ε; empty where all clients share it."""
     largest = facts.worst_clients
     return frozenset() if len(largest) == len(facts.clients) else frozenset(largest)
 
@@ -230,7 +237,7 @@ def clients_above_others(facts: Facts) -> frozenset[int]:
 def _spend_notes(
     facts: Facts, client: ClientFacts, lost: Mapping[int, int], largest: frozenset[int]
 ) -> list[Note]:
-    """Return the notes on a client."""
+    """Return the notes on a client's spend: withdrawal, lost updates, largest ε."""
     notes = []
     if math.isinf(client.epsilon):
         notes.append(("no bound", "no bound"))

@@ -1,7 +1,7 @@
-"""The content of the report: the files of a run directory, read once, and its scores in words.
+"""The content of the report: the files of a run directory, read once, and scores in words.
 
-A high accuracy hides a model that never finds a rare class. The majority baseline, the recall of
-each class and one plain sentence show it.
+A high accuracy can hide that a model never finds a rare class. The majority baseline, the recall
+of each class and a warning show it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from fedsim.runs.recorded_figures import CLIENT_DATA, PERSONALIZATION
 from fedsim.runs.recorded_figures import SCORES as FILE
 from fedsim.statement import Facts, RunFacts, read_facts
 
-_MAX_LISTED = 4  # classes in a line of a terminal; of more, the lowest
+_MAX_LISTED = 4  # classes in a line of a terminal; of more classes, those with the lowest recall
 _NUM_LOWEST = 3
 _MAX_NAMED = 5  # classes in a sentence
 _MAX_MATRIX = 30  # classes of a drawn confusion matrix
@@ -30,11 +30,12 @@ class ClassScore:
     """The figures of one class or label.
 
     Attributes:
-        name: its name.
-        examples: test examples of it.
-        predicted: predictions of it.
-        recall: share of its examples that are predicted; None without examples.
-        precision: share of its predictions that are correct; None without predictions.
+        name: name of the class or label.
+        examples: number of test examples of the class.
+        predicted: number of predictions of the class.
+        recall: share of the class's examples that are predicted as the class; None without
+            examples.
+        precision: share of predictions of the class that are correct; None without predictions.
     """
 
     name: str
@@ -45,12 +46,12 @@ class ClassScore:
 
     @property
     def hits(self) -> int:
-        """Its examples that are predicted."""
+        """Number of examples of the class that are predicted as the class."""
         return round((self.recall or 0.0) * self.examples)
 
     @property
     def is_missed(self) -> bool:
-        """Whether it has examples and none is found."""
+        """Whether the class has examples and the model finds none of them."""
         return self.examples > 0 and self.hits == 0
 
 
@@ -59,10 +60,11 @@ class Scores:
     """The content of `scores.json`.
 
     Attributes:
-        classes: the figures of each class or label; none for numbers.
-        confusion: rows are true classes, columns predictions; None where it is left out.
-        majority_class: the most frequent class; None for several labels.
-        majority: accuracy of always predicting it; None for numbers.
+        classes: figures of each class or label; empty in regression.
+        confusion: number of test examples by true class (rows) and predicted class (columns);
+            None where it is left out.
+        majority_class: name of the most frequent class; None for several labels and in regression.
+        majority: accuracy of always predicting the most frequent class; None in regression.
         metrics: metrics of the last round, by name.
     """
 
@@ -74,7 +76,7 @@ class Scores:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "Scores":
-        """Return the scores in the content of the file."""
+        """Return the scores in the content of `scores.json`."""
         majority, matrix = content["majority"], content["confusion"]
         rows = [
             ClassScore(
@@ -97,20 +99,20 @@ class Scores:
     @property
     def examples(self) -> int:
         """Number of test examples of all classes."""
-        return sum(one.examples for one in self.classes)
+        return sum(score.examples for score in self.classes)
 
     @property
     def accuracy(self) -> float | None:
-        """Share of correct predictions; None for numbers."""
+        """Share of correct predictions; None in regression."""
         if self.majority is None:
             return None
         if self.majority_class is None or not self.examples:
             return self.metrics.get("accuracy")
-        return sum(one.hits for one in self.classes) / self.examples
+        return sum(score.hits for score in self.classes) / self.examples
 
     @property
     def is_constant(self) -> bool:
-        """Whether a constant answer has an accuracy, or an R², at least as good."""
+        """Whether a constant prediction has an accuracy, or an R², at least as good."""
         if self.accuracy is not None and self.majority is not None:
             return self.accuracy <= self.majority
         r2 = self.metrics.get("r2")
@@ -118,9 +120,9 @@ class Scores:
 
     @property
     def by_recall(self) -> list[ClassScore]:
-        """The classes with examples, that with the lowest recall first."""
-        known = [one for one in self.classes if one.recall is not None]
-        return sorted(known, key=lambda one: one.recall or 0.0)
+        """The classes that have examples, by ascending recall."""
+        known = [score for score in self.classes if score.recall is not None]
+        return sorted(known, key=lambda score: score.recall or 0.0)
 
     @property
     def has_labels(self) -> bool:
@@ -143,20 +145,20 @@ def read_scores(directory: RunDirectory) -> Scores | None:
 
 
 def baseline_text(scores: Scores) -> str | None:
-    """Return the majority baseline, to stand beside an accuracy; None for numbers."""
+    """Return the majority baseline as text beside an accuracy; None in regression."""
     if scores.majority is None:
         return None
     return f"majority baseline {metric_text('accuracy', scores.majority)}"
 
 
 def baseline_sentence(scores: Scores) -> str | None:
-    """Return what the majority baseline is; None for numbers."""
+    """Return a sentence that explains the majority baseline; None in regression."""
     if scores.majority is None:
         return None
     share = metric_text("accuracy", scores.majority)
     if scores.majority_class is None:
         return f"Always predicting the more frequent value of each label has accuracy {share}."
-    most = next(one for one in scores.classes if one.name == scores.majority_class)
+    most = next(score for score in scores.classes if score.name == scores.majority_class)
     return (
         f"Always predicting {quoted(most.name)} has accuracy {share}: it is the class of "
         f"{most.examples:,} of {scores.examples:,} test examples."
@@ -165,40 +167,40 @@ def baseline_sentence(scores: Scores) -> str | None:
 
 def warnings_of(scores: Scores) -> list[str]:
     """Return one sentence for each way in which a good metric may mislead."""
-    found = []
-    missed = [one for one in scores.classes if one.is_missed]
+    messages = []
+    missed = [score for score in scores.classes if score.is_missed]
     if missed:
-        what = "label" if scores.has_labels else "class"
+        noun = "label" if scores.has_labels else "class"
         if len(missed) == 1:
-            found.append(
-                f"The model finds none of the {missed[0].examples:,} test examples of {what} "
+            messages.append(
+                f"The model finds none of the {missed[0].examples:,} test examples of {noun} "
                 f"{quoted(missed[0].name)}: its recall is 0%."
             )
         else:
-            names = _names([one.name for one in missed])
+            names = _names([score.name for score in missed])
             plural = "labels" if scores.has_labels else "classes"
-            found.append(
+            messages.append(
                 f"The model finds no test example of {len(missed)} of {len(scores.classes)} "
                 f"{plural}, {names}: their recall is 0%."
             )
     if scores.is_constant and scores.majority is not None:
-        found.append(
+        messages.append(
             "The accuracy is not above that of a constant answer: "
             f"{metric_text('accuracy', scores.accuracy)}, {baseline_text(scores)}."
         )
     elif scores.is_constant:
-        found.append(
+        messages.append(
             "The model is no better than the mean of the test targets: its R² is "
             f"{metric_text('r2', scores.metrics['r2'])}, not above 0."
         )
-    return found
+    return messages
 
 
 def advice_of(scores: Scores, *, private: bool) -> str | None:
-    """Return what helps a model that is no better than a constant answer; None for others.
+    """Return advice for a model no better than a constant prediction; None for other models.
 
     Args:
-        scores: the scores.
+        scores: scores of the run.
         private: whether the federation has differential privacy.
     """
     if not scores.is_constant:
@@ -211,27 +213,27 @@ def advice_of(scores: Scores, *, private: bool) -> str | None:
 
 
 def recall_line(scores: Scores) -> str | None:
-    """Return the recall of each class on one line; of more than four classes, the lowest three."""
+    """Return a line with the recall of each class; with over four classes, of the lowest three."""
     ordered = scores.by_recall
     if len(ordered) < 2:
         return None
-    what = "recall by label" if scores.has_labels else "recall by class"
-    shown = [one for one in scores.classes if one.recall is not None]
+    heading = "recall by label" if scores.has_labels else "recall by class"
+    shown = [score for score in scores.classes if score.recall is not None]
     if len(ordered) > _MAX_LISTED:
-        what, shown = f"{what}, lowest", ordered[:_NUM_LOWEST]
-    figures = ", ".join(f"{one.name}: {recall_text(one.recall)}" for one in shown)
-    return f"{what}  {figures}"
+        heading, shown = f"{heading}, lowest", ordered[:_NUM_LOWEST]
+    figures = ", ".join(f"{score.name}: {recall_text(score.recall)}" for score in shown)
+    return f"{heading}  {figures}"
 
 
 def recall_text(value: float | None) -> str:
-    """Return a recall or a precision in percent; a dash where there is none."""
+    """Return a recall or a precision in percent; a dash for None."""
     if value is None:
         return "–"
     return "0%" if value == 0 else f"{value:.1%}"
 
 
 def quoted(name: str) -> str:
-    """Return the name of a class as part of a sentence; numbers stay as they are."""
+    """Return the name of a class in quotation marks for a sentence; numbers have none."""
     return name if name.isdigit() else f"“{name}”"
 
 
@@ -242,10 +244,10 @@ def _names(names: Sequence[str]) -> str:
 
 
 def scores_context(scores: Scores | None) -> dict[str, Any] | None:
-    """Return what the template of the report needs; None where nothing has classes.
+    """Return the template values of the section on scores; None without scores of classes.
 
     Args:
-        scores: the scores of a run; None in a run without.
+        scores: scores of the run; None in a run without scores.
     """
     if scores is None or not (scores.classes or warnings_of(scores)):
         return None
@@ -255,47 +257,47 @@ def scores_context(scores: Scores | None) -> dict[str, Any] | None:
         "what": "label" if scores.has_labels else "class",
         "warnings": warnings_of(scores),
         "baseline": baseline_sentence(scores),
-        "rows": [_row(one) for one in scores.classes[:_MAX_ROWS]],
+        "rows": [_row(score) for score in scores.classes[:_MAX_ROWS]],
         "num_rows": size,
-        "names": [one.name for one in scores.classes],
+        "names": [score.name for score in scores.classes],
         "matrix": None if matrix is None else [_matrix_row(line) for line in matrix],
     }
 
 
-def _row(one: ClassScore) -> dict[str, Any]:
+def _row(score: ClassScore) -> dict[str, Any]:
     return {
-        "name": one.name,
-        "examples": f"{one.examples:,}",
-        "predicted": f"{one.predicted:,}",
-        "recall": recall_text(one.recall),
-        "precision": recall_text(one.precision),
-        "share": one.recall or 0.0,
-        "is_missed": one.is_missed,
+        "name": score.name,
+        "examples": f"{score.examples:,}",
+        "predicted": f"{score.predicted:,}",
+        "recall": recall_text(score.recall),
+        "precision": recall_text(score.precision),
+        "share": score.recall or 0.0,
+        "is_missed": score.is_missed,
     }
 
 
 def _matrix_row(counts: Sequence[int]) -> list[tuple[str, float]]:
-    """Return each count of a true class with its share of the class, for the shade of its cell."""
+    """Return each count in a row of the confusion matrix, with its share of the row as shade."""
     total = sum(counts)
     return [(f"{count:,}", count / total if total else 0.0) for count in counts]
 
 
 class RunContents(RunFiles):
-    """The files of a finished run, and what the report reads out of them."""
+    """The files of a finished run, and the figures that the report takes from them."""
 
     @property
     def personal(self) -> dict[str, Any] | None:
-        """`personalization.json`; None in a run without scores of personal models."""
+        """Content of `personalization.json`; None in a run without scores of personal models."""
         return self.optional(PERSONALIZATION)
 
     @property
     def client_data(self) -> dict[str, Any] | None:
-        """`client_data.json`; None in a run without figures of private data."""
+        """Content of `client_data.json`; None in a run without figures of private data."""
         return self.optional(CLIENT_DATA)
 
     @cached_property
     def scores(self) -> Scores | None:
-        """`scores.json`; None in a failed run."""
+        """Scores in `scores.json`; None in a failed run."""
         return read_scores(self.directory)
 
     @cached_property
@@ -321,27 +323,27 @@ class RunContents(RunFiles):
 
     @property
     def metrics(self) -> dict[str, float | None]:
-        """The final metrics on the test set, the main one first."""
+        """The final metrics on the test set by name, the main metric first."""
         chosen = self._setting("evaluation", "metrics")
         return self._metrics("test_", chosen if isinstance(chosen, list) else ())
 
     @property
     def client_metrics(self) -> dict[str, float | None]:
-        """The final metrics on clients' held-out examples; empty without evaluation by clients."""
+        """The final metrics on clients' held-out examples, by name; empty without evaluation."""
         return self._metrics("clients_")
 
     def _metrics(self, where: str, chosen: Sequence[Any] = ()) -> dict[str, float | None]:
-        """Return the metrics in the order of the file, or else the main one of the task first."""
-        found = {name: value for name, value in self.summary.items() if name.startswith(where)}
+        """Return metrics in the order of the experiment, or with the task's main metric first."""
+        metrics = {name: value for name, value in self.summary.items() if name.startswith(where)}
         names = [metric_key(str(name)) for name in chosen] or ["accuracy", "r2", "mse"]
         order = [f"{where}{name}" for name in names]
-        first = [name for name in order if name in found]
-        rest = [name for name in found if name not in order]
-        return {name: found[name] for name in first + rest}
+        first = [name for name in order if name in metrics]
+        rest = [name for name in metrics if name not in order]
+        return {name: metrics[name] for name in first + rest}
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """The settings in `experiment.yaml`; empty where it is unreadable, as after an edit."""
+        """The settings in `experiment.yaml`; empty if the file is unreadable, as after an edit."""
         try:
             settings = parse_plain_yaml(self.experiment_text)
         except FormatError:
@@ -356,12 +358,12 @@ class RunContents(RunFiles):
 
     def _setting(self, section: str, key: str) -> object:
         """Return a setting of the experiment; None where its file is unreadable."""
-        found = self.settings.get(section)
-        return found.get(key) if isinstance(found, dict) else None
+        values = self.settings.get(section)
+        return values.get(key) if isinstance(values, dict) else None
 
 
 def read_contents(directory: RunDirectory) -> RunContents:
-    """Return the files that the report needs.
+    """Return the contents of a run directory for the report.
 
     Raises:
         RunDirectoryError: the run has no result files.

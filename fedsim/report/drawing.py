@@ -1,7 +1,7 @@
-"""The one drawing of a chart: as SVG for a page, and as an SVG, PNG or PDF file.
+"""Draw a chart as SVG for a page, or as an SVG, PNG or PDF file.
 
-All that is in a chart becomes lines, areas, dots and notes in pixels. Pages and files are written
-from them. SVG is written by hand: importing a library for figures takes longer than a short run.
+Everything in a chart becomes lines, areas, dots and notes in pixels, from which pages and files are
+written. SVG is written by hand: importing a library for figures takes longer than a short run.
 """
 
 import math
@@ -29,7 +29,7 @@ from fedsim.report.chart import (
 )
 
 _SMALL_PIXELS = 11.0
-_CORNERS = {  # of each symbol, in radii; "o" is a circle
+_CORNERS = {  # corners of each symbol, in units of its radius; "o" is a circle
     "s": ((-1, -1), (1, -1), (1, 1), (-1, 1)),
     "^": ((-1, 1), (1, 1), (0, -1)),
     "D": ((-1.2, 0), (0, -1.2), (1.2, 0), (0, 1.2)),
@@ -42,7 +42,7 @@ _CORNERS = {  # of each symbol, in radii; "o" is a circle
 
 
 class _Layout:
-    """The places of a chart's values, in pixels."""
+    """Converts the values of a chart into pixels."""
 
     def __init__(self, chart: Chart) -> None:
         self._chart = chart
@@ -63,12 +63,12 @@ class _Layout:
         yield from self._names()
 
     def strips(self) -> Iterator[tuple[Point, Point, str]]:
-        """Yield strips, each the nearest to a point: a corner, the size, and the tooltip."""
+        """Yield for each tooltip the strip that is nearest to its point: (corner, size, text)."""
         left, right, top, bottom = self._left, self._right, self._top, self._bottom
         tips, across = self._chart.tips, self._chart.across
         places = [self._place((tip.x, tip.y))[across] for tip in tips]
         low, high = (top, bottom) if across else (left, right)
-        edges = [low, *((one + other) / 2 for one, other in pairwise(places)), high]
+        edges = [low, *((before + after) / 2 for before, after in pairwise(places)), high]
         for (start, end), tip in zip(pairwise(edges), tips, strict=False):
             size = max(0.0, end - start)
             if across:
@@ -101,15 +101,15 @@ class _Layout:
         yield Note(axis.label, place, ink="muted", anchor="middle")
 
     def _names(self) -> Iterator[Note]:
-        """Yield the names beside the last points of lines, one above the other."""
+        """Yield the names beside the last points of lines, without overlaps."""
         places = [(self._place(point), name, ink) for name, point, ink in self._chart.names]
-        places.sort(key=lambda one: one[0][1])
+        places.sort(key=lambda entry: entry[0][1])
         heights = _apart([y for (_, y), _, _ in places])
         for ((x, _), name, ink), y in zip(places, heights, strict=True):
             yield Note(name, (x + 9, y), ink=ink)
 
     def _place(self, point: Point) -> Point:
-        """Return the place of a point; an infinite coordinate is an edge."""
+        """Return a point in pixels; an infinite coordinate is the edge of the chart."""
         (x, y), across, up = point, self._chart.x, self._chart.y
         if math.isinf(x):
             place = self._left if x < 0 else self._right
@@ -121,7 +121,7 @@ class _Layout:
 
 
 def _apart(heights: Sequence[float]) -> list[float]:
-    """Return ascending places at least `LINE_PIXELS` apart, moved as little as groups allow."""
+    """Return heights moved apart to at least `LINE_PIXELS`, as little as groups allow."""
     groups: list[tuple[float, int]] = []  # centre and number of names that stand together
     for height in heights:
         groups.append((height, 1))
@@ -135,8 +135,8 @@ def _apart(heights: Sequence[float]) -> list[float]:
     ]
 
 
-def _overlap(one: tuple[float, int], other: tuple[float, int]) -> bool:
-    return other[0] - one[0] < LINE_PIXELS * (one[1] + other[1]) / 2
+def _overlap(first: tuple[float, int], second: tuple[float, int]) -> bool:
+    return second[0] - first[0] < LINE_PIXELS * (first[1] + second[1]) / 2
 
 
 def _rule(start: Point, end: Point) -> Line:
@@ -144,7 +144,7 @@ def _rule(start: Point, end: Point) -> Line:
 
 
 def _runs(points: Sequence[Point]) -> list[list[Point]]:
-    """Return a list for each run of points without a gap."""
+    """Return the points as lists without gaps, split at each point that is NaN."""
     runs: list[list[Point]] = [[]]
     for point in points:
         if math.isnan(point[1]):
@@ -155,7 +155,7 @@ def _runs(points: Sequence[Point]) -> list[list[Point]]:
 
 
 def inline_svg(chart: Chart) -> Markup:
-    """Return a chart as an `<svg>` element of a page, in the colours and the font of the page."""
+    """Return a chart as an `<svg>` element, in the colours and the font of the page."""
     layout = _Layout(chart)
     opening = (
         f'<svg class="plot" viewBox="0 0 {chart.width:.0f} {chart.total_height:.0f}" fill="none" '
@@ -171,7 +171,7 @@ def inline_svg(chart: Chart) -> Markup:
 
 
 def _elements(marks: Iterator[Mark], paint: Callable[[Ink], str]) -> Iterator[str]:
-    """Yield the elements of SVG for marks in pixels."""
+    """Yield the SVG elements for marks in pixels."""
     for mark in marks:
         colour = paint(mark.ink)
         if isinstance(mark, Note):
@@ -217,7 +217,7 @@ def _text(note: Note, colour: str) -> str:
 
 
 _SERIES = "#1d5bb8 #b35300 #1a7046 #8a3fb0 #b3261e #0a6f7d #74502f #59616b"
-_PAPER = {  # of the light page (style.html.jinja and comparison.html.jinja), for files
+_PAPER = {  # colours of the light page (style.html.jinja and comparison.html.jinja), for files
     "text": "#1b1f24",
     "muted": "#5a626c",
     "line": "#e2e3e0",
@@ -231,10 +231,10 @@ _DPI = 200
 
 
 def check_chart_path(path: Path) -> Path:
-    """Return the path of a chart.
+    """Return the path of a chart file, after a check of its suffix.
 
     Raises:
-        InputError: it has no suffix of a kind of chart.
+        InputError: the suffix is none of .svg, .png and .pdf.
     """
     if path.suffix not in (".svg", ".png", ".pdf"):
         raise InputError(f"a plot is a .svg, .png or .pdf file, got {path.name!r}")
@@ -246,10 +246,10 @@ def write_chart(chart: Chart, path: Path) -> None:
 
     Args:
         chart: the chart.
-        path: a .svg, .png or .pdf file.
+        path: path of the file, with suffix .svg, .png or .pdf.
 
     Raises:
-        InputError: the path has another suffix.
+        InputError: the suffix is none of .svg, .png and .pdf.
         OSError: the file cannot be written.
     """
     if check_chart_path(path).suffix == ".svg":
@@ -259,7 +259,7 @@ def write_chart(chart: Chart, path: Path) -> None:
 
 
 def file_svg(chart: Chart) -> str:
-    """Return a chart as an SVG file of its own, in fixed colours on white."""
+    """Return a chart as the text of an SVG file, in fixed colours on white."""
     (top, height), width = _sheet(chart), f"{chart.width:.0f}"
     opening = (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}pt" height="{height:.0f}pt" '
@@ -277,14 +277,14 @@ def file_svg(chart: Chart) -> str:
 
 
 def _sheet(chart: Chart) -> Point:
-    """Return the top and the height of a file: a chart with its heading and its legend."""
+    """Return the top and the height in pixels of a file with chart, heading and legend."""
     above = LINE_PIXELS * len(chart.heading.splitlines())
     below = LINE_PIXELS * min(len(chart.legend), _MAX_LEGEND_ROWS)
     return -above, above + chart.total_height + below
 
 
 def _with_words(chart: Chart) -> Iterator[Mark]:
-    """Yield all of a chart in pixels, with its heading and its legend."""
+    """Yield all marks of a chart file in pixels, with heading and legend."""
     top, _ = _sheet(chart)
     for row, words in enumerate(chart.heading.splitlines()):
         yield Note(words, (8, top + LINE_PIXELS * (row + 0.7)))
@@ -319,7 +319,7 @@ def _write_image(chart: Chart, path: Path) -> None:
 
 
 def _add_to(axes: Any, mark: Mark) -> None:
-    """Draw a mark in pixels into axes of matplotlib, which count in pixels."""
+    """Draw a mark in pixels into matplotlib axes whose units are pixels."""
     colour = _PAPER[mark.ink]
     if isinstance(mark, Note):
         (x, y), down, turned = mark.point, 0.35 * mark.size, mark.turned
@@ -333,7 +333,7 @@ def _add_to(axes: Any, mark: Mark) -> None:
             va="baseline",
             rotation=90 if turned else 0,
             rotation_mode="anchor",
-            parse_math=False,  # names of users may have dollar signs, which are no formulas
+            parse_math=False,  # a dollar sign in a user's name begins no formula
         )
         return
     look: dict[str, Any] = {"color": colour, "alpha": mark.opacity}
@@ -344,7 +344,7 @@ def _add_to(axes: Any, mark: Mark) -> None:
         dashes = tuple(map(float, mark.dash.split()))
         line = {
             "lw": mark.width,
-            "ls": (0, tuple(one / mark.width for one in dashes)) if dashes else "-",
+            "ls": (0, tuple(dash / mark.width for dash in dashes)) if dashes else "-",
         }
         axes.plot(*zip(*mark.points, strict=True), **line, **look)
     else:

@@ -1,4 +1,4 @@
-"""The box "Experiment": what was run, in a few lines, from the settings and the recorded sizes."""
+"""The report's box "Experiment": settings and recorded sizes of a run, in a few lines."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,7 +10,7 @@ _MAX_CHARACTERS = 300
 
 
 def experiment_rows(contents: RunContents) -> list[tuple[str, str]]:
-    """Return label and text of each line; parts that the files do not have are left out."""
+    """Return (label, text) of each line of the box; facts that no file has are left out."""
     lines = (
         ("Data", _data(contents)),
         ("Partition", _partition(contents)),
@@ -25,23 +25,23 @@ def experiment_rows(contents: RunContents) -> list[tuple[str, str]]:
 
 
 def sizes_text(contents: RunContents) -> str:
-    """Return the smallest and largest number of examples of a client; "" where it is private."""
+    """Return the range of the clients' numbers of examples as text; "" where it is private."""
     sizes = [row["examples"] for row in contents.clients if row["examples"] is not None]
     if not sizes:
         return ""
     # Under add/remove the true sizes are private, and none of the files has them.
-    what = "declared examples" if contents.privacy["adjacency"] == "add_remove" else "examples"
+    noun = "declared examples" if contents.privacy["adjacency"] == "add_remove" else "examples"
     if min(sizes) == max(sizes):
-        return f"{sizes[0]:,} {what} each"
-    return f"{min(sizes):,} to {max(sizes):,} {what}"
+        return f"{sizes[0]:,} {noun} each"
+    return f"{min(sizes):,} to {max(sizes):,} {noun}"
 
 
 def _data(contents: RunContents) -> str:
     data, sizes = _section(contents, "data"), _sizes(contents)
     parts = [_dataset(data)]
-    own = [row["examples"] for row in contents.clients if row["examples"] is not None]
-    if own and contents.privacy["adjacency"] != "add_remove":
-        parts.append(f"{sum(own):,} training examples")
+    counts = [row["examples"] for row in contents.clients if row["examples"] is not None]
+    if counts and contents.privacy["adjacency"] != "add_remove":
+        parts.append(f"{sum(counts):,} training examples")
     if "test_examples" in sizes:
         parts.append(f"{sizes['test_examples']:,} public test examples")
     shape = sizes.get("input_shape")
@@ -70,13 +70,13 @@ def _model(contents: RunContents) -> str:
     model, sizes = _section(contents, "model"), _sizes(contents)
     parts = [_with_options(_text(model.get("name")), model.get("args"))]
     if model.get("features"):
-        parts.append("on " + ", ".join(_name_of(one) for one in model["features"]))
+        parts.append("on " + ", ".join(_name_of(feature) for feature in model["features"]))
     if model.get("init"):
         parts.append(f"from {_text(model['init'])}")
-    found, trained = sizes.get("parameters"), sizes.get("trained_parameters")
-    if found is not None:
-        words = f"{found:,} parameters"
-        parts.append(words if trained == found else f"{words}, {trained:,} trained")
+    parameters, trained = sizes.get("parameters"), sizes.get("trained_parameters")
+    if parameters is not None:
+        words = f"{parameters:,} parameters"
+        parts.append(words if trained == parameters else f"{words}, {trained:,} trained")
     if model.get("loss"):
         parts.append(f"loss {_text(model['loss'])}")
     return "; ".join(part for part in parts if part)
@@ -155,7 +155,7 @@ def _privacy(contents: RunContents) -> str:
         parts.append(f"noise multiplier {range_text(noises)}")
     bound = privacy.get("max_update_norm") or privacy.get("max_grad_norm")
     groups = _section(privacy, "clipping").get("groups") or {}
-    bounds = [f"{name}: {_text(one.get('max_grad_norm'))}" for name, one in groups.items()]
+    bounds = [f"{name}: {_text(group.get('max_grad_norm'))}" for name, group in groups.items()]
     where = f"{_text(bound)}" if not bounds else f"bounds of groups ({', '.join(bounds)})"
     if (off := facts.off_gradients) is not None:
         bound = _text(off.get("max_feature_norm"))
@@ -172,10 +172,10 @@ def _privacy(contents: RunContents) -> str:
 
 
 def _section(settings: RunContents | Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Return a section of settings; empty where there is none."""
+    """Return a section of the settings; empty if the settings lack it."""
     all_of = settings.settings if isinstance(settings, RunContents) else settings
-    found = all_of.get(name)
-    return found if isinstance(found, Mapping) else {}
+    section = all_of.get(name)
+    return section if isinstance(section, Mapping) else {}
 
 
 def _sizes(contents: RunContents) -> Mapping[str, Any]:
@@ -183,7 +183,7 @@ def _sizes(contents: RunContents) -> Mapping[str, Any]:
 
 
 def _call(section: Mapping[str, Any], key: str) -> str:
-    """Return the name in a section with its other settings, but for those that are off."""
+    """Return the name in a section as text, with the section's other settings that are on."""
     name = section.get(key)
     if name is None:
         return ""
@@ -205,7 +205,7 @@ def _with_options(name: str, options: object, *, brackets: bool = True) -> str:
 
 
 def _name_of(value: object) -> str:
-    """Return the name of a part: a word, a mapping with a `name`, or one from a name to options."""
+    """Return the name in a setting: a word, a mapping with `name`, or a mapping by name."""
     if isinstance(value, Mapping):
         if "name" in value:
             return _text(value["name"])
@@ -221,7 +221,7 @@ def _text(value: object) -> str:
     if isinstance(value, float):
         return f"{value:g}"
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return "[" + ", ".join(_text(each) for each in value) + "]"
+        return "[" + ", ".join(_text(item) for item in value) + "]"
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{k}: {_text(v)}" for k, v in value.items()) + "}"
     return str(value)

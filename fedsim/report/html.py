@@ -1,8 +1,9 @@
 """The report of a run: one HTML file, readable offline, on paper, on a phone and without scripts.
 
-It is made from the files of the run directory alone and can be rewritten at any time; the same
-files give the same bytes. Its only script is inline. The page's security policy names the script's
-hash, so that no other script can run, even if text from a file should slip through the escaping.
+The report is made from the files of the run directory alone and can be rewritten at any time; the
+same files give the same bytes. Its only script is inline. The page's security policy names the
+script's hash, so that no other script can run, even if text from a file should slip through the
+escaping.
 """
 
 import base64
@@ -51,13 +52,14 @@ class Recipe:
 
 
 class _NoCounterpartError(ValueError):
-    """An event that the other library does not have."""
+    """dp-accounting has no counterpart of an event in the ledger."""
 
 
 def recipe(contents: RunContents) -> Recipe | None:
-    """Return the script for the client with the largest ε, whose ε is the federation's.
+    """Return a script that recomputes the federation's ε, that of its client with the largest ε.
 
-    None without privacy, where nothing was spent, or where the ledger does not fit into a script.
+    The result is None without privacy, where nothing was spent, or where the ledger does not fit
+    into a script.
     """
     spends = [spend for spend in contents.clients if spend["ledger"]]
     if not contents.is_private or not spends:
@@ -89,7 +91,7 @@ def _script(spend: Mapping[str, Any], privacy: Mapping[str, Any]) -> Iterator[st
     for event, count in _merged(spend["ledger"]):
         yield f"accountant.compose({event}, {count})"
     yield from _answer(spend, spend["epsilon"], privacy)
-    # In full: two programs agree to some digits only, and a rounded number hides how many.
+    # All digits: two programs agree to some digits only, and a rounded number hides how many.
     if privacy["accountant"] == "moments":
         yield f"# privacy.json, epsilon_rdp: {_in_full(spend['epsilon_rdp'])}"
         yield f"# epsilon, by the looser moments accountant: {_in_full(spend['epsilon'])}"
@@ -99,7 +101,7 @@ def _script(spend: Mapping[str, Any], privacy: Mapping[str, Any]) -> Iterator[st
 
 
 def _construction(name: str, relation: str, privacy: Mapping[str, Any]) -> str:
-    """Return the line that makes the accountant, at the run's own orders if it has any."""
+    """Return the line of code that makes the accountant, at the run's orders if it names any."""
     orders = "" if privacy.get("orders") is None else f"{privacy['orders']!r}, "
     relation = f"neighboring_relation=dp.NeighboringRelation.{relation}"
     return f"accountant = {name}({orders}{relation})"
@@ -112,7 +114,7 @@ def _observer(privacy: Mapping[str, Any]) -> str:
 def _against_server(
     spend: Mapping[str, Any], privacy: Mapping[str, Any], name: str, relation: str
 ) -> Iterator[str]:
-    """Yield the same for the second ledger of distributed trust."""
+    """Yield the lines of code for the ledger against the server, in distributed trust."""
     ledger = spend.get("ledger_against_server")
     if not ledger:
         return
@@ -128,7 +130,7 @@ def _against_server(
 def _answer(
     spend: Mapping[str, Any], epsilon: float | None, privacy: Mapping[str, Any]
 ) -> Iterator[str]:
-    """Yield the last lines: ε of the accountant, and what the sampler of noise adds to it."""
+    """Yield the last lines of code: ε of the accountant, and the slack of the noise sampler."""
     if epsilon is None:  # infinite
         yield f"print(accountant.get_epsilon({spend['delta']!r}))"
         return
@@ -142,7 +144,7 @@ def _in_full(epsilon: float | None) -> str:
 
 
 def _merged(ledger: list[dict[str, Any]]) -> list[tuple[str, int]]:
-    """Return each distinct event as an expression with its count; their order does not matter."""
+    """Return each distinct event as an expression, with its count; no ε depends on the order."""
     counts: dict[str, int] = {}
     for entry in ledger:
         expression = _expression(entry["event"])
@@ -153,7 +155,7 @@ def _merged(ledger: list[dict[str, Any]]) -> list[tuple[str, int]]:
 
 
 def _expression(event: dict[str, Any]) -> str:
-    """Return the event as dp-accounting writes it; numbers are given in full."""
+    """Return an event as a dp-accounting expression, with all digits of its numbers."""
     match event:
         case {"type": "Gaussian", "noise_multiplier": noise}:
             return f"dp.GaussianDpEvent({float(noise)!r})"
@@ -192,27 +194,27 @@ _TITLES = {
 
 
 def guarantees(sentences: Sequence[Sentence]) -> list[Sentence]:
-    """Return the sentences of the guarantee: claims only, never a warning."""
+    """Return the claims of the guarantee among the sentences, without warnings."""
     return [s for s in sentences if s.point == "guarantee" and s.kind == "claim"]
 
 
 def warnings(sentences: Sequence[Sentence]) -> list[Sentence]:
-    """Return the warnings."""
+    """Return the warnings among the sentences."""
     return [sentence for sentence in sentences if sentence.kind == "warning"]
 
 
 def limits(sentences: Sequence[Sentence]) -> list[Sentence]:
-    """Return the limits of the guarantee."""
+    """Return the limits of the guarantee among the sentences."""
     return [sentence for sentence in sentences if sentence.kind == "limit"]
 
 
 def points(sentences: Sequence[Sentence]) -> list[tuple[str, list[Sentence]]]:
-    """Return the other points of the statement, each with its sentences, in their order."""
-    found: dict[str, list[Sentence]] = {}
+    """Return the statement's other points in their order: (title, its claims and facts)."""
+    by_point: dict[str, list[Sentence]] = {}
     for sentence in sentences:
         if sentence.point in _TITLES and sentence.kind in ("claim", "fact"):
-            found.setdefault(sentence.point, []).append(sentence)
-    return [(title, found[point]) for point, title in _TITLES.items() if point in found]
+            by_point.setdefault(sentence.point, []).append(sentence)
+    return [(title, by_point[point]) for point, title in _TITLES.items() if point in by_point]
 
 
 _HERE = Path(__file__).parent
@@ -238,7 +240,7 @@ def render_report(contents: RunContents) -> str:
 
 @cache  # compiled once for all pages of a process
 def page_templates() -> jinja2.Environment:
-    """Return the templates of this directory, with escaping and the filter `typeset`."""
+    """Return the jinja environment of this directory's templates, with escaping and `typeset`."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_HERE, encoding="utf-8"),
         autoescape=True,
@@ -297,7 +299,7 @@ def _context(contents: RunContents) -> dict[str, Any]:
 
 
 def typeset(text: str) -> Markup:
-    """Return a sentence as HTML: escaped, `commands` as code, indices below, pairs unbroken."""
+    """Return a sentence as escaped HTML, with code, subscripts and unbreakable number pairs."""
     escaped = str(escape(text))
     escaped = re.sub(r"`([^`]*)`", r"<code>\1</code>", escaped)
     escaped = escaped.replace("ε_k", "ε<sub>k</sub>")
@@ -306,7 +308,7 @@ def typeset(text: str) -> Markup:
 
 
 def _hash(script: str) -> str:
-    """Return the hash by which a security policy names a script."""
+    """Return the hash of a script for the page's security policy."""
     return "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 
@@ -331,7 +333,7 @@ def _attack(facts: Facts) -> dict[str, Any] | None:
 
 
 def _tied(facts: Facts) -> str | None:
-    """Return the clients that share the largest ε, in words; None for one client."""
+    """Return the clients that share the largest ε, in words; None if a single client has it."""
     tied = facts.worst_clients
     if len(tied) < 2:
         return None
@@ -352,7 +354,7 @@ def _table(contents: RunContents) -> ClientTable | None:
 
 
 def _ties(contents: RunContents) -> str | None:
-    """Return what all clients spent where it is nearly the same: no figure is needed then."""
+    """Return the spend of all clients as text if it is nearly the same; else None."""
     facts = contents.facts
     if not facts.is_bounded or not facts.has_charges:
         return None
@@ -376,12 +378,12 @@ def _spend_plot(contents: RunContents) -> Markup | None:
 
 def _spend_caption(contents: RunContents) -> str:
     targets = {spend.get("target_epsilon") for spend in contents.clients}
-    what = f"ε of each client{_against(contents.facts)}"
+    caption = f"ε of each client{_against(contents.facts)}"
     if len(targets) > 1 and len(contents.clients) <= MAX_BARS:
-        return f"{what}; a vertical mark is its own target"
-    return what
+        return f"{caption}; a vertical mark is its own target"
+    return caption
 
 
 def _against(facts: Facts) -> str:
-    """Return the observer of the clients' ε; nothing in local trust."""
+    """Return the observer that the clients' ε is against, as text; empty in local trust."""
     return "" if is_plain(facts) else f", against {OBSERVER_NAMES[facts.trust.observers[0]]}"

@@ -1,4 +1,4 @@
-"""Headline figures, curves, incidents and environment of the report."""
+"""The report's overview: headline figures, curves, incidents and environment."""
 
 import math
 from collections import Counter
@@ -22,13 +22,13 @@ from fedsim.statement.observers import OBSERVER_NAMES
 
 _UNITS = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
 _TIME_UNITS = (("hours", 3600.0), ("minutes", 60.0))
-_LONG = 3  # of a unit: below, the smaller one has more telling ticks
+_LONG = 3  # smallest axis end in a unit: below it, a smaller unit has better ticks
 
 Drawings = list[tuple[str, Markup]]
 
 
 def round_drawings(contents: RunContents) -> Drawings:
-    """Return captions and drawings of metrics, losses and ε over the rounds."""
+    """Return (caption, drawing) pairs of metrics, losses and ε over the rounds."""
     if not contents.rounds:
         return []
     over = over_rounds([row["round"] for row in contents.rounds])
@@ -41,7 +41,7 @@ def round_drawings(contents: RunContents) -> Drawings:
 
 
 def cost_drawings(contents: RunContents) -> Drawings:
-    """Return captions and drawings of the main metric against ε, communication and time."""
+    """Return (caption, drawing) pairs of the main metric against ε, communication and time."""
     if len(contents.rounds) < 2 or not contents.metrics:
         return []
     name = next(iter(contents.metrics))
@@ -53,7 +53,7 @@ def cost_drawings(contents: RunContents) -> Drawings:
 
 
 def spends_of(contents: RunContents) -> list[Spend]:
-    """Return the ε and target of every client, to draw."""
+    """Return the ε and target ε of every client for the spend figure."""
     return [
         Spend(spend["client"], spend["epsilon"], spend.get("target_epsilon"))
         for spend in contents.clients
@@ -66,13 +66,13 @@ def _drawn(curves: list[Curve]) -> Drawings:
 
 
 def _costs(contents: RunContents) -> Iterator[tuple[str, Over]]:
-    """Yield the words and the axis of each cost that the run recorded."""
+    """Yield (name, axis) of each cost that the run recorded."""
     epsilons = [row["epsilon_max"] for row in contents.rounds]
     known = [epsilon for epsilon in epsilons if epsilon is not None]
     if contents.facts.is_bounded and len(known) == len(epsilons):
         yield "ε", Over("ε", known, lambda value: f"ε {epsilon_text(value)}")
     traffic = [row.get("traffic") for row in contents.rounds]
-    known_traffic = [one["down"] + one["up"] for one in traffic if one]
+    known_traffic = [counts["down"] + counts["up"] for counts in traffic if counts]
     if len(known_traffic) == len(traffic):  # not recorded where participation is secret
         yield "communication", _traffic_axis(list(accumulate(known_traffic)))
     seconds = list(accumulate(row["seconds"] for row in contents.rounds))
@@ -87,14 +87,14 @@ def _costs(contents: RunContents) -> Iterator[tuple[str, Over]]:
 def _traffic_axis(sent: list[int]) -> Over:
     unit, size = _unit(sent[-1], _UNITS, ("bytes", 1.0))
     return Over(
-        f"{unit} sent and received", [one / size for one in sent], lambda v: f"{v:.4g} {unit}"
+        f"{unit} sent and received", [count / size for count in sent], lambda v: f"{v:.4g} {unit}"
     )
 
 
 def _unit(
     largest: float, units: tuple[tuple[str, float], ...], smallest: tuple[str, float]
 ) -> tuple[str, float]:
-    """Return name and size of the unit for an axis up to `largest`."""
+    """Return the name and size of the unit for an axis from 0 to `largest`."""
     return next((unit for unit in units if largest >= _LONG * unit[1]), smallest)
 
 
@@ -105,7 +105,7 @@ def _plotted_metrics(contents: RunContents) -> list[str]:
 
 
 def _train_metrics(contents: RunContents) -> list[str]:
-    """Return the metrics of clients that a secure sum aggregated."""
+    """Return the names of the clients' metrics that a secure sum aggregated."""
     return [name for name in TRAIN_METRICS if any(name in row for row in contents.rounds)]
 
 
@@ -136,12 +136,12 @@ def _epsilon_curve(contents: RunContents, over: Over) -> Curve:
 
 
 def noise_curve(contents: RunContents, over: Over) -> Curve | None:
-    """Return the noise-to-signal ratio of the update of each round; None where it is not known.
+    """Return the curve of the noise-to-signal ratio of the update by round; None if unknown.
 
     The update u is signal and independent noise, ‖u‖² ≈ ‖signal‖² + n², with the expected length n
     of the noise; the ratio is n² / ‖signal‖². In d dimensions the squared length of the noise
-    deviates by a share of √(2 / d). So a signal of less cannot be told from none, and the ratio
-    has a largest value.
+    deviates by a share of √(2 / d). So a signal below that share cannot be told from none, and the
+    ratio has a largest value.
     """
     lengths = [(row.get("update_norm"), row.get("noise_norm")) for row in contents.rounds]
     size = (contents.summary.get("sizes") or {}).get("trained_parameters")
@@ -163,7 +163,7 @@ def noise_curve(contents: RunContents, over: Over) -> Curve | None:
 
 
 def _ratio(length: float, least: float) -> float:
-    """Return noise over signal, both squared, from the length of an update over that of noise."""
+    """Return n² / ‖signal‖² from the length of an update divided by the length n of its noise."""
     return 1 / max(length**2 - 1.0, least)
 
 
@@ -176,12 +176,12 @@ def _epsilon_label(facts: Facts) -> str:
 MAX_INCIDENTS = 100
 MAX_PERSONAL = 100
 _MAX_REASON_CHARACTERS = 300
-_MIN_REST_SHARE = 0.005  # of the time; a smaller rest is not listed
+_MIN_REST_SHARE = 0.005  # share of the time below which the rest is not listed
 
 
 @dataclass(frozen=True)
 class Card:
-    """A headline figure: what it is, its value, and a line below."""
+    """A headline figure: its label, its value, and a line of detail below."""
 
     label: str
     value: str
@@ -191,7 +191,7 @@ class Card:
 
 @dataclass(frozen=True)
 class Incident:
-    """A client without an update in a round, and the reason."""
+    """A client whose update is missing in a round, with the reason."""
 
     round_number: int
     client: int
@@ -200,7 +200,7 @@ class Incident:
 
 @dataclass(frozen=True)
 class Phase:
-    """A phase of the set-up, or a part of all rounds: its name, its time, its share of the run."""
+    """A phase of the set-up, or a part of all rounds, with its time and its share of the run."""
 
     name: str
     time: str
@@ -223,12 +223,15 @@ def cards(contents: RunContents) -> list[Card]:
 
 
 def incidents(contents: RunContents) -> list[Incident]:
-    """Return failures by round, and every client's first round of withdrawal."""
-    return sorted(_all_incidents(contents.rounds), key=lambda one: (one.round_number, one.client))
+    """Return all failures, and each client's withdrawal in its first round, by round."""
+    return sorted(
+        _all_incidents(contents.rounds),
+        key=lambda incident: (incident.round_number, incident.client),
+    )
 
 
 def environment_rows(contents: RunContents) -> list[tuple[str, str]]:
-    """Return seed, commit and versions as pairs of texts."""
+    """Return seed, commit and versions as (name, value) texts."""
     environment = contents.environment
     first = ("seed", "commit", "fedsim", "python", "platform")
     pairs = [(name, environment.get(name)) for name in first]
@@ -243,7 +246,7 @@ def _time_card(contents: RunContents) -> Card:
 
 
 def _setup(contents: RunContents) -> dict[str, float]:
-    """Return the seconds of each phase before the rounds, for runs that recorded them."""
+    """Return the seconds of each phase before the rounds, by name; empty if not recorded."""
     return contents.summary.get("setup", {})
 
 
@@ -261,29 +264,31 @@ def _metric_card(contents: RunContents) -> Card:
 
 
 def _recall_cards(contents: RunContents) -> list[Card]:
-    """Return the card of the class that the model finds least often; none for numbers."""
+    """Return the card of the class with the lowest recall; empty in regression."""
     if contents.scores is None or len(contents.scores.by_recall) < 2:
         return []
-    one = contents.scores.by_recall[0]
-    what = "label" if contents.scores.has_labels else "class"
-    detail = f"{what} {quoted(one.name)}: {one.hits:,} of {count_text(one.examples, 'example')}"
-    kind = "none" if one.is_missed else ""
-    return [Card("Lowest recall", recall_text(one.recall), detail, kind)]
+    score = contents.scores.by_recall[0]
+    noun = "label" if contents.scores.has_labels else "class"
+    detail = (
+        f"{noun} {quoted(score.name)}: {score.hits:,} of {count_text(score.examples, 'example')}"
+    )
+    kind = "none" if score.is_missed else ""
+    return [Card("Lowest recall", recall_text(score.recall), detail, kind)]
 
 
 def _held_out_cards(contents: RunContents) -> list[Card]:
-    """Return the card of the clients' held-out metric; none without evaluation by clients."""
+    """Return the card of the clients' held-out metric; empty without evaluation by clients."""
     if not contents.client_metrics:
         return []
     (name, value), *_ = contents.client_metrics.items()
-    found = contents.rounds[-1].get("evaluated")
-    clients, examples = (len(found["clients"]), found["examples"]) if found else (0, 0)
+    evaluated = contents.rounds[-1].get("evaluated")
+    clients, examples = (len(evaluated["clients"]), evaluated["examples"]) if evaluated else (0, 0)
     detail = f"{examples:,} held-out examples of {count_text(clients, 'client')}"
     return [Card(f"Clients' {metric_name(name)}", metric_text(name, value), detail)]
 
 
 def _personal_cards(contents: RunContents) -> list[Card]:
-    """Return the card of the personal models; none without scores on public data."""
+    """Return the card of the personal models; empty without scores on public data."""
     if contents.personal is None or not contents.personal["personal"]:
         return []
     scores = contents.personal["personal"]
@@ -294,17 +299,17 @@ def _personal_cards(contents: RunContents) -> list[Card]:
 
 
 def personal_table(contents: RunContents) -> list[tuple[str, ...]]:
-    """Return rows of texts: the client, its numbers of examples, and each metric of both models.
+    """Return a table of texts: clients, numbers of examples, and metrics of both models.
 
-    The first row is the heading, the second one all clients together.
+    The first row is the heading, the second row all clients together.
     """
-    found = contents.personal
-    if found is None:
+    personal = contents.personal
+    if personal is None:
         return []
-    pairs = [(name, model) for name in found["personal"] for model in ("global", "personal")]
-    whole = {"client": "all", "examples": sum(row["examples"] for row in found["clients"])}
+    pairs = [(name, model) for name in personal["personal"] for model in ("global", "personal")]
+    whole = {"client": "all", "examples": sum(row["examples"] for row in personal["clients"])}
     table = [("client", "own examples", "held out", *(f"{metric_name(n)}, {m}" for n, m in pairs))]
-    for row in ({**found, **whole}, *found["clients"][:MAX_PERSONAL]):
+    for row in ({**personal, **whole}, *personal["clients"][:MAX_PERSONAL]):
         counts = (f"{row['examples']:,}", f"{row['held_out']:,}")
         table.append((str(row["client"]), *counts, *(_cell(row[m], n) for n, m in pairs)))
     return table
@@ -315,7 +320,7 @@ def _cell(scores: dict[str, float | None], name: str) -> str:
 
 
 def _guarantee_cards(contents: RunContents) -> list[Card]:
-    """Return one card for each observer that has a certificate, or the reason for none."""
+    """Return a card for each certificate of an observer, or one with the reason for none."""
     facts = contents.facts
     if not facts.is_private:
         return [Card("Guarantee", "none", "no differential privacy", kind="none")]
@@ -327,10 +332,10 @@ def _guarantee_cards(contents: RunContents) -> list[Card]:
     elif facts.objections:
         cards = [Card("Guarantee", "none", "the reported ε is not supported", kind="none")]
     whom = f"largest of {count_text(len(facts.clients), 'client')}"
-    for one, epsilon in stated_certificates(facts):
-        label, detail = "Guarantee", f"at δ = {delta_text(one['delta'])}, {whom}"
+    for certificate, epsilon in stated_certificates(facts):
+        label, detail = "Guarantee", f"at δ = {delta_text(certificate['delta'])}, {whom}"
         if not is_plain(facts):
-            label += f" against {OBSERVER_NAMES[one['against']]}"
+            label += f" against {OBSERVER_NAMES[certificate['against']]}"
             detail += f", for {unit_text(facts)}"
         cards.append(Card(label, f"ε ≤ {epsilon_text(epsilon)}", detail, kind="guarantee"))
     return cards
@@ -342,17 +347,17 @@ def _planned(contents: RunContents) -> str:
 
 
 def lost_updates(contents: RunContents) -> Counter[int]:
-    """Return the number of lost updates of each client."""
+    """Return the number of lost updates, by client."""
     return Counter(failure["client"] for row in contents.rounds for failure in row["failed"])
 
 
 def rounds_of_clients(contents: RunContents) -> Counter[int]:
-    """Return the number of rounds of each client with its update in the average."""
+    """Return the number of rounds with the client's update in the average, by client."""
     return Counter(client for row in contents.rounds for client in row["participants"])
 
 
 def phases(contents: RunContents) -> list[Phase]:
-    """Return the time of each phase of the set-up and part of the rounds, where recorded."""
+    """Return the recorded time of each phase of the set-up and of each part of the rounds."""
     setup = _setup(contents)
     totals: Counter[str] = Counter(setup)
     for row in contents.rounds:
@@ -370,9 +375,9 @@ def _all_incidents(rounds: list[RoundRow]) -> Iterator[Incident]:
     for row in rounds:
         for failure in row["failed"]:
             yield Incident(row["round"], failure["client"], _shortened(str(failure["reason"])))
-        for one in row["withdrawn"]:
-            what = f"withdrew: {_shortened(str(one['reason']))}"
-            yield Incident(row["round"], one["client"], what)
+        for withdrawal in row["withdrawn"]:
+            text = f"withdrew: {_shortened(str(withdrawal['reason']))}"
+            yield Incident(row["round"], withdrawal["client"], text)
 
 
 def _shortened(reason: str) -> str:

@@ -1,4 +1,4 @@
-"""A plan on stdout: its cells of trust and unit, and ε by several bounds."""
+"""Print a privacy plan on stdout: its cells of trust and unit, and ε by several bounds."""
 
 from collections.abc import Iterator, Sequence
 
@@ -29,7 +29,7 @@ _MAX_NAMED_CLIENTS = 3
 
 
 def print_bound_curve(curve: BoundCurve, console: Console | None = None) -> None:
-    """Print ε of one schedule, a line for each number of steps."""
+    """Print ε of one schedule as a table with a row for each number of steps."""
     console = console or Console()
     labels = [bound.label for bound in curve.bounds]
     table = figure_table(f"ε of DP-SGD: {curve.schedule.text}", ["steps", *labels])
@@ -40,7 +40,7 @@ def print_bound_curve(curve: BoundCurve, console: Console | None = None) -> None
 
 
 def print_client_kinds(curves: Sequence[BoundCurve], console: Console | None = None) -> None:
-    """Print ε of all planned steps, a line for each kind of clients."""
+    """Print ε of all planned steps as a table with a row for each kind of clients."""
     console = console or Console()
     if not curves:
         print_sentence(console, "no client takes a step, so nothing is charged")
@@ -74,7 +74,7 @@ def print_client_kinds(curves: Sequence[BoundCurve], console: Console | None = N
 
 
 def bounds_csv(curves: Sequence[BoundCurve]) -> str:
-    """Return ε as CSV: a line for each schedule and number of steps."""
+    """Return ε as CSV text with a row for each schedule and number of steps."""
     names = [bound.name for bound in curves[0].bounds] if curves else []
     rows: list[list[object]] = []
     for curve in curves:
@@ -150,9 +150,12 @@ def print_plan(plan: Plan, console: Console | None = None) -> None:
         ["noise z", "steps", "ε at the end"],
         texts=["change"],
     )
-    for one in plan.variations:
+    for variation in plan.variations:
         changes.add_row(
-            one.change, f"{one.noise_multiplier:.4g}", str(one.steps), epsilon_text(one.epsilon)
+            variation.change,
+            f"{variation.noise_multiplier:.4g}",
+            str(variation.steps),
+            epsilon_text(variation.epsilon),
         )
     print_table(console, changes)
     if plan.bounds is not None:
@@ -177,7 +180,7 @@ def _budget_cells(client: PlannedClient) -> list[str]:
 
 
 def print_cells(cells: tuple[PlannedCell, ...], console: Console) -> None:
-    """Print a line for each cell: the noise and the ε of each observer, or why it cannot run."""
+    """Print each cell on a line: its noise and ε by observer, or why the cell cannot run."""
     possible = [cell for cell in cells if cell.reason is None]
     table = figure_table(
         "Trust models and units that this experiment can run in",

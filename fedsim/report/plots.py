@@ -1,4 +1,4 @@
-"""The figures of the report, and those of `--plot`: each is a function that returns a chart."""
+"""The figures of the report and of `--plot`: each function returns a chart."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -40,24 +40,24 @@ if TYPE_CHECKING:
     from fedsim.planning.bounds import BoundCurve
     from fedsim.planning.projection import Plan
 
-_CURVE_PIXELS = (310, 175)  # at 72 to the inch, about as wide as a phone: text keeps its size there
+_CURVE_PIXELS = (310, 175)  # about as wide as a phone: text keeps its size there
 _PROFILE_PIXELS = (330, 189)
 _BARS_PIXELS, _BAR_HEIGHT_PIXELS = 400, 21
 _RANKS_PIXELS = (400, 190)
 _MIN_DELTA = 1e-300
 _RATES = {1e-4: "0.01%", 1e-3: "0.1%", 1e-2: "1%", 1e-1: "10%", 1.0: "100%"}
 _MAX_TIPS = 100
-_SAME_SHARE = 0.99  # of the largest ε: bars of such lengths look the same
+_SAME_SHARE = 0.99  # share of the largest ε from which bars look the same
 
 
 @dataclass(frozen=True)
 class Over:
-    """What a curve is drawn over.
+    """The horizontal axis of a curve: its points and their labels.
 
     Attributes:
-        label: what it is, below the axis.
-        values: places of the points, ascending.
-        text: a place in words.
+        label: name of the quantity, below the axis.
+        values: horizontal coordinates of the points, ascending.
+        text: function that returns a coordinate in words.
         whole: whether only whole numbers are marked.
     """
 
@@ -67,31 +67,31 @@ class Over:
     whole: bool = False
 
     def axis(self) -> Axis:
-        """Return the axis from the first place to the last."""
+        """Return the axis from the first to the last value."""
         ends, few = (self.values[0], self.values[-1]), self.whole and len(self.values) <= 5
         marked = self.values if few else ticks(*ends, whole=self.whole)
         return Axis(*ends, {value: number_text(value) for value in marked}, self.label)
 
 
 def over_rounds(rounds: Sequence[int]) -> Over:
-    """Return round numbers to draw over."""
+    """Return a horizontal axis of round numbers."""
     return Over("round", rounds, lambda number: f"round {number:,.0f}", whole=True)
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A quantity over the rounds, or over what grows with them.
+    """The curve of a quantity over the rounds, or over a cost that grows with them.
 
     Attributes:
-        label: what it is, in words.
+        label: name of the quantity, in words.
         over: the horizontal axis.
-        values: one for each place; None where it was not finite.
-        text: how the last value is written beside its point.
-        percent: whether the axis is labelled in percent, and ends at 100 %.
-        target: a horizontal line to compare with.
-        target_text: what the line is; None: its value.
-        from_zero: whether the axis starts at 0.
-        logarithmic: whether equal distances are equal ratios.
+        values: a value for each point of the horizontal axis; None where it was not finite.
+        text: function that returns a value as text, beside the last point.
+        percent: whether the vertical axis is labelled in percent, and ends at 100 %.
+        target: value of a horizontal line for comparison; None for no line.
+        target_text: text at that line; None means its value.
+        from_zero: whether the vertical axis starts at 0.
+        logarithmic: whether the vertical axis is logarithmic.
     """
 
     label: str
@@ -137,7 +137,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Spend:
-    """One client of the spend figure; an infinite ε is None."""
+    """The spend of one client in the spend figure; `epsilon` is None if it is infinite."""
 
     client: int
     epsilon: float | None
@@ -151,20 +151,20 @@ class Spend:
 
 
 def spend_chart(spends: Sequence[Spend]) -> Chart:
-    """Return every client's ε: a bar for each, or the sorted curve of more than `MAX_BARS`.
+    """Return the chart of every client's ε: bars, or a sorted curve for more than `MAX_BARS`.
 
-    ε that are all alike need no figure: `narrow_range` is enough.
+    Clients with nearly the same ε need no chart: `narrow_range` is enough.
     """
     draw = _bars if len(spends) <= MAX_BARS else _ranked
     return draw(spends, "Epsilon spent by each client; the table below has every number")
 
 
 def narrow_range(spends: Sequence[Spend]) -> tuple[float, float] | None:
-    """Return the smallest and largest ε of several clients within 1 %; None for a wider range."""
-    found = [math.inf if spend.epsilon is None else spend.epsilon for spend in spends]
-    if len(found) < 2 or not min(found) >= _SAME_SHARE * max(found):
+    """Return the smallest and largest ε of several clients; None if they differ by over 1 %."""
+    epsilons = [math.inf if spend.epsilon is None else spend.epsilon for spend in spends]
+    if len(epsilons) < 2 or not min(epsilons) >= _SAME_SHARE * max(epsilons):
         return None
-    return (min(found), max(found))
+    return (min(epsilons), max(epsilons))
 
 
 def common_target(spends: Sequence[Spend]) -> float | None:
@@ -203,7 +203,7 @@ def _bars(spends: Sequence[Spend], label: str) -> Chart:
 
 
 def _ranked(spends: Sequence[Spend], label: str) -> Chart:
-    """Return all clients as one falling curve, without those of infinite ε."""
+    """Return the chart of all finite ε as one falling curve."""
     known = [(s.epsilon, s) for s in spends if s.epsilon is not None]
     falling = [spend for _, spend in sorted(known, key=lambda pair: -pair[0])]
     epsilons = [spend.epsilon or 0.0 for spend in falling]
@@ -226,7 +226,7 @@ def _ranked(spends: Sequence[Spend], label: str) -> Chart:
 
 
 def profile_chart(profile: Profile) -> Chart:
-    """Return the curve δ(ε) with the pair that is reported marked on it."""
+    """Return the chart of the curve δ(ε), with the reported pair (ε, δ) marked on it."""
     points = [(epsilon, delta) for epsilon, delta in profile.curve if delta > _MIN_DELTA]
     pair = (profile.epsilon, profile.delta)
     all_points = [*points, pair] if math.isfinite(profile.epsilon) else points
@@ -239,7 +239,9 @@ def profile_chart(profile: Profile) -> Chart:
         for line, text in enumerate(words):
             marks.append(Note(text, pair, (-8, 12 + 14 * line), anchor="end", bold=True))
     x, decades = number_axis((0.0, max(epsilons) or 1.0), "ε"), powers(low, high)
-    y = Axis(low, high, {one: _power(one) for one in decades}, "δ", logarithmic=True, grid=True)
+    y = Axis(
+        low, high, {power: _power(power) for power in decades}, "δ", logarithmic=True, grid=True
+    )
     tips = [
         Tip(epsilon, delta, f"ε = {epsilon_text(epsilon)}: δ ≤ {delta_text(delta)}")
         for epsilon, delta in points[:: max(1, len(points) // 40)]
@@ -249,7 +251,7 @@ def profile_chart(profile: Profile) -> Chart:
 
 
 def attack_chart(attack: AttackBound) -> Chart:
-    """Return the bound on the true-positive rate over the false-positive rate, beside guessing."""
+    """Return the chart of the bound on true-positive over false-positive rates, and of guessing."""
     rates, bounds = attack.false_alarms, attack.detection
     guesses, at_most = list(zip(rates, rates, strict=True)), list(zip(rates, bounds, strict=True))
     shown = {rate: text for rate, text in _RATES.items() if rate >= rates[0]}
@@ -276,7 +278,7 @@ def _power(value: float) -> str:
 
 _LINES_PIXELS = (504, 270)
 _PLAN_PIXELS = (460, 240)
-_MAX_DOTS = 60  # points beyond which a line has none
+_MAX_DOTS = 60  # points of a line; with more, the line has no dots
 
 
 def line_chart(
@@ -289,17 +291,17 @@ def line_chart(
     log_x: bool = True,
     dotted: Sequence[float] | None = None,
 ) -> Chart:
-    """Return lines over a common axis, each with its name at its end.
+    """Return a chart of lines over a common axis, each with its name at its end.
 
     Args:
-        lines: for each name its values at `xs`; one that is None or not finite and above 0 is left
-            out.
-        xs: places of all lines, ascending.
-        title: above the lines; several lines of text are allowed.
-        x_label: of the horizontal axis.
-        y_label: of the vertical axis, which is logarithmic.
-        log_x: whether equal distances are equal ratios of `xs`.
-        dotted: places among `xs` with a dot; None: all.
+        lines: values of each line at `xs`, by name; a value that is None, not finite or not above
+            0 is left out.
+        xs: horizontal coordinates of all lines, ascending.
+        title: text above the chart, on one or several lines.
+        x_label: label of the horizontal axis.
+        y_label: label of the vertical axis, which is logarithmic.
+        log_x: whether the horizontal axis is logarithmic.
+        dotted: values among `xs` that get a dot; None means all.
     """
     marks, ends, values = list[Mark](), list[tuple[str, Point, Ink]](), list[float]()
     places = set(xs if dotted is None else dotted)
@@ -321,12 +323,12 @@ def line_chart(
 def bounds_chart(
     curve: "BoundCurve", *, dotted: Sequence[int] | None = None, whose: str = ""
 ) -> Chart:
-    """Return the curves of all bounds, each with its ε after all steps.
+    """Return a chart of ε by each bound over the steps, with ε after all steps in words.
 
     Args:
-        curve: ε at ascending numbers of steps.
-        dotted: numbers of steps with a dot; None: all.
-        whose: who takes the steps, in words; "" where the settings were given.
+        curve: ε by each bound at ascending numbers of steps.
+        dotted: numbers of steps that get a dot; None means all.
+        whose: clients that take the steps, in words; "" where the settings were given.
     """
     steps = [steps for steps, _ in curve.points]
     lines = {
@@ -341,7 +343,7 @@ def bounds_chart(
 
 
 def plan_chart(plan: "Plan") -> Chart:
-    """Return the planned ε of every client over the rounds that it takes part in."""
+    """Return a chart of every client's planned ε over the rounds that the client takes part in."""
     curves = [
         [(0.0, 0.0), *((float(n), value) for n, value in client.curve if math.isfinite(value))]
         for client in plan.clients

@@ -1,6 +1,6 @@
-"""Progress on stderr or in a notebook: phases, headline, notes and warnings, rounds of a run.
+"""Progress of a run on stderr or in a notebook: phases, headline, warnings and rounds.
 
-Nothing is imported for a notebook, which has IPython loaded already.
+IPython is never imported here: a notebook has loaded it already.
 """
 
 import io
@@ -44,12 +44,12 @@ from fedsim.server.round_report import numbers_of
 _MAX_NAMES = 5
 _MAX_NAME_CHARS = 80
 _LARGE_FEATURE = 100.0  # absolute value above which gradients of usual models explode
-_MAX_FEATURE_RATIO = 100.0  # of the largest feature to the median one, without a note
+_MAX_FEATURE_RATIO = 100.0  # largest ratio of the largest feature to the median, without a note
 _MAX_NAMED_FEATURES = 3
 
 
 def headline(federation: Federation) -> list[str]:
-    """Return the headline of a run, from public figures: private client sizes are left out."""
+    """Return the headline of a run as lines; private client sizes are left out."""
     experiment = federation.experiment
     first = (
         f"{experiment.name}: {_clients(federation)} with "
@@ -66,24 +66,24 @@ def headline(federation: Federation) -> list[str]:
 
 
 def notes(federation: Federation) -> list[str]:
-    """Return notes on settings that mean something else for these data."""
+    """Return notes on settings that have another effect than usual for these data."""
     experiment = federation.experiment
-    found = (
+    candidates = (
         full_batch_note(experiment, federation.data.clients.sizes),
         ignored_weighting(experiment, federation.plan.weights),
         scale_note(federation.data.test.features, _feature_names(federation)),
     )
-    return [note for note in found if note is not None]
+    return [note for note in candidates if note is not None]
 
 
 def scale_note(features: NDArray[np.generic], names: Sequence[str] | None) -> str | None:
-    """Return a line about features that span orders of magnitude; None without one.
+    """Return a note on features that span orders of magnitude; None where none is needed.
 
-    The largest features decide the gradient and its clipping, so that the others teach nothing.
+    The largest features dominate the gradient and its clipping, so the others teach nothing.
 
     Args:
-        features: (n, ...) of the public test set, as the model gets them.
-        names: name of each feature (k,) of (n, k); None: features have no names.
+        features: features (n, ...) of the public test set, as the model gets them.
+        names: name of each feature (k,) of features (n, k); None where they have no names.
     """
     if features.dtype.kind != "f" or not len(features):
         return None
@@ -119,7 +119,7 @@ def scale_note(features: NDArray[np.generic], names: Sequence[str] | None) -> st
 
 
 def _clients(federation: Federation) -> str:
-    """Return the number of clients, and the names of a few that have some."""
+    """Return the number of clients as text, with the names of a few clients if they have names."""
     count, names = count_text(federation.num_clients, "client"), federation.data.client_names
     if names is None or len(names) > _MAX_NAMES or sum(map(len, names)) > _MAX_NAME_CHARS:
         return count
@@ -133,16 +133,18 @@ def _feature_names(federation: Federation) -> list[str] | None:
         return None
     if federation.experiment.model.features:
         return None
-    return [name for one in columns for name in dataset.constants_of(one).feature_names(one)]
+    return [
+        name for column in columns for name in dataset.constants_of(column).feature_names(column)
+    ]
 
 
 def _mechanism(federation: Federation) -> str:
     experiment = federation.experiment
     privacy = experiment.privacy
-    what = experiment.release_kind.releases
+    releases = experiment.release_kind.releases
     if privacy is None or privacy.trust.name == "local":
-        return what
-    return f"{what}, {privacy.trust.name} trust"
+        return releases
+    return f"{releases}, {privacy.trust.name} trust"
 
 
 def _sizes(federation: Federation) -> str:
@@ -156,12 +158,12 @@ def _sizes(federation: Federation) -> str:
 
 
 def warnings(federation: Federation) -> list[str]:
-    """Return warnings of parameters that would not learn, and of a δ that is too large."""
+    """Return warnings about parameters that would not be trained, and about too large a δ."""
     return [*still_warnings(federation.model.still), *_loose_deltas(federation)]
 
 
 def _loose_deltas(federation: Federation) -> list[str]:
-    """Return a warning if δ of a client allows publishing a whole example; else nothing."""
+    """Return a warning if a client's δ allows publishing a whole example; else an empty list."""
     if federation.plan.clients is None:
         return []
     loose = [
@@ -177,15 +179,15 @@ def _loose_deltas(federation: Federation) -> list[str]:
     ]
 
 
-_PATIENCE_SECONDS = 5.0  # without a terminal, a phase that lasts longer gets a line
+_PATIENCE_SECONDS = 5.0  # without a terminal, only a longer phase gets a line
 
 
 class PhaseDisplay:
-    """The current phase: a spinner with its time; without a terminal, a line if it lasts.
+    """Shows the current phase: a spinner with its time, or a line where there is no terminal.
 
     Args:
-        console: where to print.
-        patience: seconds before a phase gets a line where there is no terminal.
+        console: console to print to.
+        patience: seconds after which a phase gets a line where there is no terminal.
     """
 
     def __init__(self, console: Console, *, patience: float = _PATIENCE_SECONDS) -> None:
@@ -194,7 +196,7 @@ class PhaseDisplay:
         self._timer: Timer | None = None
 
     def show(self, name: str) -> None:
-        """Show a phase in place of the one before; "" shows none."""
+        """Show a phase in place of the last phase; "" shows none."""
         if self._timer is not None:
             self._timer.cancel()
         if self._progress is not None:
@@ -220,7 +222,7 @@ class PhaseDisplay:
 
 @contextmanager
 def shown_phases(console: Console | None = None) -> Iterator[Phases]:
-    """Yield phases that are shown on stderr while they last."""
+    """Yield phases, which are shown on stderr while they last."""
     phases = Phases(PhaseDisplay(console or Console(stderr=True)).show)
     try:
         yield phases
@@ -229,7 +231,6 @@ def shown_phases(console: Console | None = None) -> Iterator[Phases]:
 
 
 _MAX_METRICS = 3  # in the line of a round
-# of parameters in a warning
 
 
 class ProgressCallback:
@@ -274,11 +275,14 @@ class ProgressCallback:
         """Advance the bar, or print a line."""
         figures = _figures(row)
         for word, key in (("failed", "failed"), ("withdrew", "withdrawn")):
-            for one in row[key]:
-                text = f"round {row['round']}: client {one['client']} {word}: {one['reason']}"
+            for entry in row[key]:
+                text = f"round {row['round']}: client {entry['client']} {word}: {entry['reason']}"
                 print_sentence(self._console, text, style="yellow")
-        for one in (row.get("evaluated") or {"failed": ()})["failed"]:
-            text = f"round {row['round']}: client {one['client']} did not evaluate: {one['reason']}"
+        for entry in (row.get("evaluated") or {"failed": ()})["failed"]:
+            text = (
+                f"round {row['round']}: client {entry['client']} did not evaluate: "
+                f"{entry['reason']}"
+            )
             print_sentence(self._console, text, style="yellow")
         if unmoved := row.get("unmoved"):
             more = f" and {len(unmoved) - _MAX_NAMES} more" if len(unmoved) > _MAX_NAMES else ""
@@ -306,20 +310,20 @@ class ProgressCallback:
 
 
 class _Pace:
-    """Time of the rounds of this process, to predict when the last one ends."""
+    """Measures the time of this process's rounds, and predicts when the last round ends."""
 
     def __init__(self) -> None:
         self._start, self._rounds = monotonic(), 0
 
     def end_after(self, rounds: int) -> float:
-        """Note a finished round, and return when `rounds` more end, on the monotonic clock."""
+        """Count a finished round, and predict when `rounds` more end, in monotonic seconds."""
         self._rounds += 1
         now = monotonic()
         return now + (now - self._start) / self._rounds * rounds
 
 
 class _TimeLeft(ProgressColumn):
-    """The time that is left; it counts down between rounds."""
+    """Column of the progress bar with the time that is left; it counts down between rounds."""
 
     def render(self, task: Task) -> Text:
         """Return the text; empty before the first round."""
@@ -363,23 +367,23 @@ _PASSING = re.compile(r"(round )?\d+/\d+\b.*|.* \.\.\.")
 
 
 def notebook_progress() -> ProgressCallback | None:
-    """Return a callback that shows a run in the notebook; None outside of one."""
+    """Return a callback that shows the run in the notebook; None outside of notebooks."""
     console = notebook_console()
     return None if console is None else ProgressCallback(console)
 
 
 def notebook_console() -> Console | None:
-    """Return a console that prints into the running cell of a notebook; None outside of one."""
+    """Return a console that prints into the notebook's running cell; None outside of notebooks."""
     ipython: Any = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
-    if shell is None or not hasattr(shell, "kernel"):  # IPython in a terminal has none
+    if shell is None or not hasattr(shell, "kernel"):  # IPython in a terminal has no kernel
         return None
     area = NotebookArea(import_module("IPython.display"))
     return Console(file=area, width=_WIDTH, force_terminal=False, force_jupyter=False)
 
 
 class NotebookArea(io.StringIO):
-    """A text stream that shows its last lines in one output of a cell.
+    """A text stream that shows its last lines in a single output of a notebook cell.
 
     A line that counts or names a phase is replaced by the next line.
 

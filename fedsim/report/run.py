@@ -1,4 +1,4 @@
-"""`fedsim.run`: a run, the report that is written at its end, and its head for notebooks."""
+"""`fedsim.run`: run an experiment and write its report; its head is shown in notebooks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -19,7 +19,7 @@ from fedsim.tracking.callbacks import RunCallback
 def render_head(path: Path) -> str:
     """Return the figures and the guarantee of a run directory as a fragment of HTML.
 
-    Its styles apply to the fragment alone. All text from files is escaped.
+    The styles in it apply to the fragment alone. All text from files is escaped.
 
     Raises:
         RunDirectoryError: the run has no result files.
@@ -62,8 +62,9 @@ def run(
         resume: continue the run in `out` after its last finished round. The result equals that of
             an uninterrupted run to the bit; the charges of an interrupted round remain.
         base: base directory of relative paths in the experiment; see `load_experiment`.
-        callback: receives every round; None: a notebook shows the progress, a script nothing.
-        engine: executes the federation instead of the engine in `runtime`.
+        callback: callback that receives every round; with None, a notebook shows the progress, and
+            a script nothing.
+        engine: engine that executes the federation; None means the engine in `runtime`.
 
     Raises:
         ExperimentError: the experiment is wrong; it lists every mistake with its place.

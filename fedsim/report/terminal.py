@@ -1,4 +1,4 @@
-"""Terminal output: tables in which no number is parted from its unit, and the result of a run."""
+"""Output in the terminal: tables without line breaks inside a figure, and a run's result."""
 
 import math
 import re
@@ -25,7 +25,7 @@ from fedsim.runs.manifest import root_of
 from fedsim.statement.guarantee import guarantee_words, is_plain, unit_text
 from fedsim.statement.observers import OBSERVER_NAMES
 
-# Kept together: `ε = 8`, `δ = 0.001`, `± 1.2`, `22 steps`, `95 %`, `round 3`, `client 7`.
+# On one line: `ε = 8`, `δ = 0.001`, `± 1.2`, `22 steps`, `95 %`, `round 3`, `client 7`.
 _GLUED = re.compile(
     r"(?<=[εδμzqC±≤=]) (?=[=≤∞\d])|(?<=\d) (?=%|pp\b|s\b|steps?\b|rounds?\b|clients?\b|examples?\b)"
     r"|(?<=\bround) (?=\d)|(?<=\bclient) (?=\d)|(?<=\baccuracy) (?=\d)|(?<=\bloss) (?=\d)"
@@ -34,7 +34,7 @@ _GLUE = "\u00a0"
 
 
 def wrap_text(text: str, width: int, *, indent: str = "") -> str:
-    """Return a text wrapped into lines of at most `width` characters.
+    """Return a text, wrapped into lines of at most `width` characters.
 
     A longer word, such as a path, stays whole.
 
@@ -123,7 +123,7 @@ def print_result(directory: RunDirectory, console: Console | None = None) -> Non
 
 
 def _print_warnings(contents: RunContents, console: Console) -> None:
-    """Print what a good metric hides, and what may help."""
+    """Print warnings about metrics that may mislead, and advice."""
     if contents.scores is None:
         return
     for warning in warnings_of(contents.scores):
@@ -150,7 +150,9 @@ def _privacy_table(contents: RunContents) -> Table:
         table.add_row(client_text(spend["client"], spend.get("name")), *cells)
     notes = ["z: noise multiplier"]
     if not plain:
-        notes += [f"ε ({one}): against {OBSERVER_NAMES[one]}" for one in trust.observers]
+        notes += [
+            f"ε ({observer}): against {OBSERVER_NAMES[observer]}" for observer in trust.observers
+        ]
         notes.append(f"each ε is for {unit_text(contents.facts)}")
     if "delta" not in places:
         notes.append(f"δ = {delta_text(clients[0]['delta'])} for all")
@@ -163,7 +165,7 @@ def _privacy_table(contents: RunContents) -> Table:
 
 
 def _summary(contents: RunContents) -> list[str]:
-    """Return one line each for the run, the model and the guarantee."""
+    """Return the summary of a run: a line each on the run, the model and the guarantee."""
     summary, lost = contents.summary, contents.facts.run.lost_updates if contents.facts.run else 0
     reason = f": {summary['reason']}" if summary["status"] == "stopped" else ""
     metrics = ", ".join(
@@ -186,7 +188,7 @@ def _summary(contents: RunContents) -> list[str]:
 
 
 def _baseline(contents: RunContents, name: str) -> str:
-    """Return the majority baseline behind an accuracy, in brackets; other metrics have none."""
+    """Return the majority baseline in brackets behind an accuracy; empty for other metrics."""
     text = None if contents.scores is None else baseline_text(contents.scores)
     return f" ({text})" if name == "test_accuracy" and text is not None else ""
 
@@ -205,7 +207,7 @@ def _held_out_line(contents: RunContents) -> list[str]:
 
 
 def _personal_line(contents: RunContents) -> list[str]:
-    """Return the line on personal models: their scores on public data, or how a client gets one."""
+    """Return a line on personal models: their scores, or how a client makes its model."""
     if contents.personal is not None:
         pairs = [(name, contents.personal[name]) for name in ("personal", "global")]
         figures = "; ".join(

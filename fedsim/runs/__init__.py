@@ -1,1 +1,1 @@
-"""A run: from an experiment to a finished directory, its continuation, and its check."""
+"""Run an experiment into a run directory, resume the run, and check its files."""

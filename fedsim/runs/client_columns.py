@@ -1,6 +1,6 @@
-"""The columns of clients: what `clients.csv`, tables in Python, terminal and report show of each.
+"""The columns that `clients.csv`, tables in Python, terminal and report show for each client.
 
-A new one is an entry of `COLUMNS`, and a key of a client's row in `privacy.json`.
+A new column is an entry of `COLUMNS`, and a key of a client's row in `privacy.json`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +11,7 @@ from fedsim.core.formatting import aligned_epsilon, delta_text, epsilon_text, or
 from fedsim.core.text_formats import csv_text
 
 ClientRows = Sequence[Mapping[str, Any]]
-"""`clients` of `privacy.json`."""
+"""The clients in `privacy.json`: one row for each client."""
 _Rule = Callable[[str, ClientRows], bool]
 
 
@@ -36,10 +36,11 @@ class Place:
     """Where and how the terminal or the report shows a column.
 
     Attributes:
-        order: the columns of a table stand in this order.
-        heading: with the symbol of the figure.
-        text: returns a value as people read it.
-        where: says of a name and all rows whether the column is shown.
+        order: position of the column; a table sorts its columns by it.
+        heading: heading of the column, with the symbol of the figure.
+        text: function that returns a value as text for people.
+        where: function that takes the column's name and all rows, and returns whether the column
+            is shown.
     """
 
     order: int
@@ -54,10 +55,12 @@ class ClientColumn:
 
     Attributes:
         name: key in a client's row of `privacy.json`, and heading in `clients.csv`.
-        page: its place in the report; None: it has none.
-        terminal: its place after the client's number and name; None: it has none.
-        is_text: whether its values are no numbers.
-        where: says of a name and all rows whether `clients.csv` has the column.
+        page: place of the column in the report; None if the report does not show it.
+        terminal: place of the column in the terminal, after the client's number and name; None if
+            the terminal does not show it.
+        is_text: whether the values are text instead of numbers.
+        where: function that takes the column's name and all rows, and returns whether
+            `clients.csv` has the column.
     """
 
     name: str
@@ -98,7 +101,7 @@ COLUMNS = (
 
 
 def client_columns(rows: ClientRows) -> list[ClientColumn]:
-    """Return the columns of `clients.csv`: with `name` where clients have names."""
+    """Return the columns of `clients.csv`; `name` is one of them where clients have names."""
     return [column for column in COLUMNS if column.where(column.name, rows)]
 
 
@@ -109,8 +112,8 @@ def clients_table(rows: ClientRows) -> str:
 
 
 def client_places(table: Literal["page", "terminal"], rows: ClientRows) -> dict[str, Place]:
-    """Return the places of the columns of a table by name, in their order."""
-    found: list[tuple[str, Place | None]]
-    found = [(column.name, getattr(column, table)) for column in client_columns(rows)]
-    shown = [(name, place) for name, place in found if place and place.where(name, rows)]
+    """Return the place of each column that a table shows, by column name, in the table's order."""
+    places: list[tuple[str, Place | None]]
+    places = [(column.name, getattr(column, table)) for column in client_columns(rows)]
+    shown = [(name, place) for name, place in places if place and place.where(name, rows)]
     return dict(sorted(shown, key=lambda pair: pair[1].order))

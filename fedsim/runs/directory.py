@@ -1,4 +1,4 @@
-"""The files of one run. Text and safetensors only, never pickle; each is whole or absent."""
+"""The files of one run directory: text and safetensors, never pickle, each whole or absent."""
 
 import hashlib
 import json
@@ -38,16 +38,16 @@ from fedsim.server.round_report import RoundRow
 from fedsim.server.secure.opened_sums import OpenedSum
 from fedsim.statement.privacy_file import PrivacyFile, PrivateClientRow
 
-# Trackers change no result, and the files of one's own may be gone.
+# Trackers change no result, and the plug-in file of a user's own tracker may be gone.
 WITHOUT_TRACKERS = {"runtime.trackers": []}
 
 _RESUME_OR_START_ANEW = "resume it with fedsim {version}, or start a new run with another --out"
 KEPT = "checkpoint/"
-"""The part of a run directory that stays with its owner: only resuming and comparing need it."""
+"""The folder of a run directory that is not published: only resuming and comparing need it."""
 
 _CHECKPOINT = "checkpoint/model.safetensors"
 _ENVIRONMENT = "environment.json"
-_SELECTION = "selection.json"  # in its place where a search handed on the model alone
+_SELECTION = "selection.json"  # in place of _ENVIRONMENT where a search published only the model
 _MODEL = "model.safetensors"
 _INPUTS = "checkpoint/inputs.json"
 _OPENING = "checkpoint/opening.json"
@@ -61,11 +61,11 @@ class _Opening(BaseModel):
 
 
 class _Digests(RootModel[dict[str, str]]):
-    """A digest by the name of what it is of."""
+    """The digest of each input of a run, by the name of the input."""
 
 
 class RunDirectory:
-    """Paths, writers and readers of a run directory.
+    """A run directory: the paths of its files, and methods that write and read them.
 
     Raises:
         RunDirectoryError: the path has a NUL character.
@@ -99,9 +99,9 @@ class RunDirectory:
         inputs: Mapping[str, str],
         opens_sums: bool = False,
     ) -> None:
-        """Create the directory, whole or not at all, so that every directory can be resumed.
+        """Create the directory, whole or not at all, so that every run directory can be resumed.
 
-        This process then holds its lock, and held it before the directory had its name.
+        This process holds the lock of the run from before the directory gets its final name.
 
         Args:
             experiment: content of `experiment.yaml`.
@@ -112,7 +112,7 @@ class RunDirectory:
         Raises:
             RunDirectoryError: the directory is not new or empty.
             RunInUseError: another process began a run there at the same time.
-            OSError: the directory cannot be written; nothing is left of it.
+            OSError: the directory cannot be written; what was written of it is removed.
         """
         self.refuse_overwriting()
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -161,7 +161,7 @@ class RunDirectory:
         return self._lock is not None and self._lock.is_held
 
     def unlock(self) -> None:
-        """Let other processes have the run; nothing happens without a lock."""
+        """Release the lock of the run, if this object holds it."""
         if self._lock is not None:
             self._lock.release()
 
@@ -201,28 +201,28 @@ class RunDirectory:
         """Check that this version of fedsim began the run and can therefore resume it.
 
         Raises:
-            SchemaError: another version did; the message names the way out.
+            SchemaError: another version began the run; the message names the fix.
         """
         check_version(self.path, self.read_version(), _RESUME_OR_START_ANEW)
 
     @property
     def ledger(self) -> Path:
-        """The durable, hash-chained ledger."""
+        """Path of the durable, hash-chained ledger, `ledger.jsonl`."""
         return self.path / "ledger.jsonl"
 
     @property
     def rounds(self) -> Path:
-        """One JSON object for each finished round."""
+        """Path of `rounds.jsonl`, which has one JSON object for each finished round."""
         return self.path / "rounds.jsonl"
 
     @property
     def releases(self) -> Path:
-        """Tags of what left the clients: one JSON object for each finished round."""
+        """Path of `releases.jsonl`: tags of what left the clients, one JSON object a round."""
         return self.path / "releases.jsonl"
 
     @property
     def report(self) -> Path:
-        """The HTML report."""
+        """Path of the HTML report."""
         return self.path / "report.html"
 
     def write_text(self, name: str, text: str) -> None:
@@ -244,10 +244,10 @@ class RunDirectory:
         self.write_text(name, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
     def write_privacy(self, content: Mapping[str, Any]) -> None:
-        """Write `privacy.json`: a client is one line, so that files of many clients stay short.
+        """Write `privacy.json` with one line for each client, so that large files stay short.
 
         Args:
-            content: of the file, `clients` last; NaN and infinity are refused.
+            content: content of the file, `clients` last; NaN and infinity are refused.
         """
         self.write_text("privacy.json", privacy_text(content))
 
@@ -263,10 +263,10 @@ class RunDirectory:
                 f"{self.path} has no {name}: the run is still running, or was killed before its "
                 f"end; finish it with fedsim run FILE --out {self.path} --resume"
             )
-        found = read_object(self.path / name)
+        content = read_object(self.path / name)
         if name in SCHEMAS:
-            check_schema(self.path / name, found)
-        return found
+            check_schema(self.path / name, content)
+        return content
 
     def read_rounds(self) -> list[RoundRow]:
         """Return the finished rounds, without a line that a crash cut short.
@@ -280,7 +280,7 @@ class RunDirectory:
         """Return the experiment of the run.
 
         Args:
-            base: directory of its relative paths.
+            base: directory in which the experiment's relative paths start.
 
         Raises:
             DamagedRunError: `experiment.yaml` is damaged.
@@ -299,12 +299,12 @@ class RunDirectory:
         """Return the digests of the run's inputs.
 
         Raises:
-            DamagedRunError: they, or `environment.json`, are missing or damaged.
+            DamagedRunError: the digests or `environment.json` are missing or damaged.
         """
-        found = read_sealed(self.path / _INPUTS, _Digests).root
-        if found.pop("environment", None) != self._environment_digest():
+        digests = read_sealed(self.path / _INPUTS, _Digests).root
+        if digests.pop("environment", None) != self._environment_digest():
             raise DamagedRunError.of(self.path / _ENVIRONMENT, "the file was changed")
-        return found
+        return digests
 
     def _environment_digest(self) -> str:
         return hashlib.sha256(read_bytes(self.path / _ENVIRONMENT)).hexdigest()
@@ -314,7 +314,7 @@ class RunDirectory:
         self.write_text("clients.csv", clients_table(rows))
 
     def read_model(self) -> dict[str, np.ndarray]:
-        """Return the values of the final global model by name.
+        """Return the arrays of the final global model by name.
 
         Raises:
             DamagedRunError: the file is missing or damaged.
@@ -327,8 +327,9 @@ class RunDirectory:
         """Write the final global model.
 
         Args:
-            arrays: its values by name.
-            metadata: what is needed to build it, in the header of the file; None: nothing.
+            arrays: the values of the model, by name.
+            metadata: facts that loading the model needs, for the header of the file; None writes
+                no metadata.
         """
         self.write_bytes(_MODEL, arrays_bytes(arrays, metadata))
 
@@ -337,7 +338,7 @@ class RunDirectory:
         self.write_bytes(_CHECKPOINT, checkpoint.to_bytes())
 
     def read_checkpoint(self) -> RunCheckpoint | None:
-        """Return the checkpoint after the last finished round, None before the first.
+        """Return the checkpoint after the last finished round; None before the first round ends.
 
         Raises:
             SchemaError: the checkpoint has another schema.
@@ -347,26 +348,26 @@ class RunDirectory:
         return RunCheckpoint.read(path) if path.exists() else None
 
     def write_opening(self, opening: OpenedSum) -> None:
-        """Record the client set of the next sum; it replaces the previous record."""
+        """Record which clients are in the next secure sum, in place of the previous record."""
         content = {"round": opening.round_number, "clients": list(opening.clients)}
         if opening.digest:
             content["sum"] = opening.digest
         write_sealed(self.path / _OPENING, content)
 
     def read_opening(self) -> OpenedSum | None:
-        """Return the client set of the last opened sum; None where no sums are opened.
+        """Return which clients are in the last opened secure sum; None where no sums are opened.
 
         Raises:
             DamagedRunError: the file is damaged.
         """
         if not (self.path / _OPENING).exists():
             return None
-        found = read_sealed(self.path / _OPENING, _Opening)
-        return OpenedSum(found.round, tuple(found.clients), found.sum)
+        opening = read_sealed(self.path / _OPENING, _Opening)
+        return OpenedSum(opening.round, tuple(opening.clients), opening.sum)
 
 
 class RunFiles:
-    """The files of a run, each read at most once and when it is asked for; a damaged one raises.
+    """The parsed files of a run; each is read on first use, and a damaged file raises.
 
     Args:
         directory: the run directory.
@@ -378,27 +379,27 @@ class RunFiles:
 
     @cached_property
     def environment(self) -> dict[str, Any]:
-        """`environment.json`."""
+        """The content of `environment.json`."""
         return self.directory.read_json(_ENVIRONMENT)
 
     @cached_property
     def experiment(self) -> ExperimentWithClients:
-        """`experiment.yaml`; what it names outside of the run directory is not looked at."""
+        """The experiment in `experiment.yaml`; no file outside of the run directory is read."""
         return read_settings(self.directory.path / "experiment.yaml")
 
     @cached_property
     def summary(self) -> dict[str, Any]:
-        """`summary.json`."""
+        """The content of `summary.json`."""
         return self.directory.read_json("summary.json")
 
     @cached_property
     def privacy(self) -> PrivacyFile:
-        """`privacy.json`."""
+        """The content of `privacy.json`."""
         return cast(PrivacyFile, self.directory.read_json("privacy.json"))
 
     @property
     def clients(self) -> list[PrivateClientRow]:
-        """`clients` of `privacy.json`; without privacy, a row lacks what is spent."""
+        """The rows of clients in `privacy.json`; without privacy, they have no keys of a spend."""
         return cast(list[PrivateClientRow], self.privacy["clients"])
 
     @cached_property
@@ -408,21 +409,21 @@ class RunFiles:
 
     @property
     def last_round(self) -> dict[str, Any] | None:
-        """The line of the last round that `summary.json` counts; None where there is none."""
+        """The line of the last round that `summary.json` counts; None if no round is finished."""
         number, rows = self.summary["rounds"], self.rounds
         return cast(dict[str, Any], rows[number - 1]) if 0 < number <= len(rows) else None
 
     @cached_property
     def releases(self) -> list[Releases]:
-        """What left the clients in them: `releases.jsonl`."""
+        """The releases of the finished rounds, in `releases.jsonl`."""
         return read_releases(self.directory.releases)
 
     @cached_property
     def journal(self) -> FileJournal:
-        """`ledger.jsonl`, whose records are read when they are asked for.
+        """The journal in `ledger.jsonl`; its records are read on demand.
 
         Raises:
-            DamagedRunError: it is missing.
+            DamagedRunError: the file is missing.
         """
         if not self.directory.ledger.is_file():
             raise DamagedRunError.of(self.directory.ledger, "the file is missing")
@@ -440,11 +441,11 @@ class RunFiles:
 
     @cached_property
     def opening(self) -> OpenedSum | None:
-        """The last opened sum; None where no sums are opened."""
+        """The last opened secure sum; None where no sums are opened."""
         return self.directory.read_opening()
 
     def optional(self, name: str) -> dict[str, Any] | None:
-        """Return a JSON file that only some runs have; None in a run without it."""
+        """Return the content of a JSON file that only some runs have; None in a run without it."""
         if name not in self._others:
             is_there = (self.directory.path / name).exists()
             self._others[name] = self.directory.read_json(name) if is_there else None

@@ -1,13 +1,13 @@
-"""The formats of files: written whole and durable, read by type and schema, refused when damaged.
+"""Write files whole and durably, read them by type and schema, and refuse damaged ones.
 
 JSON, YAML, lines of JSON and arrays each have one reader. `write_bytes` replaces a file and returns
 when the new content and its name are on disk. A sealed file holds a digest of its own content, so
 that no changed byte is read as a record.
 
-This version reads the schemas that it writes and no other. Any change of what a file means, of its
-keys, of its words or of how its figures are computed raises its number. A run directory, the state
-of a node and a checkpoint also name their version: another version may draw or charge differently,
-so only the version that began a run or a node can resume it.
+This version reads the schemas that it writes and no others. Any change of a file's meaning, keys or
+words, or of how its figures are computed, raises the file's schema number. A run directory, the
+state of a node and a checkpoint also name their version of fedsim: another version may draw or
+charge differently, so only the version that began a run or a node can resume it.
 """
 
 import hashlib
@@ -43,11 +43,11 @@ class DamagedRunError(RunDirectoryError):
 
     @classmethod
     def of(cls, path: Path, what: str) -> "DamagedRunError":
-        """Return the error of a damaged file, with the way out.
+        """Return the error of a damaged file, with the fix.
 
         Args:
             path: the file.
-            what: what is wrong with it.
+            what: what is wrong with the file.
         """
         return cls(
             f"{path}: {what}; nothing was changed: restore the run directory from a copy, or start "
@@ -60,10 +60,10 @@ def write_bytes(path: Path, data: bytes) -> None:
 
     Args:
         path: the file; replaced if it exists.
-        data: its content.
+        data: the new content.
 
     Raises:
-        OSError: with the name of the file; the old content stays.
+        OSError: the file cannot be written; the error names it, and the old content stays.
     """
     with name_file(path):
         replace_file(path, data)
@@ -91,7 +91,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def find_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file; an empty one where the file is missing or damaged."""
+    """Return the JSON object in a file; an empty object if the file is missing or damaged."""
     try:
         return read_object(path)
     except (DamagedRunError, OSError):
@@ -109,16 +109,16 @@ def read_yaml_object(path: Path) -> dict[str, Any]:
 
 def _read_mapping(path: Path, parse: Callable[[str], Any], kind: str) -> dict[str, Any]:
     try:
-        found = parse(read_bytes(path).decode())
+        content = parse(read_bytes(path).decode())
     except ValueError as error:
         raise DamagedRunError.of(path, f"the file is damaged: {error}") from error
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise DamagedRunError.of(path, f"the file is damaged: not {kind}")
-    return found
+    return content
 
 
 def write_sealed(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a record as JSON together with a digest of it.
+    """Write a record as JSON, together with the record's digest.
 
     Args:
         path: the file.
@@ -136,12 +136,12 @@ def read_sealed(path: Path, model: type[_Model]) -> _Model:
         model: the type of the record.
 
     Raises:
-        DamagedRunError: the file is missing, is no such record, or differs from its digest.
+        DamagedRunError: the file is missing, does not fit `model`, or differs from its digest.
     """
-    found = read_object(path)
-    if found.pop(_DIGEST, None) != digest_of(found):
+    content = read_object(path)
+    if content.pop(_DIGEST, None) != digest_of(content):
         raise DamagedRunError.of(path, "the file is damaged: it differs from the digest in it")
-    return checked(path, model, found)
+    return checked(path, model, content)
 
 
 def checked(path: Path, model: type[_Model], content: object, where: str = "the file") -> _Model:
@@ -163,18 +163,18 @@ def checked(path: Path, model: type[_Model], content: object, where: str = "the 
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
-        what = f"{where} is damaged: {place}: {first['msg']}"
-        raise DamagedRunError.of(path, what) from error
+        problem = f"{where} is damaged: {place}: {first['msg']}"
+        raise DamagedRunError.of(path, problem) from error
 
 
 def alike(one: Any, other: Any, *, relative: float, absolute: float = 0.0) -> bool:
-    """Whether two JSON values are the same, but for the last digits of numbers.
+    """Whether two JSON values are equal, up to rounding of their floating-point numbers.
 
     Args:
-        one: a value.
-        other: the other one.
-        relative: the largest relative difference of two numbers that are not whole.
-        absolute: a difference that is always small enough.
+        one: the first value.
+        other: the second value.
+        relative: the largest relative difference of two floats that count as equal.
+        absolute: the largest absolute difference of two floats that always count as equal.
     """
 
     def same(a: Any, b: Any) -> bool:
@@ -190,7 +190,7 @@ def alike(one: Any, other: Any, *, relative: float, absolute: float = 0.0) -> bo
 
 
 class LinesFile:
-    """A file that grows by a line of JSON at a time, of which only a digest is kept in memory."""
+    """A file of JSON lines that grows line by line; memory holds only the digest of all lines."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -205,7 +205,7 @@ class LinesFile:
         """Append a line; when this returns, it is on disk.
 
         Raises:
-            OSError: with the name of the file.
+            OSError: the file cannot be written; the error names it.
         """
         data = f"{line}\n".encode()
         with name_file(self._path), self._path.open("ab") as file:
@@ -213,46 +213,48 @@ class LinesFile:
         self._hash.update(data)
 
     def cut(self, count: int) -> None:
-        """Drop from the file all lines but the first ones, and a torn line."""
+        """Keep the first `count` lines of the file, and drop the rest and any torn line."""
         kept = first_lines(self._path, count)
         write_bytes(self._path, kept)
         self._hash = hashlib.sha256(kept)
 
 
 def first_lines(path: Path, count: int) -> bytes:
-    """Return the first whole lines of a file."""
+    """Return the first `count` lines of a file, as bytes."""
     *lines, _unfinished = read_bytes(path).split(b"\n")
     return b"".join(line + b"\n" for line in lines[:count])
 
 
 def read_lines(path: Path, model: type[_Model]) -> Iterator[tuple[_Model, Any]]:
-    """Yield each line of JSON as record and as content; a line that a crash cut short is none.
+    """Yield each line of a JSON lines file, as record and as parsed JSON.
+
+    A last line that a crash cut short is skipped.
 
     Args:
         path: the file.
         model: the type of the records.
 
     Raises:
-        DamagedRunError: the file is missing, or a line is no such record.
+        DamagedRunError: the file is missing, or a line does not fit `model`.
     """
     *lines, _unfinished = read_bytes(path).split(b"\n")
     for number, line in enumerate(lines, start=1):
         where = f"line {number}"
         try:
-            found = parse_json(line.decode())
+            content = parse_json(line.decode())
         except ValueError as error:
             raise DamagedRunError.of(path, f"{where} is damaged: {error}") from error
-        yield checked(path, model, found, where), found
+        yield checked(path, model, content, where), content
 
 
 def arrays_bytes(arrays: Mapping[str, np.ndarray], metadata: dict[str, str] | None) -> bytes:
     """Return the content of a safetensors file.
 
     Args:
-        arrays: by name.
-        metadata: of its header; None: nothing.
+        arrays: the arrays, by name.
+        metadata: metadata for the header of the file; None writes none.
     """
-    return save({name: np.asarray(one, order="C") for name, one in arrays.items()}, metadata)
+    return save({name: np.asarray(array, order="C") for name, array in arrays.items()}, metadata)
 
 
 def read_arrays(path: Path, what: str = "the file") -> tuple[dict[str, np.ndarray], dict[str, str]]:
@@ -260,7 +262,7 @@ def read_arrays(path: Path, what: str = "the file") -> tuple[dict[str, np.ndarra
 
     Args:
         path: the file.
-        what: what it is, for the message.
+        what: name of the file in the error message.
 
     Raises:
         DamagedRunError: the file is missing or damaged.
@@ -275,7 +277,7 @@ def read_arrays(path: Path, what: str = "the file") -> tuple[dict[str, np.ndarra
 
 
 SCHEMAS: Mapping[str, int] = {
-    "environment.json": 6,  # of the whole run directory
+    "environment.json": 7,  # of the whole run directory
     "model.safetensors": 4,  # of the checkpoint, in its metadata
     "privacy.json": 3,
     "manifest.json": 1,
@@ -288,13 +290,13 @@ SCHEMAS: Mapping[str, int] = {
     "comparison_run.json": 1,
     "search.jsonl": 1,  # in each record of a draw
     "selection.json": 1,  # of the folder of a selected model
-    "experiment.json": 4,  # of the state of a node's client
+    "experiment.json": 5,  # of the state of a node's client
 }
 """The schema number of each file that has one."""
 
 
 class SchemaError(InputError):
-    """Files that this version of fedsim cannot use; the message names the way out."""
+    """Files that this version of fedsim cannot use; the message names the fix."""
 
 
 def check_schema(path: Path, content: Mapping[str, Any]) -> None:
@@ -302,18 +304,19 @@ def check_schema(path: Path, content: Mapping[str, Any]) -> None:
 
     Args:
         path: the file, whose name is one of `SCHEMAS`.
-        content: its content; `schema` is its number, and `fedsim` the version that wrote it.
+        content: content of the file: `schema` is its schema number, and `fedsim` the version that
+            wrote it.
 
     Raises:
-        SchemaError: the number is another one, or is missing.
+        SchemaError: the schema number differs or is missing.
     """
-    found, schema = content.get("schema"), SCHEMAS[path.name]
-    if type(found) is int and found == schema:
+    recorded, schema = content.get("schema"), SCHEMAS[path.name]
+    if type(recorded) is int and recorded == schema:
         return
     writer = f" of fedsim {content['fedsim']!s:.40}" if "fedsim" in content else ""
-    what = "no schema" if found is None else f"schema {found!r:.40}"
+    stated = "no schema" if recorded is None else f"schema {recorded!r:.40}"
     raise SchemaError(
-        f"{path}{writer} has {what}, and fedsim {fedsim.__version__} reads schema {schema}: run "
+        f"{path}{writer} has {stated}, and fedsim {fedsim.__version__} reads schema {schema}: run "
         "again with this version, or install the version that wrote the file"
     )
 
@@ -322,12 +325,12 @@ def check_version(path: Path, version: str, way_out: str) -> None:
     """Check that this version of fedsim wrote the run or node that it will resume.
 
     Args:
-        path: the directory.
-        version: the version that wrote it.
-        way_out: advice at the end of the message; `{version}` stands for `version`.
+        path: the directory of the run or node.
+        version: the version of fedsim that wrote the directory.
+        way_out: fix for the end of the message; `{version}` in it stands for `version`.
 
     Raises:
-        SchemaError: another version wrote it.
+        SchemaError: another version wrote the directory.
     """
     if version != fedsim.__version__:
         raise SchemaError(

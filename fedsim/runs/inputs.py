@@ -1,11 +1,11 @@
-"""What a run depends on: digests of its inputs, those of private examples, and its environment.
+"""Digests of the inputs of a run, with a key for private examples, and the run's environment.
 
 An experiment file names data, plug-ins and tables by path, and those files may change. A resumed
 run with other data would keep charges for examples that it no longer trains on.
 
-Whoever knows all examples but one can test each guess of the last one against a plain hash. The key
-is a file of the user's own, made at the first run: digests of one user can be compared, and without
-the key they are random numbers. It is in no run directory.
+Whoever knows all examples but one can test each guess of the last one against a plain hash. So the
+digest of the data is keyed. The key is a file of the user, made at the first run, and is in no run
+directory: digests of one user can be compared, and without the key they are random numbers.
 """
 
 import hashlib
@@ -34,19 +34,19 @@ PATTERN = "^[0-9a-f]{16}:[0-9a-f]{64}$"
 
 
 def key_path() -> Path:
-    """Return the file of the key: `fedsim/data.key` in $XDG_STATE_HOME, or ~/.local/state."""
+    """Return the path of the key: `fedsim/data.key` in $XDG_STATE_HOME, or ~/.local/state."""
     state = os.environ.get("XDG_STATE_HOME")
     return (Path(state) if state else Path.home() / ".local" / "state") / "fedsim" / "data.key"
 
 
 def private_digest(arrays: Iterable[np.ndarray]) -> str:
-    """Return a keyed BLAKE2b of arrays, their types and shapes; it begins with the key's own name.
+    """Return a keyed BLAKE2b digest of arrays, types and shapes; it begins with the key's name.
 
     Guarantee: without the key, the digest is a pseudorandom function's value and tells nothing of
     the arrays. Under one key, equal digests mean equal arrays, up to a collision.
 
     Args:
-        arrays: of any type and shape.
+        arrays: arrays of any type and shape.
 
     Raises:
         StorageError: the key can neither be read nor written.
@@ -60,7 +60,7 @@ def private_digest(arrays: Iterable[np.ndarray]) -> str:
 
 
 def have_one_key(one: str, other: str) -> bool:
-    """Whether two digests are of one key, so that they can be compared."""
+    """Whether two keyed digests were made with the same key, so that they can be compared."""
     return one.partition(":")[0] == other.partition(":")[0]
 
 
@@ -69,7 +69,7 @@ def _name_of(key: bytes) -> str:
 
 
 def _key() -> bytes:
-    """Return the key; the first call of all makes it, readable by its owner alone."""
+    """Return the key; the user's first call creates it, readable by its owner alone."""
     path = key_path()
     try:
         if not path.exists():
@@ -86,7 +86,7 @@ def _key() -> bytes:
 
 
 def _make(path: Path) -> None:
-    """Make the key whole or not at all; of two processes, one does."""
+    """Create the key, whole or not at all; of two processes that try, one succeeds."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     new = path.with_name(f"{path.name}.{os.getpid()}")
     with os.fdopen(os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
@@ -110,14 +110,14 @@ _WHAT = {
 def fingerprint(federation: Federation) -> dict[str, str]:
     """Return the digests of the data, the initial model, the mechanisms and the plug-ins' sources.
 
-    That of the data is keyed: whoever has the run directory can test no guess of an example. The
-    targets of the test set have a digest of their own: runs whose scores are compared share them.
-    The number of planned rounds is not part of them.
+    The digest of the data is keyed: whoever has the run directory can test no guess of an example.
+    The targets of the test set have a separate digest: runs whose scores are compared share them.
+    The number of planned rounds is in no digest, so that it may grow.
     """
     data = federation.data
     examples = chain([data.test], data.clients, data.held_out or ())
     return {
-        "data": private_digest(part for each in examples for part in _arrays_of(each)),
+        "data": private_digest(part for dataset in examples for part in _arrays_of(dataset)),
         "test": _sha256([*_array_bytes(data.test.targets)]),
         "model": digest(federation.initial_arrays()),
         "privacy": _sha256(map_shared(_mechanism_bytes, federation.plan.clients or ())),
@@ -144,9 +144,9 @@ def refuse_other_inputs(before: Mapping[str, str], federation: Federation) -> No
         )
     for name in [*now, *(name for name in before if name not in now)]:
         if before.get(name) != now.get(name):
-            what = _WHAT.get(name, f"the {name}")
+            subject = _WHAT.get(name, f"the {name}")
             raise RunDirectoryError(
-                f"{what} changed since the run began, though the experiment did not: "
+                f"{subject} changed since the run began, though the experiment did not: "
                 "restore the original to resume, or start a new run in another --out"
             )
 
@@ -182,7 +182,7 @@ def describe_environment(*, seed: int) -> dict[str, object]:
         "schema": SCHEMAS["environment.json"],
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "packages": {name: found for name in _PACKAGES if (found := _version(name))},
+        "packages": {name: version for name in _PACKAGES if (version := _version(name))},
         "seed": seed,
         "commit": _commit(Path(fedsim.__file__).resolve().parent.parent),
     }

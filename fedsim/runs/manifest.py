@@ -2,11 +2,10 @@
 
 The records are the files that say what ran and what was spent. `root` is one digest of all records:
 the one line to keep elsewhere, or to sign. Pages, such as `report.html`, are made from the records
-and can be written again, so they stand apart and do not change the root.
+and can be written again, so they are listed separately and do not change the root.
 
-The manifest finds every change of a run directory by a person or a disk that does not rewrite the
-manifest as well. A forger who rewrites both consistently is found by a root that was kept elsewhere
-alone.
+The manifest shows every change of a run directory by a person or a disk that does not rewrite the
+manifest as well. Only a root that was kept elsewhere shows a forgery of both.
 """
 
 import hashlib
@@ -45,7 +44,7 @@ class Manifest:
 
     Attributes:
         records: SHA-256 of each record, by its path in the run directory.
-        pages: SHA-256 of each page, likewise.
+        pages: SHA-256 of each page, by its path in the run directory.
     """
 
     records: Mapping[str, str]
@@ -59,7 +58,7 @@ class Manifest:
         return hashlib.sha256(text.encode()).hexdigest()
 
     def to_text(self) -> str:
-        """Return the only text of this content: another text is no manifest."""
+        """Return the canonical text of the manifest: a file with any other text is refused."""
         content = {
             "schema": SCHEMAS[FILE],
             "records": dict(sorted(self.records.items())),
@@ -70,9 +69,9 @@ class Manifest:
 
 
 def write_manifest(directory: RunDirectory) -> None:
-    """Write the manifest of a run that has ended; the last file that a run writes.
+    """Write the manifest of an ended run, as the last file of the run.
 
-    Remains of writes that a crash cut short are removed first. A link is not listed.
+    Temporary files of writes that a crash cut short are removed first. Links are not listed.
     """
     paths = set(_files(directory.path))
     leftovers = {path for path in paths if PurePosixPath(path).match(".*.tmp")}
@@ -85,13 +84,13 @@ def write_manifest(directory: RunDirectory) -> None:
 
 
 def list_again(directory: RunDirectory, path: str) -> None:
-    """Put the digest of one rewritten file into the manifest; all others keep theirs.
+    """Update the digest of one rewritten file in the manifest, and no other digest.
 
-    A run that was killed before its end has no manifest, and gets none.
+    Nothing is written for a run that was killed before its end: it has no manifest.
 
     Args:
         directory: the run directory.
-        path: a page, or a record that was added after the run.
+        path: path of a page, or of a record that was added after the run, in the run directory.
 
     Raises:
         ManifestError: the manifest was changed.
@@ -113,7 +112,7 @@ def read_manifest(directory: RunDirectory) -> Manifest:
     """Return the manifest of a run.
 
     Raises:
-        ManifestError: it is missing, has another schema, or a byte of it was changed.
+        ManifestError: the manifest is missing, has another schema, or was changed.
     """
     if (directory.path / FILE).is_symlink():
         raise ManifestError(f"{FILE} is a link, and fedsim wrote a file")
@@ -138,7 +137,7 @@ def read_manifest(directory: RunDirectory) -> Manifest:
 
 
 def refuse_changed_records(directory: RunDirectory) -> None:
-    """Check that a run resumes from the files with which it ended, if it ended in order.
+    """Check that the files of a run to resume are those of its manifest, if it has one.
 
     Files that a resumed run writes anew may differ. A killed run has no manifest to compare with.
 
@@ -157,7 +156,7 @@ def refuse_changed_records(directory: RunDirectory) -> None:
 
 
 def root_of(directory: RunDirectory) -> str | None:
-    """Return the root of a run's records; None without a manifest, as in a run that has not ended.
+    """Return the root of a run's records; None without a manifest, as before the run ends.
 
     Raises:
         ManifestError: the manifest was changed.
@@ -172,25 +171,25 @@ def changed_files(
 
     Args:
         directory: the run directory.
-        manifest: its manifest.
+        manifest: the manifest of the run.
         pages: whether pages are checked too.
     """
     listed = {**manifest.records, **manifest.pages}
-    found = set(_files(directory.path))
-    for path in sorted(listed.keys() | found):
+    present = set(_files(directory.path))
+    for path in sorted(listed.keys() | present):
         if path in PAGES and not pages:
             continue
         name = path if path.isprintable() else ascii(path)
         if path not in listed:
             yield f"{name}: not listed in {FILE}{_way_out(directory, path)}"
-        elif path not in found:
+        elif path not in present:
             yield f"{name}: listed in {FILE} and missing{_way_out(directory, path)}"
         elif _digest(directory.path / path) != listed[path]:
             yield f"{name}: changed after {FILE} was written{_way_out(directory, path)}"
 
 
 def uncovered_folders(directory: RunDirectory) -> tuple[str, ...]:
-    """Return the folders of trackers in a run directory, which no manifest covers."""
+    """Return the names of the folders of trackers, which no manifest covers."""
     return tuple(name for name in sorted(TRACKERS) if (directory.path / name).is_dir())
 
 
@@ -199,7 +198,7 @@ def _way_out(directory: RunDirectory, path: str) -> str:
 
 
 def _files(directory: Path, folder: str = "") -> Iterator[str]:
-    """Yield the paths of all files that a manifest covers; a link is not followed."""
+    """Yield the paths of all files that a manifest covers; links are not followed."""
     with scandir(directory / folder) as entries:
         for entry in entries:
             path = f"{folder}{entry.name}"
@@ -211,7 +210,7 @@ def _files(directory: Path, folder: str = "") -> Iterator[str]:
 
 
 def _digest(path: Path) -> str | None:
-    """Return the SHA-256 of a file; None for a link and all else that is no regular file."""
+    """Return the SHA-256 of a regular file; None for a link or anything else."""
     if path.is_symlink() or not path.is_file():
         return None
     with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""The content of `privacy.json`: the spend of every client, and who took part in secure sums.
+"""The content of `privacy.json`: the spend of every client, and facts on secure aggregation.
 
 `clients.csv` and the report show the same figures.
 """
@@ -36,17 +36,17 @@ from fedsim.statement.privacy_file import PrivacyFile, PrivateClientRow, ledger_
 
 @dataclass(frozen=True, kw_only=True)
 class ClientSummary(ClientSpend):
-    """One client's spend, with its ε and the other figures of a report.
+    """The privacy spend of one client, with ε and the other figures of a report.
 
     Attributes:
         epsilon: ε at the client's δ, by the run's accountant; ∞ for a client without noise.
-        epsilon_rdp: the same by Rényi DP, at the orders of the run.
-        terms: what the settings say of the client (`recorded_client_terms`).
-        withdrawn_round: round of withdrawal; None for a client that stayed.
-        clip_norm: adapted clipping bound, or one of each group of parameters; None without
-            adaptive clipping.
-        epsilon_against_server: ε of the second ledger; None where there is none.
-        name: public name of the client; None: it has a number alone.
+        epsilon_rdp: ε at the client's δ by Rényi DP, at the orders of the run.
+        terms: the client's terms that follow from the settings (`recorded_client_terms`).
+        withdrawn_round: round in which the client withdrew; None for a client that stayed.
+        clip_norm: adaptive clip norm at the end of the run, or one for each group of parameters;
+            None without adaptive clipping.
+        epsilon_against_server: ε of the ledger against the server; None without such a ledger.
+        name: public name of the client; None for a client that has only a number.
     """
 
     epsilon: float
@@ -63,9 +63,9 @@ class PrivacySummary:
     """The privacy account of a federation; its guarantee is the largest ε of any client.
 
     Attributes:
-        clients: every client's spend.
-        terms: what the settings say (`recorded_terms`).
-        secure_aggregation: content of that key of `privacy.json`.
+        clients: the spend of every client, in ascending order.
+        terms: the terms of the run that follow from the settings (`recorded_terms`).
+        secure_aggregation: value of the key `secure_aggregation` in `privacy.json`.
     """
 
     clients: tuple[ClientSummary, ...]
@@ -89,7 +89,7 @@ class PrivacySummary:
 
     @property
     def slack(self) -> Slack | None:
-        """What the sampler of noise added to ε and δ of any client; None where an ε is infinite."""
+        """The largest slack that the noise sampler adds to ε and δ of a client; None if ε is ∞."""
         if not math.isfinite(self.system_epsilon):
             return None
         # At the largest ε: the slack grows with it, and with a smaller δ.
@@ -106,7 +106,7 @@ class PrivacySummary:
 
     @property
     def statement(self) -> str:
-        """The guarantee in words, as `fedsim.statement` allows them."""
+        """The core of the privacy statement in words."""
         return self.to_json()["statement"]
 
     def to_json(self) -> PrivacyFile:
@@ -134,8 +134,8 @@ def not_private(
     Args:
         experiment: the experiment.
         sizes: number of examples of each client.
-        secure_aggregation: content of that key.
-        names: public name of each client; None: they have numbers alone.
+        secure_aggregation: value of the key `secure_aggregation`.
+        names: public name of each client; None where clients have only numbers.
     """
     clients = [
         {
@@ -183,19 +183,19 @@ def summarise_privacy(
     clip_norms: Mapping[int, AdaptiveClipNorm] | None = None,
     secure_aggregation: Mapping[str, Any] | None = None,
 ) -> PrivacySummary | None:
-    """Return every client's spend by the durable ledger; None without privacy.
+    """Return every client's spend, as the durable ledger has it; None without privacy.
 
     The server's records do not suffice: a charge counts even if its update never arrived.
 
     Args:
         federation: the federation, with its ledger.
-        withdrawn: round of withdrawal of each client that withdrew.
-        clip_norms: adapted clipping bound of each client that has one.
-        secure_aggregation: content of that key in `privacy.json`.
+        withdrawn: round of withdrawal of each client that withdrew, by client.
+        clip_norms: adaptive clip norm of each client that has one, by client.
+        secure_aggregation: value of the key `secure_aggregation` in `privacy.json`.
 
     Raises:
         JournalError: the ledger was changed.
-        ValueError: a private federation without a ledger.
+        ValueError: the federation is private and has no ledger.
     """
     settings, plans, journal = (
         federation.experiment.privacy,
@@ -210,8 +210,8 @@ def summarise_privacy(
     recorded = RecordedSpend(plans, journal)
     spends = [recorded.of(client) for client in range(len(plans))]
     # Each client's own accountant makes a run's ε equal to its plan's, to the last digit.
-    own = _OwnEpsilons(settings)
-    epsilons = [own.of(spend.ledger, spend.delta) for spend in spends]
+    calculator = _OwnEpsilons(settings)
+    epsilons = [calculator.of(spend.ledger, spend.delta) for spend in spends]
     by_rdp = _epsilons(spends, renyi_choice(settings.accounting), settings.adjacency.name)
     norms = [
         (clip_norms or {}).get(client, plan.release.adapted_clip_norm)
@@ -225,7 +225,7 @@ def summarise_privacy(
             terms=recorded_client_terms(terms[client], plan, norm),
             withdrawn_round=(withdrawn or {}).get(client),
             clip_norm=norm,
-            epsilon_against_server=_against_server(spend, settings, own),
+            epsilon_against_server=_against_server(spend, settings, calculator),
             name=None if names is None else names[client],
         )
         for client, (spend, plan, norm) in enumerate(zip(spends, plans, norms, strict=True))
@@ -234,7 +234,7 @@ def summarise_privacy(
 
 
 class _OwnEpsilons:
-    """ε of ledgers, each by an accountant of its own; of equal ledgers one is computed."""
+    """Computes ε of single ledgers, and only once for equal ledgers."""
 
     def __init__(self, settings: PrivacySettings) -> None:
         self._how = settings.accounting, settings.adjacency.name
@@ -249,11 +249,11 @@ class _OwnEpsilons:
 
 
 def _against_server(
-    spend: ClientSpend, settings: PrivacySettings, own: _OwnEpsilons
+    spend: ClientSpend, settings: PrivacySettings, calculator: _OwnEpsilons
 ) -> float | None:
-    """Return ε of the second ledger; 0 before a client's first charge, None without one."""
+    """Return ε of the ledger against the server; 0 before a first charge, None if not kept."""
     ledger = server_ledger(spend, settings.trust.name)
-    return None if ledger is None else own.of(ledger, spend.delta)
+    return None if ledger is None else calculator.of(ledger, spend.delta)
 
 
 def _epsilons(
@@ -266,7 +266,7 @@ def _epsilons(
 
 
 def _named(name: str | None) -> dict[str, str]:
-    """Return the key of a client's name; nothing for a client without one."""
+    """Return the entry `name` of a client's row; empty for a client without a name."""
     return {} if name is None else {"name": name}
 
 
@@ -294,7 +294,7 @@ def _client_json(spend: ClientSummary, trust: Trust) -> PrivateClientRow:
 def secure_summary(
     federation: Federation, rows: Sequence[Mapping[str, Any]], *, one_operator: bool
 ) -> dict[str, Any] | None:
-    """Return `secure_aggregation` of `privacy.json`; None where updates were sent in clear.
+    """Return the key `secure_aggregation` of `privacy.json`; None if updates were sent in clear.
 
     Args:
         federation: the federation that ran.
@@ -306,16 +306,18 @@ def secure_summary(
         return None
     privacy = federation.experiment.privacy
     said = {row["round"]: row["secure_aggregation"] for row in rows}
-    aborted = {k: one["aborted"] for k, one in said.items() if one["aborted"] is not None}
+    aborted = {k: record["aborted"] for k, record in said.items() if record["aborted"] is not None}
     report = SecureAggregationReport(
         settings=channel.settings,
         encoder=channel.codec.encoder,
         clients_sampled=federation.plan.participation.round_sizes[1],
         survivors={
-            k: one["survivors"] for k, one in said.items() if one["survivors"] and k not in aborted
+            k: record["survivors"]
+            for k, record in said.items()
+            if record["survivors"] and k not in aborted
         },
         aborted=aborted,
-        retried=sum(one["retried"] for one in said.values()),
+        retried=sum(record["retried"] for record in said.values()),
         plan_digest=federation.plan.digest,
         # A simulation with seeded noise stands for secure noise, and its server is honest.
         repeats_noise=not one_operator and (privacy is None or privacy.noise != "secure"),
@@ -324,7 +326,7 @@ def secure_summary(
     return {
         **report.to_dict(),
         "simulated_non_collusion": one_operator,
-        "clipped": sum(one["clipped"] for one in said.values()),
+        "clipped": sum(record["clipped"] for record in said.values()),
     }
 
 
@@ -344,15 +346,17 @@ class SecureAggregationReport:
     """The facts of secure aggregation in a run.
 
     Attributes:
-        settings: settings of the federation.
+        settings: settings of secure aggregation.
         encoder: encoder with its computed parameters.
         clients_sampled: number of clients of a round.
-        survivors: for each completed round the number of clients in the sum.
-        aborted: for each aborted round the reason; its uploads left the clients and stay charged.
+        survivors: number of clients in the sum, by completed round.
+        aborted: reason of each aborted round, by round; its uploads left the clients and stay
+            charged.
         retried: number of repeated requests to helpers.
         plan_digest: digest of the privacy plan to which uploads are bound; "" without privacy.
-        repeats_noise: whether a repeated round has the same noise, which its seed gives again.
-        is_integer_sum: whether uploads are integers of the noise's grid, which no value leaves out.
+        repeats_noise: whether a repeated round draws the same noise again, from its seed.
+        is_integer_sum: whether uploads are integers on the grid of the noise, so that no client is
+            left out because of its values.
     """
 
     settings: SecureAggregationSettings
@@ -429,7 +433,7 @@ class SecureAggregationReport:
 
 
 def _forged_clients(settings: SecureAggregationSettings, *, hidden: bool) -> str:
-    """Return whether the parties notice clients that the server makes up."""
+    """Return in words whether the parties notice clients that the server makes up."""
     if not hidden:
         return "not_needed"
     return "refused" if settings.keys.client_fingerprints else "undetected"

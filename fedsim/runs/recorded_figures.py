@@ -1,18 +1,18 @@
-"""Figures in files of their own: answers of teachers, scores by class, clients' private data.
+"""The files of figures of a run: answers of teachers, scores by class, clients' private data.
 
 `answers.json` of a run with `task: pate` has the queries, their noisy shares and their labels.
-Every figure follows from charged releases and from public labels, so nothing of it is charged.
+Every figure follows from charged releases and from public labels, so it costs no further ε.
 
-`scores.json` has the final model by class, `personalization.json` the personal models. Figures of
-the first are of public examples, so nothing of them is charged. The second is written only for data
-declared public.
+`scores.json` has the final model's scores by class, on public examples, which cost no ε.
+`personalization.json` has the scores of personal models, and is written only for data declared
+public.
 
 `client_data.json` has figures of the clients' private data, for the experimenter's eyes. They are
 computed after the last round, outside of every message, and no ε covers them. So they are written
-only where nothing is promised about the data: without differential privacy and without secure
+only where the run promises nothing about the data: without differential privacy and without secure
 aggregation, as for `evaluation.holdout`.
 
-A new one is an entry of `FIGURES`: the run writes it, and `verify` holds it against other files.
+A new file is an entry of `FIGURES`: the run writes it, and `verify` compares it with other files.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,13 +45,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EndedRun:
-    """A run at its end, of which figures are computed.
+    """An ended run, from which the files of figures are computed.
 
     Attributes:
-        federation: of the run; its model is overwritten.
-        state: after the last round.
-        status: how it ended.
-        metrics: of the final model on the test set, by name.
+        federation: federation of the run; its model is overwritten.
+        state: state of the server after the last round.
+        status: how the run ended, such as "completed" or "failed".
+        metrics: metrics of the final model on the test set, by name.
     """
 
     federation: Federation
@@ -61,7 +61,7 @@ class EndedRun:
 
     @property
     def is_scored(self) -> bool:
-        """Whether it has a final model with scores."""
+        """Whether the run has a final model with scores."""
         return is_scored(self.status, self.state.round_number)
 
 
@@ -72,7 +72,7 @@ def is_scored(status: str, rounds: int) -> bool:
 
 ANSWERS = "answers.json"
 COUNTS = ("queries_checked", "queries_answered", "label_accuracy")
-"""Keys of a line of `rounds.jsonl` that repeat figures of the file."""
+"""Keys of `answers.json` that a line of `rounds.jsonl` repeats."""
 
 
 def _answers(run: EndedRun) -> dict[str, Any] | None:
@@ -85,7 +85,7 @@ def _answers(run: EndedRun) -> dict[str, Any] | None:
 
 
 def _answer_problems(files: RunFiles) -> Iterator[str]:
-    """Yield what `answers.json` says and does not agree with the other files, or that it lacks."""
+    """Yield each contradiction of `answers.json` with other files, or that it is missing."""
     settings, content = files.experiment.pate, files.optional(ANSWERS)
     if (content is None) != (settings is None):
         yield f"{ANSWERS} belongs to runs with task: pate, and to no other run"
@@ -104,15 +104,15 @@ def _contradicted_answers(
     if len(rows) != settings.queries or content["threshold"] != settings.threshold:
         yield f"{ANSWERS} has other queries, or another threshold, than experiment.yaml"
         return
-    found = {name: content[name] for name in COUNTS}
-    if found != _counted(rows):
+    counts = {name: content[name] for name in COUNTS}
+    if counts != _counted(rows):
         yield f"{ANSWERS}: its numbers are not those of its queries"
     row = files.last_round
-    if row is not None and found != {name: row[name] for name in COUNTS}:
+    if row is not None and counts != {name: row[name] for name in COUNTS}:
         yield f"{ANSWERS}: its numbers are not those of the last round"
-    if found["queries_answered"] > settings.most_answers:
+    if counts["queries_answered"] > settings.most_answers:
         yield f"{ANSWERS}: more queries are answered than every client is charged for"
-    true = np.array([one["true"] for one in rows], dtype=np.int64)
+    true = np.array([query["true"] for query in rows], dtype=np.int64)
     if files.state is not None and _rows(to_numpy(files.state.arrays), true) != rows:
         yield f"{ANSWERS}: shares or labels are not those of the checkpoint"
 
@@ -121,7 +121,7 @@ def _rows(board: Mapping[str, np.ndarray], true: np.ndarray) -> list[dict[str, A
     """Return one mapping for each query.
 
     Args:
-        board: arrays of the board.
+        board: arrays of the board of answers, by name.
         true: public label of each query (queries,).
     """
     shares, labels = shares_of(board), labels_of(board)
@@ -153,7 +153,7 @@ CLIENT_DATA_NOTE = (
     "Figures of the clients' own examples, for the experimenter's eyes: no ε covers them. They are "
     "written only in runs without differential privacy and without secure aggregation."
 )
-MAX_COUNTS = 1_000_000  # clients times classes; a larger table is left out
+MAX_COUNTS = 1_000_000  # clients times classes; a larger table is not written
 
 
 def _may_write(experiment: Experiment) -> bool:
@@ -162,7 +162,7 @@ def _may_write(experiment: Experiment) -> bool:
 
 
 def _client_data(run: EndedRun) -> dict[str, Any] | None:
-    """Return the figures; None where they may not be written, or there are no classes."""
+    """Return the content of `client_data.json`; None where it is not written."""
     federation, data = run.federation, run.federation.data
     count = None if federation.model.task.name == "regression" else data.num_classes
     if not _may_write(federation.experiment) or count is None:
@@ -186,7 +186,7 @@ def _client_data(run: EndedRun) -> dict[str, Any] | None:
 
 
 def _client_data_problems(files: RunFiles) -> Iterator[str]:
-    """Yield what is wrong with figures of private data, or that they do not belong."""
+    """Yield each contradiction of `client_data.json`, or that the run may not have the file."""
     content = files.optional(CLIENT_DATA)
     if content is None:
         return
@@ -210,7 +210,7 @@ def _client_data_problems(files: RunFiles) -> Iterator[str]:
 def _held_out(
     federation: Federation, arrays: ArrayRecord, count: int
 ) -> Iterator[dict[str, list[int]]]:
-    """Yield the held-out examples of each client by class, and how many are predicted rightly."""
+    """Yield for each client its held-out examples and its correct predictions, by class."""
     held_out = federation.data.held_out
     if federation.experiment.client_evaluation is None or held_out is None:
         return
@@ -226,10 +226,10 @@ def _held_out(
                 _, outputs = evaluate_with_outputs(
                     model.module, model.loss, model.task, examples, device=model.device
                 )
-            found = predictions_of(model.task, outputs, torch.from_numpy(examples.targets))
-            if not isinstance(found, ClassPredictions):
+            predictions = predictions_of(model.task, outputs, torch.from_numpy(examples.targets))
+            if not isinstance(predictions, ClassPredictions):
                 return
-            hits = _counts(found.targets[found.predicted == found.targets], count)
+            hits = _counts(predictions.targets[predictions.predicted == predictions.targets], count)
         yield {"held_out": _counts(examples.targets, count), "correct": hits}
 
 
@@ -239,7 +239,7 @@ def _counts(targets: np.ndarray, count: int) -> list[int]:
 
 
 SCORES = "scores.json"
-_SAME = 1e-9  # relative: a ratio, computed again
+_SAME = 1e-9  # largest difference of a ratio that is computed again
 
 
 def _scores(run: EndedRun) -> dict[str, Any] | None:
@@ -258,7 +258,7 @@ def public_metrics(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _score_problems(files: RunFiles) -> Iterator[str]:
-    """Yield what `scores.json` says and does not agree with the last round or with itself."""
+    """Yield each contradiction of `scores.json` with the last round or within the file."""
     content, summary = files.optional(SCORES), files.summary
     if (content is not None) != is_scored(summary["status"], summary["rounds"]):
         yield f"{SCORES} belongs to runs that did not fail and have a round, and to no other run"
@@ -270,18 +270,19 @@ def _score_problems(files: RunFiles) -> Iterator[str]:
     matrix = content["confusion"]
     if matrix is None:
         return
-    for index, one in enumerate(content["by_class"]):
+    for index, score in enumerate(content["by_class"]):
         hits = matrix[index][index]
-        if sum(matrix[index]) != one["examples"]:
-            yield f"{SCORES}: class {one['class']} has not the examples of its row in confusion"
-        elif sum(line[index] for line in matrix) != one["predicted"]:
+        if sum(matrix[index]) != score["examples"]:
+            yield f"{SCORES}: class {score['class']} has not the examples of its row in confusion"
+        elif sum(line[index] for line in matrix) != score["predicted"]:
             yield (
-                f"{SCORES}: class {one['class']} has not the predictions of its column in confusion"
+                f"{SCORES}: class {score['class']} has not the predictions of its column in "
+                "confusion"
             )
-        elif not _is_ratio(one["recall"], hits, one["examples"]):
-            yield f"{SCORES}: the recall of class {one['class']} is not that of confusion"
-        elif not _is_ratio(one["precision"], hits, one["predicted"]):
-            yield f"{SCORES}: the precision of class {one['class']} is not that of confusion"
+        elif not _is_ratio(score["recall"], hits, score["examples"]):
+            yield f"{SCORES}: the recall of class {score['class']} is not that of confusion"
+        elif not _is_ratio(score["precision"], hits, score["predicted"]):
+            yield f"{SCORES}: the precision of class {score['class']} is not that of confusion"
     yield from _totals(content, matrix)
 
 
@@ -326,7 +327,7 @@ def _personal_scores(run: EndedRun) -> dict[str, Any] | None:
     federation.model.module.load_state_dict(run.state.model.to_torch_state_dict())
     scored = ScoredModel(federation.model.module, federation.model.loss, federation.model.task)
     seed = federation.experiment.seed
-    rows = [_row(one) for one in score_clients(settings, scored, federation.data, seed=seed)]
+    rows = [_row(scores) for scores in score_clients(settings, scored, federation.data, seed=seed)]
     return {
         "figures_of": FIGURES_OF,
         "note": NOTE,
@@ -337,18 +338,18 @@ def _personal_scores(run: EndedRun) -> dict[str, Any] | None:
 
 
 def summary_of(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what `summary.json` repeats of `personalization.json`."""
+    """Return the part of `personalization.json` that `summary.json` repeats."""
     return {key: content[key] for key in ("figures_of", "held_out", "global", "personal")}
 
 
 def personal_metrics(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the pooled metrics of the personal models in `summary.json`, as `personal_...`."""
-    found = summary.get("personalization") or {"personal": {}}
-    return {f"personal_{name}": value for name, value in found["personal"].items()}
+    """Return the pooled metrics of personal models in `summary.json`, named `personal_...`."""
+    personal = summary.get("personalization") or {"personal": {}}
+    return {f"personal_{name}": value for name, value in personal["personal"].items()}
 
 
 def _personal_problems(files: RunFiles) -> Iterator[str]:
-    """Yield what the files say of personal models and do not agree on."""
+    """Yield each contradiction between the files about personal models."""
     settings, summary = files.experiment.personalization, files.summary
     content, repeated = files.optional(PERSONALIZATION), summary.get("personalization")
     if settings is None or not settings.public_data:
@@ -372,13 +373,13 @@ def _personal_problems(files: RunFiles) -> Iterator[str]:
         yield f"{PERSONALIZATION}: held_out is not the sum over its clients"
 
 
-def _row(found: "PersonalScores") -> dict[str, Any]:
+def _row(scores: "PersonalScores") -> dict[str, Any]:
     return {
-        "client": found.client,
-        "examples": found.examples,
-        "held_out": found.held_out,
-        "global": _finite(found.global_model),
-        "personal": _finite(found.personal_model),
+        "client": scores.client,
+        "examples": scores.examples,
+        "held_out": scores.held_out,
+        "global": _finite(scores.global_model),
+        "personal": _finite(scores.personal_model),
     }
 
 
@@ -387,7 +388,7 @@ def _finite(scores: Mapping[str, float]) -> dict[str, float | None]:
 
 
 def _pooled(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the means over all held-out examples; null where a client has none that is finite."""
+    """Return the means over all held-out examples; null where a client's value is not finite."""
     weights = [row["held_out"] for row in rows]
     means = {}
     for name in ("global", "personal"):
@@ -401,12 +402,13 @@ def pooled(scores: Sequence[Mapping[str, float]], weights: Sequence[int]) -> dic
 
     Args:
         scores: metrics of each client; empty for a client without examples.
-        weights: number of held-out examples of each.
+        weights: number of held-out examples of each client.
     """
-    names = next((list(each) for each in scores if each), [])
+    names = next((list(metrics) for metrics in scores if metrics), [])
     whole = sum(weights)
     return {
-        name: sum(w * each[name] for each, w in zip(scores, weights, strict=True) if each) / whole
+        name: sum(w * metrics[name] for metrics, w in zip(scores, weights, strict=True) if metrics)
+        / whole
         for name in names
     }
 
@@ -416,10 +418,12 @@ class FigureFile:
     """A file of figures beside the records of a run.
 
     Attributes:
-        name: of the file.
-        content: returns what a run writes, without its schema; None: the run has no such file.
-        reads: what `problems` reads, in words.
-        problems: yields what the file says and does not agree with these files or with itself.
+        name: name of the file.
+        content: function that returns the content for an ended run, without the schema; None if
+            the run has no such file.
+        reads: names of the files that `problems` reads, in words.
+        problems: function that yields each contradiction between the file and those files, or
+            within the file.
     """
 
     name: str

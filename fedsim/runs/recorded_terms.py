@@ -1,6 +1,6 @@
 """The terms of a run: every key of `privacy.json` that follows from the settings.
 
-One table for the file's writer and for `verify`, which never shares a figure with it.
+The writer of the file and `verify` share this table, but no computed figure.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,21 +22,21 @@ def recorded_terms(experiment: ExperimentWithClients) -> dict[str, Any]:
     """Return the terms of a run, in the order of `privacy.json`.
 
     Args:
-        experiment: with the number of clients.
+        experiment: the experiment, with the number of clients.
     """
-    found = {name: term(experiment) for name, term in TERMS.items()}
-    return {name: value for name, value in found.items() if not _is_absent(name, value)}
+    terms = {name: term(experiment) for name, term in TERMS.items()}
+    return {name: value for name, value in terms.items() if not _is_absent(name, value)}
 
 
 def recorded_client_terms(
     own: ClientPrivacy, plan: PrivacyPlan, clip_norm: AdaptiveClipNorm | None
 ) -> dict[str, Any]:
-    """Return the terms of one client, without those that its row lacks.
+    """Return the terms of one client, without those that do not apply to it.
 
     Args:
-        own: its settings.
-        plan: its plan; the noise of a plan is a figure, since it depends on the model.
-        clip_norm: its adapted bound at the end of the run; None: the bound is fixed.
+        own: privacy settings of the client.
+        plan: privacy plan of the client. Its noise is no term, since it depends on the model.
+        clip_norm: adaptive clip norm at the end of the run; None where the clip norm is fixed.
     """
     privacy = own.privacy
     is_client = privacy.release_kind.protects_client
@@ -76,8 +76,8 @@ def server_ledger(spend: ClientSpend, trust: Trust) -> PrivacyLedger | None:
     """Return a client's ledger against the server in distributed trust; None elsewhere.
 
     Args:
-        spend: what the client has spent.
-        trust: the trust model.
+        spend: the client's privacy spend.
+        trust: the trust model of the run.
     """
     if trust != "distributed" or spend.rounds > 0:
         return spend.against_server
@@ -100,7 +100,7 @@ def _sums(experiment: Experiment, privacy: PrivacySettings) -> dict[str, Any] | 
 def _participation(
     experiment: ExperimentWithClients, privacy: PrivacySettings
 ) -> dict[str, Any] | None:
-    """Return who is drawn, where that is secret."""
+    """Return how clients are drawn in secret; None where participation is not secret."""
     participation = participation_of(experiment)
     if not participation.is_secret or participation.rate >= 1.0:
         return None
@@ -117,7 +117,7 @@ def _sampling(experiment: Experiment, privacy: PrivacySettings) -> str | None:
 
 
 def _mechanism(experiment: Experiment, privacy: PrivacySettings) -> dict[str, Any] | None:
-    """Return where the noise is; None on gradients or updates."""
+    """Return the mechanism; None where it adds noise to gradients or updates."""
     if privacy.mechanism.name == GRADIENT_PERTURBATION:
         return None
     return privacy.mechanism.model_dump(mode="json")
@@ -137,7 +137,7 @@ _OfPrivacy = Callable[[ExperimentWithClients, PrivacySettings], Any]
 
 
 def _private(term: _OfPrivacy, *, otherwise: Any = None) -> Callable[[ExperimentWithClients], Any]:
-    """Return a term of the privacy settings, which is another one in a run without them."""
+    """Return a term that is read from the privacy settings, or `otherwise` without privacy."""
     return lambda e: otherwise if e.privacy is None else term(e, e.privacy)
 
 
@@ -168,5 +168,5 @@ _ABSENT = {
 
 
 def _is_absent(name: str, value: object) -> bool:
-    """Whether the file lacks a term in place of null: it is one of few runs."""
+    """Whether `privacy.json` omits a term that is null, since only few runs have it."""
     return value is None and name in _ABSENT

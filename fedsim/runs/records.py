@@ -1,15 +1,15 @@
-"""The records of a run: one type for each file that holds more than a mapping.
+"""The records of a run: a type for each of its structured files.
 
 After a round `releases.jsonl`, `rounds.jsonl` and the checkpoint are written, in this order. A line
 of `releases.jsonl` has the tags of every value that left a client; `fedsim verify RUN --replay`
-computes them again. It is on disk before its round is in `rounds.jsonl`, so no finished round is
-without it, and that is on disk before the checkpoint.
+computes them again. The line is on disk before its round is in `rounds.jsonl`, so every finished
+round has one; the line of `rounds.jsonl` is on disk before the checkpoint.
 
-The checkpoint is the server's state, and what the other files held then: one safetensors file, so
-that a crash leaves no mixture of two states. Its metadata hold a digest of everything in it.
+The checkpoint has the server's state and digests of the other files at that time. It is one
+safetensors file, so that a crash leaves no mixture of two states, with a digest of its content.
 
-The card of a saved model is in the header of `model.safetensors`: how to build it, how to read its
-outputs, and its origin. So a model keeps it when the file leaves its run.
+The card of a saved model is in the header of `model.safetensors`: how to build the model, how to
+read its outputs, and its origin. So a model keeps its card when the file leaves the run.
 """
 
 import hashlib
@@ -38,16 +38,16 @@ from fedsim.runs.files import (
 )
 from fedsim.server.round_report import RoundReport, RoundRow
 
-_MEMORY = "optimizer/"  # before the names of the algorithm's arrays
-_CLIENT_MEMORY = "clients/"  # before those of its arrays of all clients
-_AVERAGE = "average/"  # before those of the average of the global models
-_VERSION = "version/"  # before the number and the names of an older global model
+_MEMORY = "optimizer/"  # prefix of the names of the algorithm's arrays
+_CLIENT_MEMORY = "clients/"  # prefix of its arrays that have a row for each client
+_AVERAGE = "average/"  # prefix of the average of the global models
+_VERSION = "version/"  # prefix of the number and names of an older global model
 _FILE = "model.safetensors"
 _CONTENT, _DIGEST, _SCHEMA = "content", "digest", "schema"  # keys of the metadata
 
 
 class _Content(BaseModel):
-    """The part of a checkpoint that is no array."""
+    """The values of a checkpoint that are not arrays."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
     round: int = Field(ge=0)
@@ -62,14 +62,14 @@ class _Content(BaseModel):
 
 @dataclass(frozen=True)
 class RunCheckpoint:
-    """What `--resume` starts from.
+    """A checkpoint after a finished round, from which `--resume` continues.
 
     Attributes:
         state: the state of the server.
-        heads: hash of the last record of each charged client in the ledger, as far as the server
-            knew it when the round was finished.
-        rounds_digest: SHA-256 of `rounds.jsonl` up to and with this round.
-        releases_digest: the same of `releases.jsonl`.
+        heads: hash of the last ledger record of each charged client, by client, as far as the
+            server knew it at the end of the round.
+        rounds_digest: SHA-256 of the lines of `rounds.jsonl` up to and including this round.
+        releases_digest: SHA-256 of the lines of `releases.jsonl` up to and including this round.
     """
 
     state: ServerState
@@ -94,7 +94,9 @@ class RunCheckpoint:
             best=self.state.best,
         ).model_dump_json()
         memory = {f"{_MEMORY}{name}": value for name, value in self.state.memory.items()}
-        rows = {f"{_CLIENT_MEMORY}{name}": one for name, one in self.state.client_memory.items()}
+        rows = {
+            f"{_CLIENT_MEMORY}{name}": array for name, array in self.state.client_memory.items()
+        }
         average = {f"{_AVERAGE}{name}": value for name, value in self.state.average.items()}
         versions = {
             f"{_VERSION}{number}/{name}": value
@@ -118,7 +120,7 @@ class RunCheckpoint:
 
         Raises:
             SchemaError: the checkpoint has another schema.
-            DamagedRunError: the file differs from the digest in it, or is no checkpoint.
+            DamagedRunError: the file differs from its digest, or is no checkpoint.
         """
         tensors, metadata = read_arrays(path, "the checkpoint")
         try:
@@ -146,7 +148,7 @@ class RunCheckpoint:
 
 
 def _below(prefix: str, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the arrays with a prefix, without it, by name: a file of tensors keeps no order."""
+    """Return the arrays whose names have a prefix, by name without the prefix, sorted."""
     named = sorted(name for name in tensors if name.startswith(prefix))
     return {name.removeprefix(prefix): tensors[name] for name in named}
 
@@ -181,7 +183,7 @@ class _SecureRow(BaseModel):
 
 
 class _Row(BaseModel):
-    """The keys of a line that fedsim reads again."""
+    """The keys of a line of `rounds.jsonl` that fedsim reads again."""
 
     model_config = ConfigDict(strict=True, extra="allow")
     round: int = Field(ge=1)
@@ -204,7 +206,7 @@ def read_rounds(path: Path) -> list[RoundRow]:
 
 
 def digest_of_lines(path: Path, count: int) -> str:
-    """Return the SHA-256 of the first lines of a file."""
+    """Return the SHA-256 of the first `count` lines of a file."""
     return hashlib.sha256(first_lines(path, count)).hexdigest()
 
 
@@ -212,14 +214,14 @@ Blocks = Literal["planned", "alone"]
 
 
 class Releases(BaseModel):
-    """What left the clients in one round.
+    """The releases of one round: what left the clients, as tags.
 
     Attributes:
         round: the round, from 1.
         conditions: digest of the settings, plug-in sources, versions and device.
-        blocks: whether clients trained in the planned blocks, or each one alone.
+        blocks: whether clients trained vectorized in the planned blocks, or one by one.
         model: SHA-256 of the global model after the round.
-        uploads: tag of the released values of each client that sent them in clear.
+        uploads: tag of the released values of each client that sent them in clear, by client.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
@@ -234,9 +236,9 @@ class Releases(BaseModel):
         """Return the releases of a finished round.
 
         Args:
-            report: the round.
-            conditions: see the attributes.
-            blocks: see the attributes.
+            report: report of the finished round.
+            conditions: digest of the settings, plug-in sources, versions and device.
+            blocks: whether clients trained vectorized in the planned blocks, or one by one.
         """
         return cls(
             round=report.round_number,
@@ -251,13 +253,13 @@ def read_releases(path: Path) -> list[Releases]:
     """Return the releases of the finished rounds, without a line that a crash cut short.
 
     Raises:
-        DamagedRunError: the file is missing, or a line is not of its round.
+        DamagedRunError: the file is missing, or a line names another round than its own.
     """
-    found = [releases for releases, _ in read_lines(path, Releases)]
-    for number, releases in enumerate(found, start=1):
+    rounds = [releases for releases, _ in read_lines(path, Releases)]
+    for number, releases in enumerate(rounds, start=1):
         if releases.round != number:
             raise DamagedRunError.of(path, f"line {number} is of round {releases.round}")
-    return found
+    return rounds
 
 
 _CARD = "fedsim"  # one entry of the metadata: safetensors writes several in any order
@@ -265,23 +267,23 @@ _CARD = "fedsim"  # one entry of the metadata: safetensors writes several in any
 
 @dataclass(frozen=True)
 class ModelCard:
-    """The card of a saved model.
+    """The card of a saved model: how to use the model, and where it comes from.
 
     Attributes:
         input_shape: shape of one example as the model gets it, after `model.features`.
-        num_outputs: outputs per example.
-        raw_input_shape: shape of one example in the dataset.
+        num_outputs: number of outputs per example.
+        raw_input_shape: shape of one example in the dataset, before `model.features`.
         task: `classification`, `labels` or `regression`.
         class_names: name of each class; None where the data do not name them.
-        columns: the columns of a table that are features, in the order of the inputs; None where
+        columns: names of the feature columns of a table, in the order of the inputs; None where
             the data are no table.
         experiment: name of the experiment.
-        rounds: number of rounds that the model is from.
-        metrics: its metrics on the public test set, by name.
+        rounds: number of rounds after which the model was saved.
+        metrics: metrics of the model on the public test set, by name.
         statement: the guarantee in words, as in `privacy.json`.
-        fedsim: version that trained it.
-        values: digest of the values that travelled, where the file holds the model made from them
-            and from the parts that do not travel; None where the file holds those values.
+        fedsim: version of fedsim that trained the model.
+        values: digest of the values that were sent to clients, where the file holds the full model
+            made from them and from fixed parts; None where the file holds those values.
     """
 
     input_shape: tuple[int, ...]
@@ -298,14 +300,14 @@ class ModelCard:
     values: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the card as JSON."""
-        found = {k: list(v) if isinstance(v, tuple) else v for k, v in vars(self).items()}
+        """Return the card as a JSON object."""
+        content = {k: list(v) if isinstance(v, tuple) else v for k, v in vars(self).items()}
         if self.values is None:
-            del found["values"]
-        return found
+            del content["values"]
+        return content
 
     def to_metadata(self) -> dict[str, str]:
-        """Return the metadata of the file."""
+        """Return the card as metadata of a safetensors file."""
         return {_CARD: json.dumps(self.to_json())}
 
     @classmethod
@@ -313,12 +315,12 @@ class ModelCard:
         """Return the card in the metadata of a file.
 
         Raises:
-            ValueError: the metadata have none.
+            ValueError: the metadata have no card.
         """
         try:
-            found = parse_json(metadata[_CARD])
-            shapes = {k: tuple(map(int, found[k])) for k in ("input_shape", "raw_input_shape")}
-            lists = {k: tuple(v) for k, v in found.items() if isinstance(v, list)}
-            return cls(**{**found, **lists, **shapes})
+            content = parse_json(metadata[_CARD])
+            shapes = {k: tuple(map(int, content[k])) for k in ("input_shape", "raw_input_shape")}
+            lists = {k: tuple(v) for k, v in content.items() if isinstance(v, list)}
+            return cls(**{**content, **lists, **shapes})
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError("it does not say what inputs the model takes") from error

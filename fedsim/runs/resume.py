@@ -1,4 +1,4 @@
-"""Whether a run can go on: changes that it allows, and files that contradict each other.
+"""Check whether a run can resume: changed settings, and files that contradict each other.
 
 Each file was written when the others were in a known state, so a file that is lost, shortened or
 replaced by an older one contradicts the rest. `--resume` refuses such a run before anything is
@@ -27,8 +27,8 @@ def resume_command(source: object, overrides: Mapping[str, Any] | Sequence[str],
     """Return the command that continues a run.
 
     Args:
-        source: the experiment, of which a path is named.
-        overrides: as given to the run.
+        source: path or content of the experiment; only a path is in the command.
+        overrides: the overrides that were given to the run.
         path: the run directory.
     """
     file = str(source) if isinstance(source, str | Path) else "FILE"
@@ -50,10 +50,10 @@ def refuse_changes(before: Experiment, after: Experiment) -> None:
         after: the experiment to resume with.
 
     Raises:
-        RunDirectoryError: another key differs; the message names it with both values.
+        RunDirectoryError: another key changed; the message names it with both values.
     """
-    found = differences(before.model_dump(mode="json"), after.model_dump(mode="json"), "")
-    for key, (old, new) in found.items():
+    changes = differences(before.model_dump(mode="json"), after.model_dump(mode="json"), "")
+    for key, (old, new) in changes.items():
         if key.startswith(_MAY_CHANGE):
             continue
         if key == "federation.rounds":
@@ -91,22 +91,22 @@ def _check_rounds(after: Experiment, old: int, new: int) -> None:
 
 
 def differences(old: Any, new: Any, path: str) -> dict[str, tuple[Any, Any]]:
-    """Return the keys below `path` in which two trees differ, with both values."""
+    """Return each key in which two nested mappings differ, prefixed by `path`, with both values."""
     if not (isinstance(old, dict) and isinstance(new, dict)):
         return {} if old == new else {path: (old, new)}
-    found: dict[str, tuple[Any, Any]] = {}
+    differing: dict[str, tuple[Any, Any]] = {}
     for key in [*old, *(key for key in new if key not in old)]:
         inner = f"{path}.{key}" if path else str(key)
         pair = old.get(key, _MISSING), new.get(key, _MISSING)
         if _MISSING in pair:
-            found[inner] = tuple("absent" if v is _MISSING else v for v in pair)  # pyright: ignore[reportArgumentType]
+            differing[inner] = tuple("absent" if v is _MISSING else v for v in pair)  # pyright: ignore[reportArgumentType]
         else:
-            found.update(differences(*pair, inner))
-    return found
+            differing.update(differences(*pair, inner))
+    return differing
 
 
 def _read(files: RunFiles) -> None:
-    """Read all records, so that a damaged one is met before any is compared."""
+    """Read all records, so that a damaged one is reported before any are compared."""
     _ = files.journal, files.rounds, files.releases, files.checkpoint, files.opening
 
 
@@ -122,10 +122,10 @@ def contradictions(
     """Yield one line for each contradiction between the records of a run of this schema.
 
     Args:
-        files: of the run.
+        files: files of the run.
         experiment: the experiment of the run.
         ledger_lags: whether the charges are on other machines until the end of the run, as in a
-            deployment. The ledger is then not held against rounds and checkpoint.
+            deployment. The ledger is then not compared with rounds and checkpoint.
 
     Raises:
         DamagedRunError: a file is missing or damaged.
@@ -146,30 +146,30 @@ def contradictions(
 def refuse_contradictions(
     directory: RunDirectory, experiment: ExperimentWithClients, *, ledger_lags: bool
 ) -> None:
-    """Check that a run may resume: its records are whole and agree with each other.
+    """Check that a run may resume: its records are whole and do not contradict each other.
 
     Args:
         directory: the run directory.
         experiment: the experiment of the run.
-        ledger_lags: see `contradictions`.
+        ledger_lags: whether the charges are on other machines until the end of the run.
 
     Raises:
-        DamagedRunError: they do not; the message names the first contradiction.
+        DamagedRunError: a record is damaged, or two contradict each other; the message names it.
         JournalError: the ledger is damaged.
     """
     files = RunFiles(directory)
-    for what in contradictions(files, experiment, ledger_lags=ledger_lags):
-        raise DamagedRunError.of(directory.path, what)
+    for problem in contradictions(files, experiment, ledger_lags=ledger_lags):
+        raise DamagedRunError.of(directory.path, problem)
     if ledger_lags:
         return
     finished = 0 if files.state is None else files.state.round_number
     last = max((charge.round_number for charge in _charges(files)), default=0)
     if last > finished + 1:
-        what = (
+        problem = (
             f"ledger.jsonl goes on to round {last}, and the checkpoint is that of round "
             f"{finished}: rounds were lost"
         )
-        raise DamagedRunError.of(directory.path, what)
+        raise DamagedRunError.of(directory.path, problem)
 
 
 def _in_rounds(files: RunFiles, experiment: ExperimentWithClients) -> Iterator[str]:
@@ -194,7 +194,7 @@ def _in_rounds(files: RunFiles, experiment: ExperimentWithClients) -> Iterator[s
     participation = participation_of(experiment)
     for row in files.rounds:
         scheduled = set(participation.on_record(row["round"]))
-        named = [*row["participants"], *(one["client"] for one in row["failed"])]
+        named = [*row["participants"], *(failure["client"] for failure in row["failed"])]
         for client in sorted(set(named) - scheduled):
             yield f"rounds.jsonl names client {client} in round {row['round']}, which was not asked"
 
@@ -231,7 +231,7 @@ def _in_opening(files: RunFiles, experiment: Experiment) -> Iterator[str]:
 
 
 def _of_all_clients(files: RunFiles, experiment: ExperimentWithClients) -> Iterator[str]:
-    """Yield the charges that the ledger lacks where every client is charged for every round."""
+    """Yield each missing charge, where every client is charged for every round."""
     participation = participation_of(experiment)
     if not participation.is_secret:
         return
@@ -246,14 +246,14 @@ def _of_all_clients(files: RunFiles, experiment: ExperimentWithClients) -> Itera
 
 
 def _in_ledger(files: RunFiles) -> Iterator[str]:
-    """Yield the charges that rounds and checkpoint name and the ledger lacks."""
+    """Yield each charge that rounds or checkpoint name and that is not in the ledger."""
     heads = {} if files.checkpoint is None else files.checkpoint.heads
     charged: set[tuple[int, int]] = set()
-    found: set[tuple[int, str]] = set()
+    known_heads: set[tuple[int, str]] = set()
     for charge in _charges(files):
         charged.add((charge.client, charge.round_number))
         if charge.hash == heads.get(charge.client):
-            found.add((charge.client, charge.hash))
+            known_heads.add((charge.client, charge.hash))
     for row in files.rounds:
         for client in row["participants"]:
             if (client, row["round"]) not in charged:
@@ -262,7 +262,7 @@ def _in_ledger(files: RunFiles) -> Iterator[str]:
                     "in which it took part"
                 )
     for client, head in heads.items():
-        if (client, head) not in found:
+        if (client, head) not in known_heads:
             yield (
                 f"ledger.jsonl lacks the record of client {client} that the checkpoint names as "
                 "its last: records were removed or changed"

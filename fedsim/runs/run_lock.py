@@ -1,7 +1,7 @@
-"""One process for one run directory, for the whole run.
+"""The lock that gives a run directory to one process for the whole run.
 
 Two processes in one run directory would mix checkpoints, and open secure sums of two client sets.
-The lock goes with the process that holds it, however the process ends.
+The lock ends with the process that holds it, however that process ends.
 """
 
 import json
@@ -58,16 +58,16 @@ class RunLock:
             os.pwrite(descriptor, _holder().encode(), 0)
 
     def follow(self, run: Path) -> None:
-        """Note the new name of the run directory."""
+        """Follow the lock file to the new name of the run directory."""
         self._path = run / LOCK
 
     @property
     def is_held(self) -> bool:
-        """Whether the lock is held, on the file at its path."""
+        """Whether this object holds the lock, on the file that is now at the lock's path."""
         return self._descriptor is not None and _is_at(self._descriptor, self._path)
 
     def release(self) -> None:
-        """Remove the lock file and let go of the lock; a second call does nothing."""
+        """Remove the lock file and release the lock; a second call does nothing."""
         if self._descriptor is None:
             return
         if self.is_held:
@@ -79,10 +79,10 @@ class RunLock:
 
 @contextmanager
 def hold_run(run: Path) -> Iterator[None]:
-    """Hold the lock of a run directory in the block.
+    """Hold the lock of a run directory in the body of a `with` statement.
 
     Raises:
-        RunInUseError: another process holds it.
+        RunInUseError: another process holds the lock.
         DamagedRunError: the directory has no `checkpoint`.
     """
     lock = RunLock(run)
@@ -96,7 +96,7 @@ def refuse_in_use(run: Path) -> None:
     """Check that no process is writing a run directory; nothing is created.
 
     Raises:
-        RunInUseError: a process does; the message names it.
+        RunInUseError: a process is writing there; the message names it.
     """
     try:
         descriptor = os.open(run / LOCK, os.O_RDONLY)
@@ -110,7 +110,7 @@ def refuse_in_use(run: Path) -> None:
 
 
 def _try_lock(descriptor: int, *, shared: bool = False) -> bool:
-    """Lock a file without waiting; without file locks (Windows), there is one process."""
+    """Try to lock a file, and return whether it worked; true where locks are missing (Windows)."""
     try:
         import fcntl
     except ImportError:
@@ -123,7 +123,7 @@ def _try_lock(descriptor: int, *, shared: bool = False) -> bool:
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
-    """Whether an open file is the one at a path."""
+    """Whether an open file is still the file at a path."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except (FileNotFoundError, NotADirectoryError):
@@ -139,7 +139,7 @@ def _in_use(run: Path) -> str:
     try:
         holder = parse_json((run / LOCK).read_text())
         who = "process {pid} on {host}, since {started}".format(**holder)
-    except (OSError, ValueError, KeyError, TypeError):  # it is being written, or just removed
+    except (OSError, ValueError, KeyError, TypeError):  # it is being written, or was just removed
         who = "another process"
     return (
         f"{run} is in use by {who}: one process writes a run directory; wait for it, or choose "

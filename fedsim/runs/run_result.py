@@ -1,4 +1,4 @@
-"""The result of a run, as Python code and notebooks get it."""
+"""The result of a run, which `fedsim.run` returns to Python code and notebooks."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -23,13 +23,13 @@ Status = Literal["completed", "stopped", "interrupted", "failed"]
 
 
 class MissingPandasError(FedsimError, ImportError):
-    """A table was requested, and pandas is not installed."""
+    """A table was requested, but pandas is not installed."""
 
     exit_code = ExitCode.WRONG_INPUT
 
 
 class RunFailedError(FedsimError, RuntimeError):
-    """A failed run; `result` holds its rounds so far."""
+    """The run failed; `result` holds the rounds before the failure."""
 
     def __init__(self, message: str, result: "RunResult") -> None:
         super().__init__(message)
@@ -38,7 +38,7 @@ class RunFailedError(FedsimError, RuntimeError):
 
 @dataclass(frozen=True, repr=False)
 class RunResult:
-    """Result of a run.
+    """The result of a run.
 
     Attributes:
         path: the run directory.
@@ -47,12 +47,12 @@ class RunResult:
         reason: why the run ended early; None for a completed run.
         metrics: final metrics of the global model, on the test set (such as `test_accuracy`) and,
             with `evaluation:`, on the clients' held-out examples (`clients_accuracy`).
-        privacy: spend of every client; None in a federation without privacy.
+        privacy: privacy spend of every client; None in a federation without privacy.
         rounds: one mapping for each finished round, as in `rounds.jsonl`.
-        seconds: wall-clock time of the rounds.
+        seconds: wall-clock time of all rounds, in seconds.
         base: the directory in which the experiment's relative paths start.
-        render_head: returns the head of the report of a run directory as HTML, for notebooks; None:
-            notebooks show `repr`.
+        render_head: function that returns the head of a run directory's report as HTML, for
+            notebooks; with None, notebooks show `repr`.
     """
 
     path: Path
@@ -72,10 +72,10 @@ class RunResult:
         return load_model(self.path, base=self.base)
 
     def rounds_frame(self) -> "pandas.DataFrame":
-        """Return the numbers of every round as a table: `round` is its index (extra `pandas`).
+        """Return the figures of every round as a data frame with index `round` (needs pandas).
 
-        Columns are the keys of `rounds.jsonl`. Lists of clients are counted; `timeline.train` is a
-        part of a round in seconds.
+        Columns are the keys of `rounds.jsonl`. A list of clients becomes its length;
+        `timeline.train` is a part of a round, in seconds.
 
         Raises:
             MissingPandasError: pandas is not installed.
@@ -86,7 +86,7 @@ class RunResult:
         return table.set_index("round")
 
     def clients_frame(self) -> "pandas.DataFrame":
-        """Return one row for each client, as in `clients.csv`: `client` is its index.
+        """Return a data frame with a row for each client, as in `clients.csv`, and index `client`.
 
         Empty cells are NaN. In a federation with privacy an ε without a bound is ∞.
 
@@ -110,14 +110,14 @@ class RunResult:
         return f"RunResult({str(self.path)!r}: {', '.join((ended, *figures, guarantee))})"
 
     def _repr_html_(self) -> str:
-        """Return the head of the report, for notebooks."""
+        """Return the head of the report as HTML, for notebooks."""
         if self.render_head is not None and (self.path / "summary.json").is_file():
             return self.render_head(self.path)
         return f"<code>{escape(repr(self))}</code>"
 
 
 def _pandas() -> Any:
-    """Return pandas, which only tables need."""
+    """Return the module pandas, which is imported only for tables."""
     try:
         import pandas
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Runs an experiment: from a file to a finished run directory without its report."""
+"""Run an experiment: from a file to a finished run directory, without the report."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -60,13 +60,13 @@ AddPages = Callable[[RunDirectory], None]
 
 @dataclass(frozen=True)
 class RunParts:
-    """What executes a run, and who hears of it.
+    """The parts that execute a run and follow it.
 
     Attributes:
-        engine: executes the federation.
-        callback: receives every round.
-        add_pages: writes the pages of a run at its end.
-        phases: what is done before and after the rounds.
+        engine: engine that executes the federation.
+        callback: callback that receives every round; None for none.
+        add_pages: function that writes the pages of a run at its end; None for none.
+        phases: display of the phases before and after the rounds.
     """
 
     engine: Engine
@@ -97,8 +97,8 @@ def run_experiment(
 ) -> RunResult:
     """Run an experiment, write its run directory, and return its result.
 
-    Args and errors: as `fedsim.run`. `add_pages` writes what follows from the other files, such as
-    the report; it is called at the end, also of a failed or interrupted run.
+    Arguments and errors are those of `fedsim.run`. `add_pages` writes pages from the other files,
+    such as the report; it is called at the end, even of a failed or interrupted run.
     """
     loaded = load_experiment(source, overrides, base=base)
     callback = add_trackers(loaded.experiment.runtime.trackers, callback, base=loaded.base)
@@ -124,7 +124,7 @@ def run_experiment(
 def _start(
     loaded: LoadedExperiment, path: Path, parts: RunParts
 ) -> "tuple[_Recorder, Callable[[], None]]":
-    """Return the recorder of a new run, and what makes its directory."""
+    """Return the recorder of a new run, and a function that creates its directory."""
     directory = RunDirectory(path)
     directory.refuse_overwriting()
     federation = _federation_of(loaded, directory, parts)
@@ -144,15 +144,15 @@ def _start(
 
 @contextmanager
 def _storage_errors(path: Path, resume: str, phases: Phases) -> Iterator[None]:
-    """Add to an error of the operating system what is kept and the way on; ends all phases."""
+    """Reword an error of the operating system: what is kept, and how to resume. Ends all phases."""
     try:
         yield
     except OSError as error:
-        what = describe_os_error(error)
+        cause = describe_os_error(error)
         if not (path / "experiment.yaml").exists():
-            raise StorageError(f"{what}; nothing of the run was written") from error
+            raise StorageError(f"{cause}; nothing of the run was written") from error
         raise StorageError(
-            f"{what}; {path} keeps every finished round and every charge: once that is fixed, go "
+            f"{cause}; {path} keeps every finished round and every charge: once that is fixed, go "
             f"on with {resume}"
         ) from error
     finally:
@@ -162,9 +162,9 @@ def _storage_errors(path: Path, resume: str, phases: Phases) -> Iterator[None]:
 def _resume(
     loaded: LoadedExperiment, path: Path, parts: RunParts
 ) -> "tuple[_Recorder, Callable[[], None]]":
-    """Return the recorder of a run that goes on, and what brings its files back.
+    """Return the recorder of a resumed run, and a function that rewinds its files.
 
-    The run is checked whole before anything is spent or written. Its directory stays locked.
+    The whole run is checked before anything is spent or written. Its directory stays locked.
     """
     directory = RunDirectory.open(path)
     directory.refuse_other_version()
@@ -206,7 +206,7 @@ def one_line(error: Exception) -> str:
 
 
 class _Recorder:
-    """Writes every round of a federation, and its end, to the run directory."""
+    """Writes every round of a federation, and the results at its end, to the run directory."""
 
     def __init__(self, federation: Federation, directory: RunDirectory, parts: RunParts) -> None:
         self._federation = federation
@@ -227,7 +227,7 @@ class _Recorder:
         self._rows = self._directory.read_rounds()[: self._state.round_number]
 
     def begin_again(self, experiment: str) -> None:
-        """Bring the files of an earlier process back to its last checkpoint.
+        """Rewind the files of an earlier process to its last checkpoint.
 
         Args:
             experiment: new content of `experiment.yaml`.
@@ -239,7 +239,7 @@ class _Recorder:
 
     @contextmanager
     def closing(self) -> Iterator[None]:
-        """Unlock the run directory after the block. Of several errors the first one says more."""
+        """Unlock the run directory after the block, and raise the first of several errors."""
         try:
             yield
         except OSError as error:
@@ -253,7 +253,7 @@ class _Recorder:
         return self._federation.num_nodes
 
     def apps(self) -> tuple[ServerApp, ClientApp]:
-        """Return the two sides of the federation."""
+        """Return the server app and the client app of the federation."""
         engine, directory = self._parts.engine, self._directory
         server = server_app(
             self._federation,
@@ -269,7 +269,7 @@ class _Recorder:
 
     @contextmanager
     def ending(self) -> Iterator[None]:
-        """Keep how the rounds inside end, and tell the callback of their begin and end."""
+        """Record how the rounds in the block end, and tell the callback when they begin and end."""
         callback = self._parts.callback
         try:
             if callback is not None:
@@ -300,7 +300,7 @@ class _Recorder:
         self._observe(report)
 
     def _append(self, report: RoundReport) -> None:
-        """Write what left the clients in a round, then its row: no row is without its releases."""
+        """Write the releases of a round, then its row: no row is without its releases."""
         conditions = self._federation.conditions
         blocks = "planned" if self._parts.engine.plans_blocks else "alone"
         releases = Releases.of(report, conditions=conditions, blocks=blocks)
@@ -330,7 +330,7 @@ class _Recorder:
         phases.end()
 
     def conclude_interrupted(self, interrupt: KeyboardInterrupt) -> None:
-        """Conclude as interrupted, at any moment after the run directory was created.
+        """Conclude the run as interrupted, at any time after its directory was created.
 
         Raises:
             KeyboardInterrupt: the run has no directory yet.
@@ -414,7 +414,7 @@ class _Recorder:
 
     @property
     def _setup(self) -> dict[str, float]:
-        """Seconds of each phase before the rounds; none where participation hides all times."""
+        """Seconds of each phase before the rounds; empty where secret participation hides times."""
         if self._federation.plan.participation.is_secret:
             return {}
         return {name: round(value, 3) for name, value in self._parts.phases.seconds.items()}
@@ -422,18 +422,18 @@ class _Recorder:
     def _write_figures(self, status: Status) -> dict[str, dict[str, Any]]:
         """Write the files of figures that the run has, and return their content by name."""
         run = EndedRun(self._federation, self._state, status, self._model_metrics)
-        found: dict[str, dict[str, Any]] = {}
+        contents: dict[str, dict[str, Any]] = {}
         for figure in FIGURES:
-            self._directory.remove(figure.name)  # of an earlier end
+            self._directory.remove(figure.name)  # a resumed run may not have it again
             content = figure.content(run)
             if content is not None:
-                found[figure.name] = {"schema": SCHEMAS[figure.name], **content}
-                self._directory.write_json(figure.name, found[figure.name])
-        return found
+                contents[figure.name] = {"schema": SCHEMAS[figure.name], **content}
+                self._directory.write_json(figure.name, contents[figure.name])
+        return contents
 
     @property
     def _model_metrics(self) -> dict[str, Any]:
-        """Metrics of the final model; a round that was interrupted has a line, and no model."""
+        """Metrics of the final model: an interrupted round has a line, but no model."""
         rows = self._rows[: self._state.round_number]
         return public_metrics(cast(dict[str, Any], rows[-1])) if rows else {}
 

@@ -1,4 +1,4 @@
-"""The trained model of a run, read from its directory, and its predictions for a file."""
+"""Load the trained model of a run from its directory, and predict the examples in a file."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,7 +35,7 @@ _OF_WHOLE_MODELS = {"init": None, "train": [], "lora": None}
 
 
 def read_model_card(run: str | Path) -> ModelCard:
-    """Return what the final model of a run says of itself: classes, metrics, guarantee.
+    """Return the card of the final model of a run: its classes, metrics and guarantee.
 
     Args:
         run: the run directory.
@@ -65,19 +65,19 @@ def same_arrays(saved: Mapping[str, np.ndarray], arrays: Mapping[str, np.ndarray
 def load_model(run: str | Path, *, base: str | Path | None = None) -> nn.Module:
     """Return the final global model of a run, in eval mode, on the CPU.
 
-    It takes inputs as the dataset has them, float32 (n, ...), and applies the transforms of
-    `model.features` to them. A model of your own is built by its plug-in, whose code is executed.
+    The model takes inputs as the dataset has them, float32 (n, ...), and applies the transforms of
+    `model.features` to them. A model from a plug-in is built by executing the plug-in's code.
 
     Args:
         run: the run directory.
-        base: directory of the experiment file, where `./file.py:build` is found; None: the current
-            directory.
+        base: directory of the experiment file, where `./file.py:build` is found; None means the
+            current directory.
 
     Raises:
         RunDirectoryError: it is no run directory, or has no final model yet.
         DamagedRunError: a file is damaged.
         ExperimentError: `experiment.yaml` is not what a run writes.
-        ModelError: the model cannot be built, or is not the one that was trained.
+        ModelError: the model cannot be built, or is not the model that was trained.
     """
     settings, model = _load(run, base)
     if settings.features:
@@ -86,20 +86,20 @@ def load_model(run: str | Path, *, base: str | Path | None = None) -> nn.Module:
 
 
 def load_core(run: str | Path, *, base: Path) -> nn.Module:
-    """Return the final model of a run for examples that `model.features` has transformed.
+    """Return the final model of a run, without the transforms of `model.features`.
 
     Args:
         run: the run directory.
         base: directory of the experiment file.
 
     Raises:
-        Exception: as `load_model`.
+        Exception: any error of `load_model`.
     """
     return _load(run, base)[1].eval()
 
 
 def _load(run: str | Path, base: str | Path | None) -> tuple[ModelSettings, nn.Module]:
-    """Return the settings of a run's model, and the model without its features."""
+    """Return the model settings of a run, and the model without its feature transforms."""
     directory = RunDirectory.open(Path(run))
     experiment = read_settings(directory.path / "experiment.yaml")
     settings = experiment.model
@@ -158,12 +158,13 @@ class Predictions:
     """Predictions for examples, in their order.
 
     Attributes:
-        values: for each example the name of its class, a list with a name of each label that it
-            has, or its number (a list of several).
-        classes: names of the classes or labels; None for numbers.
-        probabilities: probability of each class or label (n, classes); None for numbers.
-        targets: the true values as the file has them, in the form of `values`; None without.
-        kept: columns of the file that are no features, as text.
+        values: prediction for each of the n examples: the name of its class, a list of the names
+            of its labels, or its number (a list for several numbers).
+        classes: names of the classes or labels; None in regression.
+        probabilities: probability of each class or label (n, classes); None in regression.
+        targets: true value of each example in the file, in the form of `values`; None if the file
+            has no targets.
+        kept: columns of the file that are no features, as text, by name.
         scores: metrics on the file's targets, as in `scores.json`; None without targets.
     """
 
@@ -180,17 +181,17 @@ class Predictions:
     @cached_property
     def columns(self) -> dict[str, Sequence[Any]]:
         """The predictions as columns of a table, by name."""
-        own = _spread("prediction", self.values, self.classes)
+        columns = _spread("prediction", self.values, self.classes)
         if self.probabilities is not None and self.classes is not None:
             if isinstance(self.values[0], str):
-                own["probability"] = self.probabilities.max(axis=1).tolist()
+                columns["probability"] = self.probabilities.max(axis=1).tolist()
             if len(self.classes) <= MAX_PROBABILITY_COLUMNS:
                 for index, name in enumerate(self.classes):
-                    own[f"p_{name}"] = self.probabilities[:, index].tolist()
+                    columns[f"p_{name}"] = self.probabilities[:, index].tolist()
         if self.targets is not None:
-            own |= _spread("target", self.targets, self.classes)
-        others = {f"input_{k}" if k in own else k: values for k, values in self.kept.items()}
-        return {**others, **own}
+            columns |= _spread("target", self.targets, self.classes)
+        others = {f"input_{k}" if k in columns else k: values for k, values in self.kept.items()}
+        return {**others, **columns}
 
 
 def predict(
@@ -205,7 +206,8 @@ def predict(
         run: the run directory.
         inputs: a .csv, .parquet or .npz file, read as the run read its data; or features as the
             dataset has them (n, ...).
-        base: directory of the experiment file, where plug-ins are found; None: the current one.
+        base: directory of the experiment file, where plug-ins are found; None means the current
+            directory.
 
     Raises:
         RunDirectoryError: it is no run directory, or has no final model.
@@ -217,7 +219,7 @@ def predict(
     experiment = read_settings(RunDirectory.open(Path(run)).path / "experiment.yaml")
     if isinstance(inputs, str | Path):
         _check_file(Path(inputs))
-        found = read_inputs(
+        examples = read_inputs(
             experiment.data,
             Path(inputs),
             base=Path.cwd() if base is None else Path(base).absolute(),
@@ -227,32 +229,35 @@ def predict(
     else:
         tokens = experiment.data.features == "tokens"
         features = np.asarray(inputs, np.int64) if tokens else np.asarray(inputs, np.float32)
-        found = Inputs(features, None)
-    _check_shape(found.features, card, inputs if isinstance(inputs, str | Path) else "inputs")
-    return _predictions(card, _outputs(model, found.features), found)
+        examples = Inputs(features, None)
+    _check_shape(examples.features, card, inputs if isinstance(inputs, str | Path) else "inputs")
+    return _predictions(card, _outputs(model, examples.features), examples)
 
 
 def _predictions(card: ModelCard, outputs: torch.Tensor, inputs: Inputs) -> Predictions:
     width, given = card.num_outputs, inputs.targets
     targets = _no_targets(card, len(outputs)) if given is None else given
     task = task_for(_LOSS_OF_TASK[card.task], targets, num_classes=width)
-    found = predictions_of(task, outputs, torch.from_numpy(targets))
+    predictions = predictions_of(task, outputs, torch.from_numpy(targets))
     scores = None
     if given is not None:
         metrics = task.metrics(task.score(outputs, torch.from_numpy(targets)), targets)
-        scores = summarise_scores(found, card.class_names, metrics)
-    if isinstance(found, ClassPredictions):
-        names = class_names(found.num_classes, card.class_names)
-        probabilities = found.probabilities
-        values: Sequence[Any] = [names[each] for each in found.predicted]
-        true: Sequence[Any] = [names[each] for each in found.targets]
-    elif isinstance(found, LabelPredictions):
+        scores = summarise_scores(predictions, card.class_names, metrics)
+    if isinstance(predictions, ClassPredictions):
+        names = class_names(predictions.num_classes, card.class_names)
+        probabilities = predictions.probabilities
+        values: Sequence[Any] = [names[index] for index in predictions.predicted]
+        true: Sequence[Any] = [names[index] for index in predictions.targets]
+    elif isinstance(predictions, LabelPredictions):
         names = class_names(width, card.class_names)
-        probabilities = 1 / (1 + np.exp(-found.scores))
-        values, true = found.predicted.astype(int).tolist(), found.targets.astype(int).tolist()
+        probabilities = 1 / (1 + np.exp(-predictions.scores))
+        values, true = (
+            predictions.predicted.astype(int).tolist(),
+            predictions.targets.astype(int).tolist(),
+        )
     else:
         names, probabilities = None, None
-        values, true = _numbers(found.predicted), _numbers(found.targets)
+        values, true = _numbers(predictions.predicted), _numbers(predictions.targets)
     return Predictions(
         values=values,
         classes=None if names is None else tuple(names),
@@ -264,7 +269,7 @@ def _predictions(card: ModelCard, outputs: torch.Tensor, inputs: Inputs) -> Pred
 
 
 def _no_targets(card: ModelCard, count: int) -> Targets:
-    """Return targets in the place of unknown ones."""
+    """Return placeholder targets for `count` examples without targets."""
     if card.task == "classification":
         return np.zeros(count, np.int64)
     return np.zeros((count, card.num_outputs), np.float32)
@@ -308,8 +313,8 @@ def _numbers(values: NDArray[np.float64]) -> Sequence[Any]:
 def _spread(
     name: str, values: Sequence[Any], names: Sequence[str] | None
 ) -> dict[str, Sequence[Any]]:
-    """Return one column, or one for each element of lists, with its name or number."""
+    """Return values as one column, or lists as a column for each element, by column name."""
     if not isinstance(values[0], list):
         return {name: values}
     parts = range(len(values[0])) if names is None else names
-    return {f"{name}_{part}": [each[i] for each in values] for i, part in enumerate(parts)}
+    return {f"{name}_{part}": [value[i] for value in values] for i, part in enumerate(parts)}

@@ -1,4 +1,4 @@
-"""The whole curve δ(ε) of a ledger, and upper bounds on attacks that follow from it.
+"""The privacy profile δ(ε) of a ledger, and the upper bounds on attacks that follow from it.
 
 Every figure here is an upper bound. δ(ε) is computed at some points only; three facts bound it
 between them: the true δ(ε) never increases, is convex in e^ε (Dong, Roth, Su 2019,
@@ -26,21 +26,22 @@ from fedsim.accountant.events import Adjacency
 from fedsim.accountant.gaussian import gaussian_log_delta
 from fedsim.accountant.sampler_slack import delta_with_slack, epsilon_with_slack
 
-FALSE_POSITIVE_RATES = (0.001, 0.01, 0.05, 0.1)  # in tables and sentences
+FALSE_POSITIVE_RATES = (0.001, 0.01, 0.05, 0.1)  # the rates in tables and sentences
 
-# From 1e-4 to 1, ten to a decade, as they are printed: the bound beside one is the bound at it.
+# From 1e-4 to 1, ten to a decade, rounded as they are printed, so that each printed bound holds at
+# the printed rate.
 _PLOTTED_RATES = [float(f"{10 ** (k / 10 - 4):.2g}") for k in range(41)]
 _GRID = tuple(sorted({*FALSE_POSITIVE_RATES, *_PLOTTED_RATES}))
 _ROUNDING = 1e-9
 _NUM_POINTS = 400
-_SLACK_PER_DELTA = 0.01  # how far the Gaussian summary may lie below the curve
+_SLACK_PER_DELTA = 0.01  # largest distance of the Gaussian summary below the curve, as a share of δ
 _MIN_MU, _MAX_MU = 1e-9, 1e3
 _MAX_EPSILON = 500.0  # e^ε must fit into a float; bounds are useless far below it
 
 
 @dataclass(frozen=True)
 class Profile:
-    """The privacy profile of one client's ledger.
+    """The privacy profile δ(ε) of one client's ledger.
 
     Attributes:
         client: number of the client.
@@ -49,7 +50,7 @@ class Profile:
         curve: (ε, δ) ascending in ε; the releases are (ε, δ)-DP at every one of these points.
         mu: every attack has at most the true-positive rate against one Gaussian release with
             distance μ, plus `slack`; None where no useful μ exists.
-        slack: a hundredth of δ, or what the accountant's own rounding needs.
+        slack: a hundredth of δ, or more where the rounding of the accountant needs it.
     """
 
     client: int
@@ -83,11 +84,11 @@ class Profile:
 
     @cached_property
     def _growths(self) -> tuple[np.ndarray, np.ndarray]:
-        """e^ε and δ of each pair with an ε of at most 500; above, a pair bounds nothing."""
+        """Arrays e^ε and δ of all pairs with ε up to 500, above which none is useful."""
         pairs = (*self.curve, (self.epsilon, self.delta))
         # Not np.exp: its last bits depend on the processor, and the bounds are in a file.
-        found = [(math.exp(e), delta) for e, delta in pairs if e <= _MAX_EPSILON]
-        growths, deltas = np.array(found).reshape(-1, 2).T
+        bounded = [(math.exp(e), delta) for e, delta in pairs if e <= _MAX_EPSILON]
+        growths, deltas = np.array(bounded).reshape(-1, 2).T
         return growths, deltas
 
 
@@ -113,8 +114,8 @@ def profile_of(
     Raises:
         ValueError: the ledger cannot be read, or the accountant has no rule for it.
     """
-    found = _profile_of_text(json.dumps(ledger), delta, accountant, adjacency)
-    return None if found is None else replace(found, client=client)
+    profile = _profile_of_text(json.dumps(ledger), delta, accountant, adjacency)
+    return None if profile is None else replace(profile, client=client)
 
 
 @lru_cache(maxsize=64)  # a run's ledgers are read for its files, its statement and its report
@@ -129,7 +130,7 @@ def _profile_of_text(
         return None if math.isinf(epsilon) else Profile(0, delta, epsilon, (), None, 0.0)
     exact_delta = cache(account.get_delta)
     curve = _curve(partial(delta_with_slack, exact_delta), end)
-    slack = max(slack, curve[-1][1])  # the accountant's own rounding
+    slack = max(slack, curve[-1][1])  # room for the rounding of the accountant
     return Profile(0, delta, epsilon, curve, smallest_mu(curve, slack), slack)
 
 
@@ -148,11 +149,11 @@ def smallest_mu(curve: tuple[tuple[float, float], ...], slack: float) -> float |
     of itself.
 
     Args:
-        curve: (ε, upper bound on δ(ε)) from ε = 0 on, ascending; the last δ at most `slack`.
+        curve: pairs (ε, upper bound on δ(ε)), ascending from ε = 0; the last δ is at most `slack`.
         slack: added to the true-positive rate, > 0.
 
     Returns:
-        None if the curve does not end below `slack`, or if no μ up to 1,000 suffices.
+        μ; None if the curve does not end below `slack`, or if no μ up to 1,000 suffices.
     """
     if not curve or curve[0][0] != 0.0 or curve[-1][1] > slack:
         return None
@@ -191,7 +192,7 @@ class AttackBound:
 
     Attributes:
         false_alarms: false-positive rates, ascending.
-        detection: bound on the true-positive rate at each.
+        detection: bound on the true-positive rate at each false-positive rate.
     """
 
     false_alarms: tuple[float, ...]
@@ -200,12 +201,12 @@ class AttackBound:
     @classmethod
     def over(cls, profiles: Iterable[Profile]) -> Self:
         """Return the pointwise maximum of the bounds of profiles."""
-        each = [[profile.true_positive_bound(rate) for rate in _GRID] for profile in profiles]
-        return cls(_GRID, tuple(max(bounds) for bounds in zip(_GRID, *each, strict=True)))
+        curves = [[profile.true_positive_bound(rate) for rate in _GRID] for profile in profiles]
+        return cls(_GRID, tuple(max(bounds) for bounds in zip(_GRID, *curves, strict=True)))
 
     @classmethod
     def from_json(cls, content: object) -> Self | None:
-        """Return the bound in `privacy.json`; None if it is none at the rates of the tables."""
+        """Return the bound in `privacy.json`; None if it has no values at the tables' rates."""
         if not isinstance(content, dict):
             return None
         lists = content.get("false_alarms"), content.get("detection")
@@ -221,7 +222,7 @@ class AttackBound:
         return {"false_alarms": list(self.false_alarms), "detection": list(self.detection)}
 
     def covers(self, profile: Profile) -> bool:
-        """Whether the bound is nowhere below that of a profile."""
+        """Whether the bound is at least that of a profile, at every rate."""
         return all(
             bound >= profile.true_positive_bound(rate) * (1 - _ROUNDING)
             for rate, bound in zip(self.false_alarms, self.detection, strict=True)
@@ -229,7 +230,7 @@ class AttackBound:
 
     @property
     def table(self) -> tuple[tuple[float, float], ...]:
-        """(false-positive rate, bound) at `FALSE_POSITIVE_RATES`."""
+        """Pairs (rate, bound on the true-positive rate) at `FALSE_POSITIVE_RATES`."""
         of = dict(zip(self.false_alarms, self.detection, strict=True))
         return tuple((rate, of[rate]) for rate in FALSE_POSITIVE_RATES)
 
@@ -242,18 +243,19 @@ def attack_bound(
 ) -> AttackBound | None:
     """Return the bound on every attack on any client; None where a ledger proves nothing.
 
-    Of ledgers of one event, those are read that no other one dominates: further releases make no
-    attack weaker, and less noise makes none either, since more noise is a function of less.
+    Among ledgers of one event, only those that no other one dominates are read: neither more
+    releases nor less noise make an attack weaker, since a noisier release is a function of a less
+    noisy one.
 
     Args:
-        rows: `clients` of `privacy.json`.
+        rows: rows of the clients in `privacy.json`.
         accountant: the method that computes δ(ε).
         adjacency: the adjacency of the ledgers' events.
     """
     profiles = []
     for row in _undominated(rows):
         try:
-            found = profile_of(
+            profile = profile_of(
                 row["client"],
                 row["ledger"],
                 delta=row["delta"],
@@ -262,14 +264,14 @@ def attack_bound(
             )
         except ValueError:  # this accountant cannot read the ledger
             return None
-        if found is None:
+        if profile is None:
             return None
-        profiles.append(found)
+        profiles.append(profile)
     return AttackBound.over(profiles) if profiles else None
 
 
 def _undominated(rows: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    """Yield the rows that have charges, without those whose releases are functions of another's."""
+    """Yield the charged rows whose releases are not functions of another row's releases."""
     groups: dict[str, list[tuple[float, int, Mapping[str, Any]]]] = {}
     for row in rows:
         ledger, noise, count = row["ledger"], 0.0, 0
@@ -283,17 +285,17 @@ def _undominated(rows: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any
         groups.setdefault(key, []).append((noise, count, row))
     for group in groups.values():
         most = -1
-        for _, count, row in sorted(group, key=lambda one: (one[0], -one[1])):
-            if count > most:  # more releases than all with at most this noise
+        for _, count, row in sorted(group, key=lambda entry: (entry[0], -entry[1])):
+            if count > most:  # more releases than any row with at most this noise
                 yield row
                 most = count
 
 
 def _without_noise(event: Mapping[str, Any]) -> tuple[Mapping[str, Any], float]:
-    """Return an event without the noise multiplier of its Gaussian, and that; 0 if there is none.
+    """Return an event without its noise multiplier, and that multiplier; 0 if it has none.
 
     Args:
-        event: as JSON values.
+        event: the event as JSON values.
     """
     noise, inner = event.get("noise_multiplier"), event.get("event")
     if event.get("type") == "Gaussian" and isinstance(noise, float) and math.isfinite(noise):

@@ -1,4 +1,4 @@
-"""Recorded facts about the privacy of a run; the sentences draw the conclusions."""
+"""The recorded facts about the privacy of a run, from which sentences are built."""
 
 import math
 import statistics
@@ -18,10 +18,11 @@ from fedsim.statement.trust_facts import LOCAL_EXAMPLE, TrustFacts, trust_object
 ACCOUNTANTS = ("pld", "rdp", "moments")
 NOISES = ("seeded", "secure")
 CLIPPINGS = ("flat", "per_layer", "automatic", "adaptive", "groups", "adaptive_groups")
-# These adapt the bound by a noisy count: count and gradients must be one event in the ledger.
+# Clippings that adapt the bound by a noisy count: the ledger must have count and gradients as one
+# joint event.
 COUNTING_CLIPPINGS = ("adaptive", "adaptive_groups")
 
-_RELATIVE_TOLERANCE = 1e-9  # the same accountant on another machine
+_RELATIVE_TOLERANCE = 1e-9  # difference of one accountant between machines
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,13 +30,14 @@ class ClientFacts:
     """The privacy spend of one client; an ε without a bound is infinite.
 
     Attributes:
-        examples: the public size behind the sampling rate: the client's own or a declared one; 0
-            where the unit is the client, whose size is private.
-        events: the event types in its ledger.
-        is_joint: whether every event in its ledger is a joint release of several parts.
-        is_one_event: whether its ledger has one event, that of a whole run.
-        head: the last hash of its ledger.
-        withdrawn_round: the round in which it withdrew with its budget spent, if it did.
+        examples: public number of examples behind the sampling rate, true or declared; 0 where the
+            unit is the client, whose size is private.
+        events: types of the events in the client's ledger.
+        is_joint: whether every event in the ledger is a joint release of several parts.
+        is_one_event: whether the ledger has a single event, that of a whole run.
+        head: last hash of the ledger.
+        withdrawn_round: round in which the client withdrew with its budget spent; None if it did
+            not withdraw.
     """
 
     client: int
@@ -67,14 +69,14 @@ class ClientFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class MechanismFacts:
-    """The mechanism of all clients, named as in the experiment file; None where not recorded.
+    """The mechanism of all clients, in the names of the experiment file; None if not recorded.
 
     Attributes:
-        orders: Rényi orders of one's own; None: those of the accountant.
-        noise_correlation: the correlation of noise from step to step; None for independent noise.
-        off_gradients: the mechanism with its bounds, where the noise is neither on gradients nor on
-            whole updates; None elsewhere.
-        slack: what the sampler of noise adds to ε and δ of any client at most.
+        orders: Rényi orders that the experiment names; None means those of the accountant.
+        noise_correlation: correlation of noise from step to step; None for independent noise.
+        off_gradients: settings of the mechanism with its bounds, where the noise is neither on
+            gradients nor on whole updates; None elsewhere.
+        slack: largest slack that the noise sampler adds to ε and δ of any client.
     """
 
     adjacency: str
@@ -90,12 +92,12 @@ class MechanismFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class RunFacts:
-    """How the run ended.
+    """Facts about how a run ended.
 
     Attributes:
         status: completed, stopped, interrupted or failed.
         rounds: number of finished rounds.
-        planned_rounds: number of rounds in the experiment, where known.
+        planned_rounds: number of rounds in the experiment; None where it is not known.
         lost_updates: number of charged updates that never reached the average.
     """
 
@@ -110,22 +112,24 @@ class Facts:
     """All facts behind the privacy statement of a run.
 
     Attributes:
-        clients: every client of the federation, in the view that its ε is claimed for.
-        trust: trust model and unit.
-        against_server: the same facts against a server that sees single uploads, in distributed
-            trust; None elsewhere.
-        mechanism: None in a federation without differential privacy.
-        profile: the curve δ(ε) of the client with the largest ε; None where its ledger proves
-            nothing (no privacy, nothing spent, an infinite ε, an unreadable ledger).
+        clients: facts about every client, against the observer that its ε is claimed against.
+        trust: trust model and unit of the run.
+        against_server: facts of the same run against a server that sees single uploads, in
+            distributed trust; None elsewhere.
+        mechanism: mechanism of all clients; None in a federation without differential privacy.
+        profile: curve δ(ε) of the client with the largest ε; None where its ledger proves nothing
+            (no privacy, nothing spent, an infinite ε, an unreadable ledger).
         attack: bound on every attack on any client; None where a ledger proves nothing.
-        digest: one hash over the ledgers of all clients.
-        version: fedsim's version at the time of the run.
-        secure_aggregation: the recorded protocol; None where the server saw single updates.
-        tuning: the declaration about earlier runs on the same data; None without one.
-        personal_models: how clients make personal models; None where they make none.
+        digest: hash over the ledgers of all clients.
+        version: version of fedsim that began the run.
+        secure_aggregation: recorded facts of the protocol; None where the server saw single
+            updates.
+        tuning: declaration about earlier runs on the same data; None without one.
+        personal_models: recorded way in which clients make personal models; None where they make
+            none.
         public_parts: fixed features, initial weights and frozen parameters of the model; None
             where it has none.
-        run: None where only the privacy account is known.
+        run: how the run ended; None where only the privacy account is known.
     """
 
     clients: tuple[ClientFacts, ...]
@@ -149,28 +153,28 @@ class Facts:
 
     @cached_property
     def epsilon(self) -> float:
-        """The federation's ε: the largest of any client, never an average."""
+        """The federation's ε: the largest ε of any client, never an average."""
         return max((client.epsilon for client in self.clients), default=math.inf)
 
     @cached_property
     def delta(self) -> float:
-        """The largest δ of any client: with `epsilon` a pair that holds for every client."""
+        """The largest δ of any client: the pair (`epsilon`, `delta`) holds for every client."""
         return max((client.delta for client in self.clients), default=1.0)
 
     @cached_property
     def worst(self) -> ClientFacts:
-        """The client whose ε is the federation's; the first of several."""
+        """The client with the largest ε; the first one if several have it."""
         return max(self.clients, key=lambda client: client.epsilon)
 
     @cached_property
     def worst_clients(self) -> tuple[int, ...]:
-        """The clients with the largest ε, to the printed digits."""
+        """The clients whose ε is the largest, to the printed digits."""
         largest = epsilon_text(self.epsilon)
         return tuple(c.client for c in self.clients if epsilon_text(c.epsilon) == largest)
 
     @cached_property
     def median(self) -> float:
-        """The median ε: a statistic, not a guarantee."""
+        """The median ε of the clients: a statistic, not a guarantee."""
         return statistics.median(client.epsilon for client in self.clients)
 
     @cached_property
@@ -185,39 +189,39 @@ class Facts:
 
     @cached_property
     def clients_with_large_delta(self) -> tuple[int, ...]:
-        """The clients whose δ is not below 1 / units: its examples, or all clients."""
+        """The clients whose δ is at least 1 / n, with n their examples or, by unit, all clients."""
         if self.protects_clients:
             return tuple(c.client for c in self.clients if c.delta >= 1 / len(self.clients))
         return tuple(client.client for client in self.clients if client.has_large_delta)
 
     @property
     def adjacency(self) -> str | None:
-        """As recorded in `MechanismFacts`."""
+        """The recorded adjacency; None without privacy or record."""
         return None if self.mechanism is None else self.mechanism.adjacency
 
     @property
     def noise(self) -> str | None:
-        """As recorded in `MechanismFacts`."""
+        """The recorded source of noise; None without privacy or record."""
         return None if self.mechanism is None else self.mechanism.noise
 
     @property
     def clipping(self) -> str | None:
-        """As recorded in `MechanismFacts`."""
+        """The recorded clipping; None without privacy or record."""
         return None if self.mechanism is None else self.mechanism.clipping
 
     @property
     def off_gradients(self) -> Mapping[str, object] | None:
-        """As recorded in `MechanismFacts`."""
+        """The mechanism with noise neither on gradients nor on updates; None for others."""
         return None if self.mechanism is None else self.mechanism.off_gradients
 
     @cached_property
     def choices(self) -> Choices:
-        """The recorded choices that theorems depend on."""
+        """The recorded choices on which theorems depend."""
         mechanism, trust, secure = self.mechanism, self.trust, self.secure_aggregation
-        own: dict[str, Any] = {}
+        mechanism_choices: dict[str, Any] = {}
         if mechanism is not None:
             recorded = mechanism.noise_correlation
-            own = {
+            mechanism_choices = {
                 "adjacency": mechanism.adjacency,
                 "sampling": mechanism.sampling,
                 "clipping": mechanism.clipping,
@@ -225,7 +229,7 @@ class Facts:
                 "correlation": "none" if recorded is None else str(recorded.get("name")),
             }
         if self.off_gradients is not None:
-            own["mechanism"] = str(self.off_gradients.get("name"))
+            mechanism_choices["mechanism"] = str(self.off_gradients.get("name"))
         return Choices(
             trust=trust.trust,
             unit=trust.unit,
@@ -234,37 +238,37 @@ class Facts:
             optimizer=trust.optimizer,
             draws_clients=trust.participation_rate is not None,
             protocol=None if secure is None else str(secure.get("protocol")),
-            **own,
+            **mechanism_choices,
         )
 
     @cached_property
     def kind(self) -> ReleaseKind:
-        """The kind of the releases; `NO_RELEASE` where the record names none that is known."""
+        """The kind of the releases; `NO_RELEASE` where the record names no known kind."""
         return self.choices.kind
 
     @property
     def counts_votes(self) -> bool:
-        """Whether clients send votes of teachers on public queries, and no updates."""
+        """Whether clients send votes of teachers on public queries instead of updates."""
         return self.trust.votes is not None
 
     @property
     def protects_clients(self) -> bool:
-        """Whether one ε is for everything that a client has."""
+        """Whether ε protects everything that a client has, instead of one example."""
         return self.kind.protects_client
 
     @property
     def sizes_are_declared(self) -> bool:
-        """Whether `examples` are declared numbers, and the real ones private."""
+        """Whether `examples` of clients are declared numbers, and the true numbers are private."""
         return self.adjacency == "add_remove"
 
     @property
     def hides_updates(self) -> bool:
-        """Whether a protocol ran that hides single updates from the server."""
+        """Whether the protocol of the run hides single updates from the server."""
         return (self.secure_aggregation or {}).get("protocol") in HIDING_PROTOCOLS
 
     @property
     def lost_updates(self) -> int:
-        """As recorded in `RunFacts`; 0 where only the privacy account is known."""
+        """Number of charged updates that never reached the average; 0 if it is not known."""
         return 0 if self.run is None else self.run.lost_updates
 
     @cached_property
@@ -283,7 +287,7 @@ class Facts:
 
     @cached_property
     def objections(self) -> tuple[str, ...]:
-        """Reasons against stating the reported ε; empty where there are none."""
+        """Reasons why the reported ε must not be stated; empty where it may be."""
         return tuple(_objections(self)) if self.mechanism is not None else ()
 
     @property
@@ -318,7 +322,9 @@ def _objections(facts: Facts) -> Iterator[str]:
     if not facts.has_charges:
         return
     yield from _objections_to_events(facts, mechanism)
-    single = [one.client for one in facts.clients if one.has_charges and not one.is_one_event]
+    single = [
+        client.client for client in facts.clients if client.has_charges and not client.is_one_event
+    ]
     if mechanism.noise_correlation is not None and single:
         yield (
             f"noise is correlated over the run, but the ledger of client {single[0]} does not "
@@ -329,12 +335,12 @@ def _objections(facts: Facts) -> Iterator[str]:
             f"the clipping bound of client {uncounted[0]} was adapted to its examples, but its "
             "ledger accounts for gradients alone"
         )
-    if math.isfinite(facts.epsilon) and (found := _unproved(facts)):
-        yield found
+    if math.isfinite(facts.epsilon) and (objection := _unproved(facts)):
+        yield objection
 
 
 def _objections_to_events(facts: Facts, mechanism: MechanismFacts) -> Iterator[str]:
-    """Yield the events that were not accounted for as the batches or the clients were drawn."""
+    """Yield an objection to each charged event that does not fit the sampling of the run."""
     scheme = SAMPLING_SCHEMES.get(mechanism.sampling or "")
     if scheme is None and facts.kind.draws_batches:
         yield "the sampling of its batches is not recorded"
@@ -374,16 +380,16 @@ def _differs(client: ClientFacts, expected: frozenset[str]) -> bool:
 
 
 def _uncounted(clients: tuple[ClientFacts, ...]) -> tuple[int, ...]:
-    """Return the charged clients whose ledger does not account for the counts."""
+    """Return the charged clients whose ledger does not account for the noisy counts of clipping."""
     return tuple(
-        one.client
-        for one in clients
-        if one.has_charges and not one.is_joint and math.isfinite(one.epsilon)
+        client.client
+        for client in clients
+        if client.has_charges and not client.is_joint and math.isfinite(client.epsilon)
     )
 
 
 def _unproved(facts: Facts) -> str | None:
-    """Return the objection to the ledger behind the largest ε, or None."""
+    """Return the objection to the ledger behind the largest ε; None if it proves that ε."""
     worst, profile = facts.worst, facts.profile
     if not worst.has_charges:
         return None

@@ -1,7 +1,7 @@
-"""The guarantee of a run: its certificates, against whom they hold, and what one ε protects.
+"""Sentences on the guarantee: its certificates, their observers, and what one ε protects.
 
-Several certificates of one run hold at once. Each is for its own observer: no sentence adds,
-averages or compares them.
+Several certificates of one run hold at once, each against its observer. No sentence adds, averages
+or compares them.
 """
 
 import math
@@ -19,12 +19,12 @@ TABLE = StatementTable()
 warning = partial(TABLE.sentence, "guarantee", "warning")
 claim = partial(TABLE.sentence, "guarantee", "claim")
 
-# Of the first six sentences exactly one holds.
+# Exactly one of the first six sentences holds.
 
 
 @warning("No differential privacy", holds=lambda facts: not facts.is_private)
 def no_privacy(facts: Facts) -> str:
-    """A federation without differential privacy."""
+    """State that the federation has no differential privacy."""
     return (
         "This federation ran without differential privacy: anyone who sees a client's updates "
         "may learn anything about its examples."
@@ -37,7 +37,7 @@ def no_privacy(facts: Facts) -> str:
     values=lambda facts: {"clients": list(facts.unbounded_clients)},
 )
 def infinite_epsilon(facts: Facts) -> str:
-    """A client without a bound: the federation has none either."""
+    """State that a client has an infinite ε, so that the federation has no guarantee."""
     unbounded = facts.unbounded_clients
     who = clients_text(unbounded).capitalize() if unbounded else "Some client"
     return (
@@ -55,7 +55,7 @@ def infinite_epsilon(facts: Facts) -> str:
     values=lambda facts: {"objections": list(facts.objections)},
 )
 def withheld(facts: Facts) -> str:
-    """An ε is reported, but the facts do not support it."""
+    """State that the facts do not support the reported ε."""
     return (
         f"An ε is reported for this run, but {'; '.join(facts.objections)}. No guarantee "
         "is stated; `fedsim verify` checks the run against its ledger."
@@ -72,7 +72,7 @@ def withheld(facts: Facts) -> str:
     ),
 )
 def nothing_released(facts: Facts) -> str:
-    """No client was charged."""
+    """State that no client was charged."""
     return "No client released an update, so no privacy was spent: ε = 0 for every client."
 
 
@@ -89,7 +89,7 @@ def _largest(facts: Facts) -> str:
 
 
 def _pair(facts: Facts) -> Mapping[str, Any]:
-    """Return the pair that holds for every client."""
+    """Return the pair (ε, δ) that holds for every client, as values of a sentence."""
     return {"epsilon": facts.epsilon, "delta": facts.delta, "client": facts.worst.client}
 
 
@@ -99,14 +99,14 @@ def _pair(facts: Facts) -> Mapping[str, Any]:
     values=_pair,
 )
 def simulated_guarantee(facts: Facts) -> str:
-    """A guarantee of the simulated mechanism: the noise of this run came from a seed."""
+    """State the guarantee of the simulated mechanism: the noise of this run came from a seed."""
     core = core_text(facts)
     return f"The mechanism that this run simulates has this guarantee: {core}. {_largest(facts)}"
 
 
 @claim("Guarantee", holds=lambda facts: facts.is_bounded and facts.noise == "secure", values=_pair)
 def guarantee(facts: Facts) -> str:
-    """A guarantee of the run itself: its noise cannot be reproduced and removed."""
+    """State the guarantee of the run itself: its noise cannot be reproduced and removed."""
     core = core_text(facts)
     return f"{core[0].upper()}{core[1:]}. {_largest(facts)}"
 
@@ -123,7 +123,7 @@ def _is_shared(facts: Facts) -> bool:
     values=lambda facts: _pair(facts.against_server or facts),
 )
 def against_server(facts: Facts) -> str:
-    """The second guarantee of distributed trust: a client's own share of the noise."""
+    """State the second guarantee of distributed trust, from a client's share of the noise."""
     other = facts.against_server or facts
     simulated = "In the mechanism that this run simulates, e" if other.noise == "seeded" else "E"
     return (
@@ -142,7 +142,7 @@ def against_server(facts: Facts) -> str:
     ),
 )
 def no_server_guarantee(facts: Facts) -> str:
-    """Shares of distributed trust that support no certificate against the server."""
+    """State that the clients' shares of noise support no certificate against the server."""
     return (
         "No ε is stated against a server that sees single updates: the recorded shares of the "
         "noise support none. `fedsim verify` checks the run against its ledger."
@@ -151,7 +151,7 @@ def no_server_guarantee(facts: Facts) -> str:
 
 @TABLE.sentence("threat model", "claim", "Against whom")
 def threat_model(facts: Facts) -> str:
-    """Against whom the guarantee holds."""
+    """State against whom the guarantee holds."""
     trust, adversary = facts.trust, view_of(facts).adversary
     uploads, sends = "updates", "send any model"
     if facts.counts_votes:
@@ -180,7 +180,7 @@ def threat_model(facts: Facts) -> str:
 
 
 def _privacy_requires(facts: Facts) -> str:
-    """Return the recorded trust assumption of secure aggregation."""
+    """Return the recorded trust assumption of secure aggregation, in words."""
     trust = (facts.secure_aggregation or {}).get("trust")
     recorded = trust.get("privacy_requires") if isinstance(trust, Mapping) else None
     return "its trust assumption is not recorded" if recorded is None else str(recorded)
@@ -188,15 +188,15 @@ def _privacy_requires(facts: Facts) -> str:
 
 @TABLE.sentence("threat model", "fact", "What is released", holds=is_private)
 def released(facts: Facts) -> str:
-    """What leaves a client."""
+    """State what leaves a client."""
     trust = facts.trust
     mask = " (masked, so that only sums can be opened)" if facts.hides_updates else ""
     noise = "with its share of the noise" if trust.trust == "distributed" else "without noise"
     failed = "If a client fails, its error message leaves it too."
     if facts.counts_votes:
-        own = noise if trust.trust in ("distributed", "central") else "with its noise"
+        noise_words = noise if trust.trust in ("distributed", "central") else "with its noise"
         return (
-            f"A client sends the votes of its teacher on public queries, {own}{mask}, its "
+            f"A client sends the votes of its teacher on public queries, {noise_words}{mask}, its "
             "settings and its ledger. Teachers, their training losses and all that they predict "
             "beside these votes stay on the clients. The student is trained on public queries and "
             f"the answers alone. {failed}"
@@ -224,7 +224,7 @@ def released(facts: Facts) -> str:
     holds=lambda facts: facts.is_bounded and not facts.protects_clients,
 )
 def unit(facts: Facts) -> str:
-    """What one ε protects."""
+    """State what one ε protects where the unit is the example."""
     return (
         "The unit is one training example of one client. A person with several examples on "
         "one client is protected less. For a person with examples on several clients, the "
@@ -239,7 +239,7 @@ def unit(facts: Facts) -> str:
     holds=lambda facts: facts.is_bounded and facts.protects_clients,
 )
 def client_unit(facts: Facts) -> str:
-    """What one ε protects where the unit is the client."""
+    """State what one ε protects where the unit is the client."""
     return (
         "The unit is everything that one client has: all of its examples together, and their "
         "number. For a person with data on several clients, the spends of these clients compose, "
@@ -266,7 +266,7 @@ _VOTE_ADJACENCY = (
 
 
 def _neighbours(facts: Facts) -> tuple[str, str]:
-    """Return the meaning of the adjacency, and the sensitivity as a symbol."""
+    """Return the meaning of the adjacency in words, and the symbol of the sensitivity."""
     kind, name = facts.kind, facts.adjacency or ""
     if facts.counts_votes:
         return _VOTE_ADJACENCY, kind.sensitivity
@@ -282,7 +282,7 @@ def _neighbours(facts: Facts) -> tuple[str, str]:
     values=lambda facts: {"adjacency": facts.adjacency, "sensitivity": _neighbours(facts)[1]},
 )
 def adjacency(facts: Facts) -> str:
-    """The adjacency of the guarantee, its sensitivity, and what is public."""
+    """State the adjacency of the guarantee, its sensitivity, and what is public."""
     meaning, sensitivity = _neighbours(facts)
     if facts.counts_votes:
         return (
@@ -306,49 +306,53 @@ def adjacency(facts: Facts) -> str:
 
 
 def certificates_of(facts: Facts) -> list[Certificate]:
-    """Return one certificate for each observer; ε is None where the facts do not support it."""
+    """Return a certificate for each observer; its ε is None where the facts do not support it."""
     if not facts.is_private:
         return []
     views = (facts, facts.against_server)
     return [
-        Certificate(against=name, epsilon=supported_epsilon(found), delta=facts.delta)
-        for name, found in zip(facts.trust.observers, views, strict=False)
+        Certificate(against=name, epsilon=supported_epsilon(view), delta=facts.delta)
+        for name, view in zip(facts.trust.observers, views, strict=False)
     ]
 
 
 def supported_epsilon(facts: Facts | None) -> float | None:
-    """Return the largest ε that the facts support; None without one."""
+    """Return the largest ε of any client, if the facts support it; None otherwise."""
     if facts is None or not facts.is_private or facts.objections:
         return None
     return facts.epsilon if math.isfinite(facts.epsilon) and facts.clients else None
 
 
 def stated_certificates(facts: Facts) -> list[tuple[Certificate, float]]:
-    """Return the certificates that the statement supports, with their ε."""
+    """Return the certificates that the facts support, each with its ε."""
     if not facts.has_charges:
         return []
-    found = certificates_of(facts)
-    return [(one, one["epsilon"]) for one in found if one["epsilon"] is not None]
+    certificates = certificates_of(facts)
+    return [
+        (certificate, certificate["epsilon"])
+        for certificate in certificates
+        if certificate["epsilon"] is not None
+    ]
 
 
 def is_plain(facts: Facts) -> bool:
-    """Whether a run has local trust and the example unit, whose ε needs no further name."""
+    """Whether a run has local trust and the example unit, so that its ε needs no qualification."""
     return facts.trust.trust == "local" and not facts.protects_clients
 
 
 def unit_text(facts: Facts) -> str:
-    """Return what one ε is for, in a few words."""
+    """Return what one ε protects, in a few words."""
     return "everything of one client" if facts.protects_clients else "one example"
 
 
 def guarantee_words(facts: Facts) -> str:
-    """Return the guarantee of a run in a few words, or the reason why there is none."""
+    """Return the guarantee of a run in a few words, or the reason why it has none."""
     if not facts.is_private:
         return "no differential privacy"
     stated = [
-        f"within ε = {epsilon_text(epsilon)} at δ = {delta_text(one['delta'])} against "
-        f"{OBSERVER_NAMES[one['against']]}"
-        for one, epsilon in stated_certificates(facts)
+        f"within ε = {epsilon_text(epsilon)} at δ = {delta_text(certificate['delta'])} against "
+        f"{OBSERVER_NAMES[certificate['against']]}"
+        for certificate, epsilon in stated_certificates(facts)
     ]
     if facts.unbounded_clients or facts.objections:
         first = _no_guarantee(facts)

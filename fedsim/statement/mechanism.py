@@ -1,4 +1,4 @@
-"""The mechanism of a step or round, its sampling and accounting, and public parts of the model."""
+"""Sentences on the mechanism, its sampling and accounting, and the model's public parts."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -16,7 +16,7 @@ sampling = partial(TABLE.sentence, "sampling", "claim")
 
 
 class _Clipping(NamedTuple):
-    """Words for a rule of clipping."""
+    """The words of a sentence for one rule of clipping."""
 
     how: str
     noise: str = "of standard deviation z · C"
@@ -83,18 +83,18 @@ _MAX_NAMED_ORDERS = 8
 
 
 def _charged(kind: str) -> Holds:
-    """Return whether a client was charged for releases of a kind."""
+    """Return a condition on facts: a client was charged for releases of a kind."""
     return lambda facts: facts.is_private and facts.has_charges and facts.kind.name == kind
 
 
 def _ranges(facts: Facts, *names: str) -> dict[str, Any]:
-    """Return the ranges of figures over the clients that were charged."""
+    """Return [smallest, largest] of each named figure over the charged clients."""
     clients = [client for client in facts.clients if client.has_charges]
     return {name: _range([getattr(client, name) for client in clients]) for name in names}
 
 
 def _bounds(facts: Facts) -> list[float] | None:
-    """Return the range of the recorded clipping bounds of clients that were charged."""
+    """Return [smallest, largest] recorded clip norm of the charged clients; None without one."""
     charged = [client.max_grad_norm for client in facts.clients if client.has_charges]
     known = [bound for bound in charged if bound is not None]
     return _range(known) if known else None
@@ -114,7 +114,7 @@ def _counts(low_and_high: list[int], noun: str) -> str:
 
 
 def _of_share(facts: Facts) -> str:
-    """Return the factor of one share of the noise, after a standard deviation."""
+    """Return the factor that makes a standard deviation that of one client's share of noise."""
     trust = facts.trust
     return f" / √{trust.honest_clients}" if trust.trust == "distributed" else ""
 
@@ -126,7 +126,7 @@ def _step_values(facts: Facts) -> dict[str, Any]:
 
 @mechanism("DP-SGD in every client", holds=_charged("dp_sgd"), values=_step_values)
 def dp_sgd(facts: Facts) -> str:
-    """The mechanism of one step."""
+    """State the mechanism of one step of DP-SGD."""
     values = _step_values(facts)
     unknown = _Clipping("clipped to L2 norm C")
     how, noise, adaptation = _CLIPPINGS.get(facts.clipping or "", unknown)
@@ -152,7 +152,7 @@ def _update_values(facts: Facts) -> dict[str, Any]:
     values=_update_values,
 )
 def client_update(facts: Facts) -> str:
-    """The mechanism of one round where the unit is the client."""
+    """State the mechanism of one round where the unit is the client."""
     values, adapted, bound = _update_values(facts), "", "S"
     if facts.clipping in COUNTING_CLIPPINGS:
         adapted, bound = _CLIENT_ADAPTATION, "initial S"
@@ -167,10 +167,10 @@ def client_update(facts: Facts) -> str:
 
 
 def row_of(kind: ReleaseKind) -> Row:
-    """Return the row of a kind whose words are in the registry; its id is the kind's name.
+    """Return the sentence row of a kind with words in the registry; its id is the kind's name.
 
     Args:
-        kind: with a title and a statement.
+        kind: the kind of release, with a title and a statement.
     """
     name = kind.name.removesuffix("_perturbation")
     return Row(name, "mechanism", "fact", kind.title, _charged(kind.name), _kind_text, _kind_values)
@@ -187,8 +187,10 @@ def _kind_text(facts: Facts) -> str:
 
 
 def _kind_values(facts: Facts) -> Mapping[str, Any]:
-    """Return ranges over the clients that were charged, and the recorded bounds."""
-    recorded = {name: one for name, one in (facts.off_gradients or {}).items() if name != "name"}
+    """Return the ranges of figures over the charged clients, and the recorded bounds."""
+    recorded = {
+        name: value for name, value in (facts.off_gradients or {}).items() if name != "name"
+    }
     bound = {facts.kind.bound: _bounds(facts)} if facts.kind.bound else {}
     return {**_ranges(facts, "noise_multiplier", "rounds"), **recorded, **bound}
 
@@ -202,7 +204,7 @@ def _vote_values(facts: Facts) -> dict[str, Any]:
 
 @mechanism("Noisy votes on public queries", holds=_charged("votes"), values=_vote_values)
 def votes(facts: Facts) -> str:
-    """The mechanism of a ballot."""
+    """State the mechanism of the votes on public queries."""
     values = _vote_values(facts)
     adds = _ADDS_TO_VOTES.get(facts.trust.trust, _ADDS_TO_VOTES["local"])
     return (
@@ -227,7 +229,7 @@ def votes(facts: Facts) -> str:
     },
 )
 def shared_noise(facts: Facts) -> str:
-    """The noise of a sum, which comes from several clients."""
+    """State that the noise of a sum comes from several clients."""
     honest, noise = facts.trust.honest_clients, _ranges(facts, "noise_multiplier")
     return (
         f"A sum has the noise of at least {count_text(honest, 'honest client')}, with equal "
@@ -256,7 +258,7 @@ def _bands(facts: Facts) -> int:
     values=lambda facts: {"bands": _bands(facts)},
 )
 def correlation(facts: Facts) -> str:
-    """Noise is correlated from step to step, and a run is one event."""
+    """State that noise is correlated from step to step, and that a run is one event."""
     bands = _bands(facts)
     return (
         f"Each step takes back a part of the noise of the {bands - 1} steps before it (a "
@@ -271,7 +273,7 @@ def correlation(facts: Facts) -> str:
     values=lambda facts: {"declared_sizes": facts.sizes_are_declared},
 )
 def public_constants(facts: Facts) -> str:
-    """What a step is scaled by does not depend on a private number of examples."""
+    """State that no private number of examples scales a step."""
     if facts.protects_clients:
         return (
             "Divisor, noise and number of rounds follow from settings: no number of examples "
@@ -301,7 +303,7 @@ def _sampler_values(facts: Facts) -> dict[str, str]:
     values=_sampler_values,
 )
 def sampler(facts: Facts) -> str:
-    """The sampler that ran, which is the one accounted for."""
+    """State the sampler that ran, which is the sampler that ε accounts for."""
     batches = SAMPLING_SCHEMES[_sampler_values(facts)["ran"]].statement
     return f"{batches[0].upper()}{batches[1:]}."
 
@@ -313,7 +315,7 @@ def sampler(facts: Facts) -> str:
     ),
 )
 def every_round(facts: Facts) -> str:
-    """Rounds of whole updates, which no draw of clients amplifies."""
+    """State that no draw of clients amplifies the rounds of whole updates."""
     return (
         "A round is charged in full to every client that takes part: who takes part is public, "
         "so that drawing clients amplifies nothing."
@@ -326,7 +328,7 @@ def every_round(facts: Facts) -> str:
     values=lambda facts: {"rate": facts.trust.participation_rate},
 )
 def drawn_clients(facts: Facts) -> str:
-    """Clients that the server draws in secret, which amplifies the client unit."""
+    """State that the server draws clients in secret, which amplifies the client unit."""
     return (
         "In each round the server draws each client independently with probability p = "
         f"{facts.trust.participation_rate or 0.0:.4g}, and charges the round to every "
@@ -348,7 +350,7 @@ def drawn_clients(facts: Facts) -> str:
     },
 )
 def accounting(facts: Facts) -> str:
-    """The method behind every ε; each is an upper bound."""
+    """State the method that computes every ε, as an upper bound."""
     by, method, mechanism = (
         f" by fedsim {facts.version}" if facts.version else "",
         "",
@@ -364,7 +366,7 @@ def accounting(facts: Facts) -> str:
 
 
 def _orders(orders: tuple[float, ...]) -> str:
-    """Return few orders in full, many by their number and range."""
+    """Return Rényi orders in words: few in full, many by their number and range."""
     if len(orders) <= _MAX_NAMED_ORDERS:
         return ", ".join(f"{order:g}" for order in orders)
     return f"of the file, {len(orders)} from {min(orders):g} to {max(orders):g}"
@@ -378,7 +380,7 @@ def _orders(orders: tuple[float, ...]) -> str:
     values=lambda facts: dict(facts.public_parts or {}),
 )
 def public_parts(facts: Facts) -> str:
-    """What the model is made of that no ε covers, since it is public."""
+    """State which parts of the model no ε covers, since they are public."""
     parts, sentences = facts.public_parts or {}, list[str]()
     if names := parts.get("features"):
         sentences.append(
@@ -405,9 +407,9 @@ def public_parts(facts: Facts) -> str:
             "get no noise, and are in no message."
         )
     if directions := parts.get("directions"):
-        what = "1 direction" if directions == 1 else f"{directions} directions"
+        number = "1 direction" if directions == 1 else f"{directions} directions"
         sentences.append(
-            f"A step releases the slopes of the loss along {what}, which are drawn from the "
+            f"A step releases the slopes of the loss along {number}, which are drawn from the "
             "seed and public: an upload is these numbers and nothing else, and the update "
             "along the directions is a function of them."
         )

@@ -1,4 +1,4 @@
-"""Who sees what under each trust model, in words: the statement, pages and tools read them here.
+"""Words for what each observer sees under each trust model, for statement, pages and tools.
 
 `fedsim.accountant.trust.OBSERVERS` says which observers a trust model has a certificate against.
 """
@@ -14,18 +14,18 @@ OBSERVER_NAMES: Mapping[Observer, str] = {
     "sums": "an observer of sums",
     "models": "an observer of global models",
 }
-"""Observers after "against", those who see more first: a claim against one covers all after it."""
+"""Each observer, as worded after "against". A claim against one covers all that follow it."""
 
 
 @dataclass(frozen=True)
 class View:
-    """What the observer of a run's claim sees.
+    """Words for what the observer sees that a run's ε is claimed against.
 
     Attributes:
-        observer: the observer, after "against".
-        sees: what an attacker sees, after "An attacker sees".
+        observer: the observer, as worded after "against".
+        sees: what the adversary sees, as worded after "An attacker sees".
         releases: the releases that one ε covers, with their verb.
-        adversary: the adversary with all that it sees, as the begin of a sentence.
+        adversary: the adversary with all that it sees, as the beginning of a sentence.
     """
 
     observer: str
@@ -79,12 +79,12 @@ _VOTES = {
 
 
 def view_of(facts: Facts) -> View:
-    """Return the words of the view that the run's ε is claimed for."""
+    """Return the words for the observer that the run's ε is claimed against."""
     return (_VOTES if facts.counts_votes else _UPDATES)[facts.trust.trust]
 
 
 def core_text(facts: Facts) -> str:
-    """Return the guarantee of a run without its figures, without capital and full stop."""
+    """Return the guarantee of a run in words without figures, to be part of a sentence."""
     view, is_local = view_of(facts), facts.trust.trust == "local"
     if facts.protects_clients:
         unit = f"everything that {'client' if is_local else 'any client'} k has"
@@ -96,7 +96,7 @@ def core_text(facts: Facts) -> str:
 
 
 def question_of(facts: Facts) -> str:
-    """Return what an attacker guesses."""
+    """Return the question that an attacker answers, in words."""
     if facts.protects_clients:
         return "whether one given client trained on its data"
     if facts.trust.trust == "local":

@@ -1,4 +1,4 @@
-"""The content of `privacy.json`: its types, and the facts that are read from it."""
+"""The types of `privacy.json`, and the reader that turns its content into facts."""
 
 import hashlib
 import json
@@ -25,16 +25,16 @@ from fedsim.statement.trust_facts import TrustFacts
 
 
 class LedgerEntry(TypedDict):
-    """One entry of a client's ledger: an event as JSON, and how often it was released."""
+    """One entry of a client's ledger: an event as JSON, and the number of its releases."""
 
     event: dict[str, Any]
     count: int
 
 
 class ClientRow(TypedDict):
-    """One client of any federation; `epsilon` is null where there is no bound.
+    """The row of one client in any federation; `epsilon` is null if it is not finite.
 
-    `name` is public, and absent where clients have numbers alone.
+    `name` is public, and absent where clients have only numbers.
     `examples` is null where the unit is the client.
     """
 
@@ -46,11 +46,11 @@ class ClientRow(TypedDict):
 
 
 class PrivateClientRow(ClientRow):
-    """One client of a federation with differential privacy.
+    """The row of one client in a federation with differential privacy.
 
-    `epsilon` and `ledger` are of the claimed view, that of `against`. In distributed trust
-    `epsilon_against_server` and `ledger_against_server` are those against a server that sees the
-    client's own uploads.
+    `epsilon` and `ledger` hold against the observer `against`. In distributed trust,
+    `epsilon_against_server` and `ledger_against_server` hold against a server that sees single
+    uploads of the client.
     """
 
     epsilon_against_server: NotRequired[float | None]
@@ -74,7 +74,7 @@ class PrivateClientRow(ClientRow):
 
 
 class Certificate(TypedDict):
-    """ε at δ of every client against one observer; ε is null where none is supported."""
+    """A pair (ε, δ) for every client against one observer; ε is null if the facts support none."""
 
     against: Observer
     epsilon: float | None
@@ -82,7 +82,7 @@ class Certificate(TypedDict):
 
 
 class PrivacyFile(TypedDict):
-    """The whole file; names are null in a federation without differential privacy."""
+    """The content of `privacy.json`; without differential privacy, names of settings are null."""
 
     sums: NotRequired[Mapping[str, Any]]
     participation: NotRequired[Mapping[str, Any]]
@@ -119,12 +119,12 @@ def read_facts(privacy: Mapping[str, Any], *, run: RunFacts | None = None) -> Fa
     """Return the facts in the content of `privacy.json`.
 
     The ε of the federation is taken from the clients, not from `system_epsilon`, and the profile
-    is computed anew from the ledger of the client with the largest ε. `attack` is read; where it is
-    absent, as before the file is written, it is computed from all ledgers.
+    is computed anew from the ledger of the client with the largest ε. `attack` is read, or
+    computed from all ledgers where it is absent, as before the file is written.
 
     Args:
         privacy: the content of `privacy.json`; the other keys of the statement are ignored.
-        run: facts from the run's other files.
+        run: facts on how the run ended, from its other files; None where they are not known.
 
     Raises:
         KeyError: a key is missing.
@@ -182,14 +182,14 @@ def _trust(privacy: Mapping[str, Any]) -> TrustFacts:
 
 
 def _unexplained(rows: Sequence[Mapping[str, Any]], honest: int) -> int | None:
-    """Return the first client whose claim needs more noise than h equal shares have."""
+    """Return the first client whose ε needs more noise than `honest` shares have; None if none."""
     known: dict[str, bool] = {}
     for row in rows:
         ledgers = row["ledger"], row.get("ledger_against_server") or []
         key = json.dumps(ledgers, sort_keys=True)
         if key not in known:
-            claimed, own = (PrivacyLedger.from_list(ledger) for ledger in ledgers)
-            known[key] = is_explained_by_shares(claimed, own, honest=honest)
+            claimed, share = (PrivacyLedger.from_list(ledger) for ledger in ledgers)
+            known[key] = is_explained_by_shares(claimed, share, honest=honest)
         if not known[key]:
             return row["client"]
     return None
@@ -198,12 +198,12 @@ def _unexplained(rows: Sequence[Mapping[str, Any]], honest: int) -> int | None:
 def _against_server(privacy: Mapping[str, Any], run: RunFacts | None) -> Facts | None:
     """Return the facts of the same run against a server that sees single uploads.
 
-    Each client's own share of the noise is a mechanism of local trust.
+    Each client's share of the noise is a mechanism of local trust.
     """
     rows = privacy["clients"]
     if any(row.get("ledger_against_server") is None for row in rows):
         return None
-    own = [
+    share_rows = [
         {
             **row,
             "epsilon": row.get("epsilon_against_server"),
@@ -212,14 +212,14 @@ def _against_server(privacy: Mapping[str, Any], run: RunFacts | None) -> Facts |
         }
         for row in rows
     ]
-    return read_facts({**privacy, "trust": "local", "clients": own, "attack": None}, run=run)
+    return read_facts({**privacy, "trust": "local", "clients": share_rows, "attack": None}, run=run)
 
 
 def ledger_digest(rows: Iterable[Mapping[str, Any]]) -> str | None:
     """Return one SHA-256 over all clients' ledgers; None where a client's head is not recorded.
 
-    The hashed text has one line "<client> <ledger_head>" per client, by client number, each ended
-    by a newline, so that `sha256sum` computes the same digest.
+    The hashed text has a line "<client> <ledger_head>" for each client, by client number, ended by
+    a newline, so that `sha256sum` computes the same digest.
     """
     heads = sorted((row["client"], row.get("ledger_head")) for row in rows)
     if any(head is None for _, head in heads):
@@ -249,24 +249,24 @@ def _client(row: ClientRow) -> ClientFacts:
 
 
 def _batch_event(event: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the event of one batch, or one epoch; of a whole run's event, the one inside."""
+    """Return the event of one batch or epoch, also from inside the event of a whole run."""
     return event["event"] if event["type"] == "SelfComposed" else event
 
 
 def _is_one_event(row: ClientRow) -> bool:
-    """Whether one event, once, is all that a client was charged: its whole run."""
+    """Whether a client was charged for a single event, that of its whole run."""
     return [(e["event"]["type"], e["count"]) for e in row["ledger"]] == [("SelfComposed", 1)]
 
 
 def _is_joint(event: Mapping[str, Any]) -> bool:
-    """Whether a release on one batch has several parts, accounted for together."""
+    """Whether an event is a release of several parts that are accounted for together."""
     batches = _batch_event(event)
     inner = batches.get("event", batches)
     return inner["type"] == "JointGaussian" and len(inner["noise_multipliers"]) > 1
 
 
 def _slack(privacy: Mapping[str, Any]) -> Slack | None:
-    """Return the slack of the sampler; None where nothing is proven."""
+    """Return the slack of the noise sampler; None where no ε is proved."""
     slack = privacy["slack"]
     return None if slack is None else Slack(slack["epsilon"], slack["delta"])
 
@@ -274,7 +274,7 @@ def _slack(privacy: Mapping[str, Any]) -> Slack | None:
 def _method(
     rows: Sequence[Mapping[str, Any]], mechanism: MechanismFacts
 ) -> tuple[AccountantChoice, Adjacency] | None:
-    """Return how to compute δ(ε) of the ledgers; None where an ε is infinite or not known."""
+    """Return accountant and adjacency of the ledgers; None if an ε is infinite or not known."""
     accountant, adjacency = mechanism.accountant, mechanism.adjacency
     if any(row["epsilon"] is None for row in rows) or not rows:
         return None

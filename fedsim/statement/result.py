@@ -1,4 +1,4 @@
-"""What was spent and what an attacker can gain, secure aggregation, budgets, and how to check."""
+"""Sentences on spend, attacks, secure aggregation, budgets, and how to check a run."""
 
 import math
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ budget = partial(TABLE.sentence, "budget", "fact")
 
 
 def _largest_share(facts: Facts) -> float:
-    """Return the largest δ times units: a client's examples, or all clients."""
+    """Return the largest δ · n, with n a client's examples or, by unit, all clients."""
     if facts.protects_clients:
         return max(client.delta for client in facts.clients) * len(facts.clients)
     return max(client.delta * client.examples for client in facts.clients)
@@ -36,7 +36,7 @@ def _largest_share(facts: Facts) -> float:
     values=lambda facts: {"largest_delta_times_examples": _largest_share(facts)},
 )
 def delta_below_one_in_n(facts: Facts) -> str:
-    """δ is so small that the definition does not allow publishing an example."""
+    """State that every δ is too small to allow publishing a whole example."""
     share = percent_text(_largest_share(facts))
     if facts.protects_clients:
         return (
@@ -67,7 +67,7 @@ def delta_below_one_in_n(facts: Facts) -> str:
     values=lambda facts: {"clients": list(facts.clients_with_large_delta)},
 )
 def delta_too_large(facts: Facts) -> str:
-    """Some δ is so large that the definition allows publishing an example."""
+    """State that some δ is large enough to allow publishing a whole example."""
     if facts.protects_clients:
         return (
             "δ is not below 1 / the number of clients. With a δ this large, a federation that "
@@ -88,7 +88,7 @@ def _spread(facts: Facts) -> Mapping[str, float]:
 
 @TABLE.sentence("result", "fact", "Every client, and the federation", values=_spread)
 def spread(facts: Facts) -> str:
-    """The maximum ε, which is the guarantee, beside median and minimum, which are not."""
+    """State the largest ε, which is the guarantee, and median and minimum, which are not."""
     largest, median, smallest = map(epsilon_text, _spread(facts).values())
     return (
         f"The guarantee for all clients is the maximum over "
@@ -99,7 +99,7 @@ def spread(facts: Facts) -> str:
 
 
 def _bounds(facts: Facts) -> tuple[tuple[float, float], ...]:
-    """Return (false-positive rate, bound on the true-positive rate)."""
+    """Return pairs (false-positive rate, bound on the true-positive rate)."""
     return facts.attack.table if facts.attack else ()
 
 
@@ -119,7 +119,7 @@ def _bounds(facts: Facts) -> tuple[tuple[float, float], ...]:
     },
 )
 def attack_bound(facts: Facts) -> str:
-    """Bounds on the true-positive rate of membership inference, on any client."""
+    """State bounds on the true-positive rate of membership inference on any client."""
     (rate, top), *rest = (
         (f"{100 * rate:.4g}%", f"at most {percent_text(bound)}") for rate, bound in _bounds(facts)
     )
@@ -150,7 +150,7 @@ def _gaussian(facts: Facts) -> Mapping[str, Any]:
     values=_gaussian,
 )
 def gaussian_bound(facts: Facts) -> str:
-    """The whole trade-off curve, bounded by one number, μ."""
+    """State the number μ that bounds the whole trade-off curve."""
     values = _gaussian(facts)
     others = "" if len(facts.clients) == 1 else " The μ of another client may be larger."
     return (
@@ -173,7 +173,7 @@ _ROLES = {
 
 
 def _recorded(facts: Facts) -> Mapping[str, Any]:
-    """Return what is recorded of secure aggregation."""
+    """Return the recorded facts on secure aggregation; empty without them."""
     return dict(facts.secure_aggregation or {})
 
 
@@ -185,9 +185,9 @@ def _recorded(facts: Facts) -> Mapping[str, Any]:
     values=_recorded,
 )
 def secure_aggregation(facts: Facts) -> str:
-    """The server's view, and the trust assumption behind it."""
+    """State what the server sees, and the trust assumption behind it."""
     trust, recorded = facts.trust.trust, _recorded(facts)
-    sums = [f"the {one}" for one in recorded.get("server_view", ()) if one.startswith("sum of ")]
+    sums = [f"the {view}" for view in recorded.get("server_view", ()) if view.startswith("sum of ")]
     return " ".join(
         [
             f"Updates were summed by the protocol {recorded.get('protocol')}: the server saw "
@@ -246,7 +246,7 @@ def _exactness(recorded: Mapping[str, Any]) -> list[str]:
     values=_recorded,
 )
 def nothing_hidden(facts: Facts) -> str:
-    """The control arm: the arithmetic of secure aggregation without its cryptography."""
+    """State that a baseline ran: the arithmetic of secure aggregation without cryptography."""
     return (
         f"Updates were quantised and summed in plaintext (protocol "
         f"{_recorded(facts).get('protocol')}, a control arm): the server saw each of them. "
@@ -255,7 +255,7 @@ def nothing_hidden(facts: Facts) -> str:
 
 
 def _targets(facts: Facts) -> list[float]:
-    """Return the finite targets of clients."""
+    """Return the target ε of every client that has one."""
     targets = [client.target_epsilon for client in facts.clients]
     return [target for target in targets if target is not None and math.isfinite(target)]
 
@@ -268,7 +268,7 @@ def _targets(facts: Facts) -> list[float]:
     values=lambda facts: {"clients": list(facts.clients_over_target)},
 )
 def targets_exceeded(facts: Facts) -> str:
-    """Some client spent more than its budget."""
+    """State that some client spent more than its budget."""
     return f"The target ε was exceeded by {clients_text(facts.clients_over_target)}."
 
 
@@ -285,7 +285,7 @@ def _target_values(facts: Facts) -> Mapping[str, float]:
     values=_target_values,
 )
 def targets_kept(facts: Facts) -> str:
-    """No client spent more than its budget."""
+    """State that no client spent more than its budget."""
     targets = _targets(facts)
     who = "Every client" if len(targets) == len(facts.clients) else "Each of them"
     return (
@@ -296,7 +296,7 @@ def targets_kept(facts: Facts) -> str:
 
 @budget("Budgets", holds=lambda facts: facts.is_private and not _targets(facts))
 def no_targets(facts: Facts) -> str:
-    """The experiment gave the noise multiplier instead of a target ε."""
+    """State that the experiment gave the noise multiplier instead of a target ε."""
     return "The noise multiplier was given without a target ε: no budget limited the spend."
 
 
@@ -311,7 +311,7 @@ def _withdrawn_rounds(facts: Facts) -> dict[str, int | None]:
     values=lambda facts: {"rounds": _withdrawn_rounds(facts)},
 )
 def withdrawals(facts: Facts) -> str:
-    """Clients that withdrew because their budget was spent."""
+    """State which clients withdrew because their budget was spent."""
     withdrawn = facts.withdrawn_clients
     return (
         f"{count_text(len(withdrawn), 'client')} withdrew before the end because the budget "
@@ -326,7 +326,7 @@ def withdrawals(facts: Facts) -> str:
     values=lambda facts: {"updates": facts.lost_updates},
 )
 def lost_updates(facts: Facts) -> str:
-    """Failed clients, which keep their charges."""
+    """State how many updates were lost; their clients keep the charges."""
     return (
         f"{count_text(facts.lost_updates, 'update')} never reached the average. A charge is "
         "written before training starts and is never taken back. Every ε therefore includes each "
@@ -336,7 +336,7 @@ def lost_updates(facts: Facts) -> str:
 
 @TABLE.sentence("data access", "fact", "Access to private data in this run", holds=is_private)
 def data_access(facts: Facts) -> str:
-    """The steps of this run that read clients' examples."""
+    """State which steps of the run read clients' examples."""
     kind = facts.kind
     return (
         f"Clients' examples were read for {kind.reads} only, and {kind.charged} is in the ledger. "
@@ -353,7 +353,7 @@ def data_access(facts: Facts) -> str:
     values=lambda facts: dict(facts.tuning or {}),
 )
 def tuning_declared(facts: Facts) -> str:
-    """What the user declared about other runs on the same data."""
+    """State what the user declared about other runs on the same data."""
     declared = ", ".join(f"{name} {value}" for name, value in (facts.tuning or {}).items())
     return (
         f"Declared about other runs on the same data: {declared or 'no details'}. The "
@@ -369,7 +369,7 @@ def tuning_declared(facts: Facts) -> str:
     values=lambda facts: {"digest": facts.digest, "command": "fedsim verify ."},
 )
 def ledger(facts: Facts) -> str:
-    """Where charges are recorded, and the digest of all ledgers."""
+    """State where charges are recorded, and the digest of all ledgers."""
     who = "Each client writes its charge for a round to ledger.jsonl before it trains."
     if facts.trust.participation_rate is not None:
         who = "The server writes every client's charge to ledger.jsonl before it adds noise."
@@ -389,7 +389,7 @@ def ledger(facts: Facts) -> str:
     holds=lambda facts: facts.is_bounded and facts.tuning is None,
 )
 def tuning_not_charged(facts: Facts) -> str:
-    """Earlier runs on the same data, which are not part of this ε."""
+    """State that ε does not include earlier runs on the same data."""
     return (
         "Tuning runs on the same data are not charged: every run spends privacy, and this "
         "account covers one run only."

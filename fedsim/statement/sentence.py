@@ -1,4 +1,4 @@
-"""Tables of sentences: a row says when its sentence holds, under which heading, and its words."""
+"""Tables of sentences: a row has a sentence's condition, its heading and its words."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from fedsim.core.errors import FedsimError
 from fedsim.statement.facts import Facts
 
 Kind = Literal["claim", "fact", "limit", "warning"]
-"""claim: what is proved; fact: what ran; limit: where the claim ends; warning: read this first."""
+"""claim: proved; fact: recorded; limit: not covered by a claim; warning: to be read first."""
 
 Holds = Callable[[Facts], bool]
 Words = Callable[[Facts], str]
@@ -16,21 +16,21 @@ Values = Callable[[Facts], Mapping[str, Any]]
 
 
 class UnsupportedClaimError(FedsimError, ValueError):
-    """A sentence that the facts do not support."""
+    """The facts do not support a sentence."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a table of sentences; called with facts, it returns the sentence.
+    """One row of a table of sentences; a call with facts returns the sentence.
 
     Attributes:
-        identifier: the sentence's id in files.
-        point: the point of the statement under which it is listed.
+        identifier: id of the sentence in files.
+        point: point of the statement under which the sentence is listed.
         kind: claim, fact, limit or warning.
-        title: its heading on a page.
-        holds: whether facts support it.
-        words: its text.
-        values: every number of the text, unrounded, for programs.
+        title: heading of the sentence on a page.
+        holds: function that returns whether facts support the sentence.
+        words: function from facts to the text.
+        values: function from facts to every number of the text, unrounded, for programs.
     """
 
     identifier: str
@@ -42,10 +42,10 @@ class Row:
     values: Values
 
     def __call__(self, facts: Facts) -> "Sentence":
-        """Return the sentence of facts.
+        """Return the sentence for facts.
 
         Raises:
-            UnsupportedClaimError: the facts do not support it.
+            UnsupportedClaimError: the facts do not support the sentence.
         """
         return Sentence(self, facts)
 
@@ -76,12 +76,12 @@ class Sentence:
 
     @property
     def kind(self) -> Kind:
-        """Whether it is a claim, a fact, a limit or a warning."""
+        """Whether the sentence is a claim, a fact, a limit or a warning."""
         return self.row.kind
 
     @property
     def title(self) -> str:
-        """Its heading on a page."""
+        """Heading of the sentence on a page."""
         return self.row.title
 
     @property
@@ -107,7 +107,7 @@ class Sentence:
 
 
 def is_bounded(facts: Facts) -> bool:
-    """Whether a finite ε of at least one release may be stated: rows hold then, without more."""
+    """Whether a finite ε of at least one release may be stated; the default condition of rows."""
     return facts.is_bounded
 
 
@@ -121,7 +121,7 @@ def _no_values(facts: Facts) -> Mapping[str, Any]:
 
 
 class StatementTable(list[Row]):
-    """Rows in the order of the statement."""
+    """A table of sentences: rows in the order of the statement."""
 
     def sentence(
         self,
@@ -132,16 +132,17 @@ class StatementTable(list[Row]):
         holds: Holds = is_bounded,
         values: Values = _no_values,
     ) -> Callable[[Words], Row]:
-        """Return a decorator that makes a row of a function from facts to words.
+        """Return a decorator that turns a function from facts to words into a row of this table.
 
         The name of the function is the id of the sentence in files.
 
         Args:
-            point: the point of the statement under which it is listed.
+            point: point of the statement under which the sentence is listed.
             kind: claim, fact, limit or warning.
-            title: its heading on a page.
-            holds: whether facts support it; by default, where there is a guarantee.
-            values: every number of the text, unrounded.
+            title: heading of the sentence on a page.
+            holds: function that returns whether facts support the sentence; by default, whether
+                there is a guarantee.
+            values: function from facts to every number of the text, unrounded.
         """
 
         def add(words: Words) -> Row:

@@ -22,7 +22,7 @@ _MAX_JSON_POINTS = 40
 
 
 def statement_of(facts: Facts) -> tuple[Sentence, ...]:
-    """Return all sentences that the facts support."""
+    """Return all sentences that the facts support, in the order of the statement."""
     return tuple(row(facts) for row in SENTENCES if row.holds(facts))
 
 
@@ -38,7 +38,7 @@ def in_words(sentences: Sequence[Sentence]) -> str:
 def to_json(facts: Facts) -> dict[str, Any]:
     """Return the statement's keys of `privacy.json`.
 
-    `profile` and `attack` are None without a finite ε.
+    The values of `profile` and `attack` are None without a finite ε.
     """
     sentences = statement_of(facts)
     return {

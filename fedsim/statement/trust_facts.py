@@ -1,4 +1,4 @@
-"""Recorded facts about trust model and unit, and what each of the six cells needs of them."""
+"""Recorded facts about trust model and unit, and the conditions of each of the six cells."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -14,25 +14,27 @@ UNMET_CONDITIONS: Mapping[str, str] = {
     "agreed_plan": "uploads are not bound to a plan of the noise that each client checks",
     "fixed_set": "the client set of a sum may depend on values of uploads",
 }
-"""Conditions of a guarantee against a server that departs from the protocol, and what fails."""
+"""Each condition of a guarantee against an active server, with what fails without it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrustFacts:
-    """Trust model and unit of a run; None where a fact is not recorded or has no meaning.
+    """Facts about trust model and unit; None where a fact is not recorded or has no meaning.
 
     Attributes:
         trust: local, distributed or central.
         unit: example or client.
-        min_clients: m, the fewest clients in a sum that is opened.
-        colluding_clients: t, clients of a sum that may collude with its observer or add no noise.
-        local_steps: noisy steps of a client in a round.
-        optimizer: the client's optimizer; "sgd" is plain SGD.
+        min_clients: m, the smallest number of clients in a sum that is opened.
+        colluding_clients: t, the number of clients of a sum that may collude with its observer or
+            add no noise.
+        local_steps: number of noisy steps of a client in a round.
+        optimizer: optimizer of the clients; "sgd" is plain SGD.
         opened_sums: number of clients in each sum that was opened.
-        unexplained: the first client whose claim needs more noise than the shares of its sums have.
-        participation_rate: p where clients are drawn independently and in secret.
-        weighting: the clients' weights, for the client unit.
-        votes: `queries`, `answers`, `sigma_threshold` and `sigma` of PATE; None: clients train.
+        unexplained: first client whose ε needs more noise than the shares in its sums have.
+        participation_rate: probability p of each client, drawn independently and in secret.
+        weighting: name of the clients' weights, for the client unit.
+        votes: `queries`, `answers`, `sigma_threshold` and `sigma` of PATE; None where clients
+            train.
     """
 
     trust: str = "local"
@@ -49,17 +51,17 @@ class TrustFacts:
 
     @property
     def protects_client(self) -> bool:
-        """Whether the unit is everything that a client has."""
+        """Whether the unit is the client: everything that it has."""
         return protects_client(self.unit)
 
     @property
     def observers(self) -> tuple[Observer, ...]:
-        """The observers that have a certificate, the claimed view first."""
+        """The observers against whom there is a certificate, the observer of the claim first."""
         return OBSERVERS.get(self.trust, ())
 
     @property
     def honest_clients(self) -> int:
-        """H = m - t, the fewest honest clients in a sum that is opened; 0 if not recorded."""
+        """H = m - t, the smallest number of honest clients in an opened sum; 0 if not recorded."""
         if self.min_clients is None or self.colluding_clients is None:
             return 0
         return max(0, self.min_clients - self.colluding_clients)
@@ -68,7 +70,7 @@ class TrustFacts:
         """Return the types that a client's events may have.
 
         Args:
-            of_batches: type of the event of a batch; None where no sampling of batches is known.
+            of_batches: type of the event of one batch; None where no sampling of batches is known.
         """
         if not self.protects_client:
             return frozenset() if of_batches is None else frozenset({of_batches})
@@ -78,15 +80,15 @@ class TrustFacts:
 
 
 LOCAL_EXAMPLE = TrustFacts()
-"""Facts of a run that records neither trust model nor unit."""
+"""The facts of a run whose files record neither trust model nor unit."""
 
 
 def trust_objections(trust: TrustFacts, secure: Mapping[str, Any] | None) -> Iterator[str]:
-    """Yield what a record says against its trust model and unit, beside `conditions.unmet`.
+    """Yield objections to the trust model and unit of a record, beside `conditions.unmet`.
 
     Args:
         trust: facts about trust model and unit.
-        secure: what is recorded of secure aggregation; None without it.
+        secure: recorded facts on secure aggregation; None without it.
     """
     if trust.trust not in OBSERVERS:
         yield f"its trust model {trust.trust!r} is not known"
@@ -97,10 +99,10 @@ def trust_objections(trust: TrustFacts, secure: Mapping[str, Any] | None) -> Ite
 
 
 def unmet_conditions(secure: Mapping[str, Any] | None) -> list[str]:
-    """Return the names of `UNMET_CONDITIONS` that a run does not meet, by its own record.
+    """Return the names in `UNMET_CONDITIONS` of the conditions that a run did not record as met.
 
     Args:
-        secure: what is recorded of the protocol; None without one.
+        secure: recorded facts on secure aggregation; None without it.
     """
     trust = (secure or {}).get("trust")
     met = trust.get("conditions", {}) if isinstance(trust, Mapping) else {}
@@ -108,7 +110,7 @@ def unmet_conditions(secure: Mapping[str, Any] | None) -> list[str]:
 
 
 def _objections_to_sums(trust: TrustFacts, secure: Mapping[str, Any] | None) -> Iterator[str]:
-    """Yield what speaks against hiding each client's part behind the noise of the others."""
+    """Yield objections to hiding each client's part behind the noise of the other clients."""
     unmet = unmet_conditions(secure)
     if unmet and (secure or {}).get("simulated_non_collusion") is False:
         yield (

@@ -1,1 +1,1 @@
-"""Tools over the core: they import it, and it imports none of them."""
+"""Tools built on the simulator: they import it, and it never imports them."""

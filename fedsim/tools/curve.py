@@ -1,4 +1,4 @@
-"""The command `curve`."""
+"""The command `fedsim curve`: bounds on ε over the steps of DP-SGD."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -26,14 +26,14 @@ _SETTINGS = {
 
 
 class StepNumbers(click.ParamType):
-    """Numbers of steps: `1000`, `10,100,1000`, or `10..1000` (`..1000` from 1 on)."""
+    """Numbers of steps as an option: `1000`, `10,100,1000`, or `10..1000` (`..1000` from 1 on)."""
 
     name = "steps"
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[int, ...]:
-        """Return ascending numbers; a range gives 1, 2, 5, 10, 20, ... within it."""
+        """Return ascending numbers of steps; a range gives 1, 2, 5, 10, 20, ... within it."""
         if isinstance(value, tuple):
             return value
         first, dots, last = value.partition("..")
@@ -54,14 +54,14 @@ class StepNumbers(click.ParamType):
 
 
 class Orders(click.ParamType):
-    """Rényi orders, `2,4,8`."""
+    """Rényi orders as an option, such as `2,4,8`."""
 
     name = "orders"
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[float, ...]:
-        """Return the orders; their range is checked with the accountant."""
+        """Return the orders; the accountant checks their range later."""
         try:
             return tuple(float(part) for part in value.split(","))
         except ValueError:
@@ -118,7 +118,7 @@ def curve_command(
     else:
         _refuse_settings({**settings, "orders": orders})
         curves = _of_experiment(file, overrides, bounds, is_whole=as_json or bool(csv_path or path))
-        drawn = max(curves, key=lambda one: one.smallest, default=None)
+        drawn = max(curves, key=lambda curve: curve.smallest, default=None)
         marks, whose = None, "" if drawn is None else _clients(drawn, len(curves))
     if csv_path is not None:
         _write_csv(curves, Path(csv_path))
@@ -128,7 +128,7 @@ def curve_command(
 
         write_chart(bounds_chart(drawn, dotted=marks, whose=whose), path)
     if as_json:
-        print_json({"bounds": list(bounds), "curves": [one.to_json() for one in curves]})
+        print_json({"bounds": list(bounds), "curves": [curve.to_json() for curve in curves]})
     elif file is None:
         print_bound_curve(curves[0])
     else:
@@ -137,7 +137,7 @@ def curve_command(
 
 @contextmanager
 def _usage_errors() -> Iterator[None]:
-    """Turn a refused number into an error of the command line."""
+    """Turn a ValueError about a number into a usage error of the command line."""
     try:
         yield
     except ValueError as error:
@@ -153,7 +153,7 @@ def _of_settings(
     *,
     is_drawn: bool,
 ) -> "tuple[BoundCurve, BoundCurve]":
-    """Return the curve of the given steps, and one with more points to draw.
+    """Return (curve at the given steps, curve with more points for the plot).
 
     Raises:
         UsageError: a setting is missing.
@@ -181,7 +181,7 @@ def _of_settings(
 def _of_experiment(
     file: str, overrides: tuple[str, ...], bounds: tuple[str, ...], *, is_whole: bool
 ) -> "tuple[BoundCurve, ...]":
-    """Return the curve of each kind of clients, or its last point alone."""
+    """Return the curve of each kind of clients, or only its last point."""
     with quick_imports():
         from fedsim.experiment import load_experiment
         from fedsim.planning.projection import experiment_curves
@@ -195,10 +195,10 @@ def _of_experiment(
 
 
 def _refuse_settings(settings: dict[str, Any]) -> None:
-    """Refuse what an experiment file sets itself.
+    """Refuse options that an experiment file sets itself.
 
     Raises:
-        UsageError: with the fix.
+        UsageError: an option is given; the message names the fix.
     """
     given = next((name for name, value in settings.items() if value is not None), None)
     if given is not None:
@@ -209,7 +209,7 @@ def _refuse_settings(settings: dict[str, Any]) -> None:
 
 
 def _clients(curve: "BoundCurve", kinds: int) -> str:
-    """Return who takes the steps, in words."""
+    """Return in words which clients take the steps of a curve."""
     clients = curve.schedule.clients
     who = f"client {clients[0]}" if len(clients) == 1 else f"{len(clients):,} clients"
     return f"{who} with the largest ε" if kinds > 1 else who

@@ -1,7 +1,7 @@
-"""The federation of a run, run again in memory and compared with what was recorded.
+"""Replay of a run: its federation runs again in memory and is compared with the run's records.
 
-Every charge and every upload in clear is compared client by client, and the global model after
-every round. Under secure aggregation the server sees no upload: there the model stands for the sum.
+Every charge and every unencrypted upload is compared client by client, and the global model after
+every round. Under secure aggregation the server sees no uploads, so only the model is compared.
 
 A replay imports the plug-ins and reads the data that the experiment names: replay only a run whose
 plug-ins you trust.
@@ -37,18 +37,18 @@ from fedsim.tools.replay_channel import MemoryJournal, RecordedRound, ReplayGrid
 
 
 class ReplayImpossibleError(InputError):
-    """A run that cannot be replayed here; nothing is known against it."""
+    """Raised if a run cannot be replayed here, which says nothing against the run."""
 
 
 @dataclass(frozen=True)
 class Replay:
-    """Result of a replay.
+    """The result of a replay.
 
     Attributes:
-        rounds: rounds that were run again.
-        uploads: uploads that were computed again and compared.
-        charges: charges likewise.
-        problems: the differences of the first round that has one, in ascending order of clients.
+        rounds: number of rounds that were run again.
+        uploads: number of uploads that were recomputed and compared.
+        charges: number of charges that were recomputed and compared.
+        problems: the differences in the first round that has any, in ascending order of clients.
     """
 
     rounds: int
@@ -60,19 +60,20 @@ class Replay:
 def replay_run(
     directory: RunDirectory, *, base: Path | None = None, phases: Phases | None = None
 ) -> Replay:
-    """Run a federation again and compare what left the clients with what was recorded.
+    """Run a federation again and compare its charges, uploads and models with the run's records.
 
     Guarantee: without problems, every recorded charge, the tag of every recorded upload, and the
     digest of the global model after every round are those that this fedsim computes from the
     experiment, its seed and its data.
 
     Args:
-        directory: a run that was verified.
-        base: the directory in which the experiment's relative paths start; None: the current one.
-        phases: the phases of the caller.
+        directory: directory of a run that passed verification.
+        base: the directory that the experiment's relative paths refer to; None means the current
+            directory.
+        phases: progress phases of the caller.
 
     Raises:
-        ReplayImpossibleError: the run cannot be repeated here; the message says why.
+        ReplayImpossibleError: the run cannot be replayed here; the message says why.
         InputError: data or plug-ins are missing.
     """
     phases = phases or Phases()
@@ -95,14 +96,14 @@ def _federation(directory: RunDirectory, base: Path | None, phases: Phases) -> F
         loaded = load_experiment(path, WITHOUT_TRACKERS, base=base or Path())
         federation = assemble(loaded, ledger=None, in_process=True, phases=phases)
     except InputError as error:
-        what = " ".join(str(error).split())
+        text = " ".join(str(error).split())
         hint = "--base names the directory in which the experiment's relative paths start"
-        raise ReplayImpossibleError(f"{what}; {hint}") from error
+        raise ReplayImpossibleError(f"{text}; {hint}") from error
     try:
         refuse_other_inputs(directory.read_inputs(), federation)
     except RunDirectoryError as error:
-        what = str(error).partition(",")[0]
-        raise ReplayImpossibleError(f"{what}; a replay needs the original") from error
+        text = str(error).partition(",")[0]
+        raise ReplayImpossibleError(f"{text}; a replay needs the original") from error
     for client, plan in enumerate(federation.plan.clients or ()):
         if plan.secure_noise:
             raise ReplayImpossibleError(
@@ -115,37 +116,37 @@ def _federation(directory: RunDirectory, base: Path | None, phases: Phases) -> F
 def _refuse_other_conditions(
     directory: RunDirectory, federation: Federation, rounds: Sequence[RecordedRound]
 ) -> None:
-    """Check that every round ran with these versions and on this kind of device.
+    """Check that every round ran with the present versions and on the same kind of device.
 
     Raises:
-        ReplayImpossibleError: one did not.
+        ReplayImpossibleError: a round ran under other conditions.
     """
-    for one in rounds:
-        if one.releases is None or one.releases.conditions == federation.conditions:
+    for round_ in rounds:
+        if round_.releases is None or round_.releases.conditions == federation.conditions:
             continue
         packages = directory.read_json("environment.json").get("packages", {})
         now = {"torch": torch.__version__.partition("+")[0], "numpy": np.__version__}
         recorded = {name: str(packages.get(name)).partition("+")[0] for name in now}
         other = [f"{k} {recorded[k]} (here {v})" for k, v in now.items() if recorded[k] != v]
         raise ReplayImpossibleError(
-            f"round {one.number} ran with another "
+            f"round {round_.number} ran with another "
             f"{' and '.join(other) or 'kind of processor or device, or version of torch or numpy'},"
             " where the last bits may differ; replay it where it ran"
         )
 
 
 class _EndOfRecordError(Exception):
-    """The last recorded round was run again, or a difference was found."""
+    """Raised to end the replay: after the last recorded round, or at the first difference."""
 
 
 class _Comparison:
-    """Runs a federation again.
+    """A replay in progress: it runs the federation again and compares each round.
 
     Args:
-        directory: of the run.
-        federation: assembled from its experiment.
+        directory: directory of the run.
+        federation: the federation assembled from the run's experiment.
         rounds: the recorded rounds.
-        phases: each round is one.
+        phases: progress phases; each round is a phase.
     """
 
     def __init__(
@@ -163,7 +164,7 @@ class _Comparison:
         self._problems: list[str] = []
 
     def run(self) -> Replay:
-        """Return the result."""
+        """Run the replay and return its result."""
         if self._rounds:
             self._begin_round()
             try:
@@ -182,8 +183,8 @@ class _Comparison:
         done = self._rounds[: self._finished]
         return Replay(
             rounds=len(done),
-            uploads=sum(len(one.uploads) for one in done),
-            charges=sum(len(one.charges) for one in done),
+            uploads=sum(len(round_.uploads) for round_ in done),
+            charges=sum(len(round_.charges) for round_ in done),
             problems=tuple(self._problems),
         )
 
@@ -210,7 +211,9 @@ class _Comparison:
         LocalEngine(grid).execute(server, app, federation.num_nodes)
 
     def _block_of(self, round_number: int, client: int) -> tuple[int, ...]:
-        known = [one.releases for one in self._rounds[:round_number] if one.releases is not None]
+        known = [
+            round_.releases for round_ in self._rounds[:round_number] if round_.releases is not None
+        ]
         if known and known[-1].blocks == "alone":
             return (client,)
         return self._federation.blocks.plan.block_of(round_number, client)
@@ -226,19 +229,19 @@ class _Comparison:
         self._begin_round()
 
     def _differences(self, report: RoundReport) -> Iterator[str]:
-        """Yield what a round has otherwise than its record."""
+        """Yield the differences between a replayed round and its record."""
         recorded = self._rounds[report.round_number - 1]
         where = f"round {recorded.number}"
         charges = self._journal.in_round(recorded.number)
         for client in sorted(recorded.asked | charges.keys()):
-            what = _charge_difference(recorded.charges.get(client), charges.get(client))
-            found, expected = report.clients.uploads.get(client), recorded.uploads.get(client)
-            if what is None and found != expected:
-                what = "its upload is not the one that its charge, its seed and its data give"
-            if what is not None:
+            difference = _charge_difference(recorded.charges.get(client), charges.get(client))
+            replayed, expected = report.clients.uploads.get(client), recorded.uploads.get(client)
+            if difference is None and replayed != expected:
+                difference = "its upload is not the one that its charge, its seed and its data give"
+            if difference is not None:
                 failed = self._failures.get(client)
                 because = "" if failed is None else f" (it failed in the replay: {failed})"
-                yield f"client {client}, {where}: {what}{because}"
+                yield f"client {client}, {where}: {difference}{because}"
         if recorded.row is not None and set(report.clients.participants) != recorded.participants:
             yield f"{where}: the replay has other participants than rounds.jsonl"
         if recorded.releases is not None and report.model.digest != recorded.releases.model:
@@ -249,7 +252,7 @@ class _Comparison:
             )
 
     def _final_difference(self, state: ServerState) -> Iterator[str]:
-        """Yield a difference of the last finished round's model from that in the checkpoint."""
+        """Yield a message if the last finished round's model differs from the checkpoint's."""
         checkpoint = self._directory.read_checkpoint()
         if checkpoint is None or checkpoint.state.round_number != state.round_number:
             return
@@ -265,14 +268,14 @@ class _Comparison:
                 yield "model.safetensors is not the student that is trained on these answers"
 
 
-def _charge_difference(recorded: Charge | None, found: Charge | None) -> str | None:
-    """Return how a charge differs from the recorded one; None where it does not."""
-    if recorded is None or found is None:
-        if recorded is found:
+def _charge_difference(recorded: Charge | None, replayed: Charge | None) -> str | None:
+    """Return how a replayed charge differs from the recorded one; None if it does not."""
+    if recorded is None or replayed is None:
+        if recorded is replayed:
             return None
-        return "was charged, and not in the replay" if found is None else "was not charged"
-    if recorded.hash == found.hash:
+        return "was charged, and not in the replay" if replayed is None else "was not charged"
+    if recorded.hash == replayed.hash:
         return None
-    if recorded.ledger.entries != found.ledger.entries or recorded.steps != found.steps:
+    if recorded.ledger.entries != replayed.ledger.entries or recorded.steps != replayed.steps:
         return "its charge is not that of its plan"
     return "was charged for another answer: another model, block, mechanism or data"

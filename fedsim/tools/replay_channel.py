@@ -1,7 +1,7 @@
-"""The recorded clients train again; clients without a recorded release answer as they did.
+"""Channel of a replay: recorded clients train again, all others repeat their recorded answer.
 
-Who failed or withdrew may have depended on the machine: a worker that died, an interrupt. So that
-is taken from the record. What a client computes does not depend on who else was there.
+Which clients failed or withdrew may have depended on the machine (a worker that died, an
+interrupt), so it is taken from the record. A client's computation does not depend on the others.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,13 +22,13 @@ from fedsim.simulation.virtual_grid import FIRST_NODE
 
 @dataclass(frozen=True)
 class RecordedRound:
-    """What a run recorded of one round.
+    """The records of one round of a run.
 
     Attributes:
-        number: the round, from 1.
-        row: its line of `rounds.jsonl`; None for a round that was interrupted.
-        releases: its line of `releases.jsonl`; None likewise.
-        charges: of the clients that were charged.
+        number: number of the round, from 1.
+        row: the round's line of `rounds.jsonl`; None if the round was interrupted.
+        releases: the round's line of `releases.jsonl`; None if the round was interrupted.
+        charges: charge of each charged client, by client.
     """
 
     number: int
@@ -38,37 +38,37 @@ class RecordedRound:
 
     @property
     def uploads(self) -> Mapping[int, str]:
-        """Tag of each upload in clear."""
+        """Tag of each unencrypted upload, by client."""
         return {} if self.releases is None else self.releases.uploads
 
     @cached_property
     def participants(self) -> frozenset[int]:
-        """The clients in the aggregate."""
+        """The clients whose updates are in the aggregate."""
         return frozenset(() if self.row is None else self.row["participants"])
 
     @cached_property
     def asked(self) -> frozenset[int]:
-        """The clients that trained: they were charged, sent an update, or took part."""
+        """The clients that trained: those charged, with an upload, or in the aggregate."""
         return frozenset(self.charges) | frozenset(self.uploads) | self.participants
 
     @cached_property
     def withdrawals(self) -> Mapping[int, str]:
-        """The reason of each client that left the federation."""
+        """The recorded reason of each client that withdrew from the federation, by client."""
         rows = () if self.row is None else self.row["withdrawn"]
-        return {one["client"]: str(one["reason"]) for one in rows}
+        return {row["client"]: str(row["reason"]) for row in rows}
 
     @cached_property
     def failures(self) -> Mapping[int, str]:
-        """The reason of each client that failed."""
+        """The recorded reason of each client that failed, by client."""
         rows = () if self.row is None else self.row["failed"]
-        return {one["client"]: str(one["reason"]) for one in rows}
+        return {row["client"]: str(row["reason"]) for row in rows}
 
 
 def read_recorded(directory: RunDirectory) -> Sequence[RecordedRound]:
-    """Return the rounds of a run from the first to the last that left anything.
+    """Return the rounds of a run, from the first to the last one with any record.
 
     Args:
-        directory: a run that was verified.
+        directory: directory of a run that passed verification.
 
     Raises:
         DamagedRunError: a file is missing or damaged.
@@ -76,7 +76,7 @@ def read_recorded(directory: RunDirectory) -> Sequence[RecordedRound]:
     """
     files, charges = RunFiles(directory), dict[int, dict[int, Charge]]()
     rows = {row["round"]: row for row in files.rounds}
-    releases = {one.round: one for one in files.releases}
+    releases = {release.round: release for release in files.releases}
     for client in files.journal.clients():
         for charge in files.journal.history(client):
             charges.setdefault(charge.round_number, {})[client] = charge
@@ -92,10 +92,10 @@ NOT_RECORDED = "nothing of this client was recorded"
 
 @dataclass
 class MemoryJournal:
-    """A ledger in memory: what clients are charged in a replay.
+    """A ledger in memory with the charges of a replay.
 
     Attributes:
-        charges: of each client, oldest first.
+        charges: charges by client, oldest first.
     """
 
     charges: dict[int, list[Charge]] = field(default_factory=dict)
@@ -105,11 +105,11 @@ class MemoryJournal:
         return tuple(self.charges.get(client, [])[after:])
 
     def append(self, charge: Charge) -> None:
-        """Keep a charge."""
+        """Append a charge to the ledger in memory."""
         self.append_all([charge])
 
     def append_all(self, charges: Sequence[Charge]) -> None:
-        """Keep charges."""
+        """Append charges to the ledger in memory."""
         for charge in charges:
             self.charges.setdefault(charge.client, []).append(charge)
 
@@ -121,13 +121,13 @@ class MemoryJournal:
 
 @dataclass(frozen=True)
 class ReplayChannel:
-    """A channel that asks the recorded clients alone.
+    """A channel that sends requests only to the recorded clients.
 
     Attributes:
-        channel: reaches all clients.
+        channel: the channel to all clients.
         rounds: the recorded rounds, from the first.
-        failures: receives what clients that trained again raised, by client.
-        is_secret: whether the record names no participant, so that every drawn client trains.
+        failures: mapping that receives, by client, the errors of clients that trained again.
+        is_secret: whether the record names no participants, so that every drawn client trains.
     """
 
     channel: ClientChannel
@@ -138,12 +138,16 @@ class ReplayChannel:
     def train(
         self, requests: Mapping[int, TrainRequest], *, timeout: float | None
     ) -> Iterator[tuple[int, TrainAnswer]]:
-        """Yield node and answer of each client (see `ClientChannel`)."""
+        """Yield (node, answer) of each client, as `ClientChannel.train` does."""
         self.failures.clear()
         if not requests:
             return
         recorded = self.rounds[next(iter(requests.values())).round_number - 1]
-        asked = {node: one for node, one in requests.items() if node - FIRST_NODE in recorded.asked}
+        asked = {
+            node: request
+            for node, request in requests.items()
+            if node - FIRST_NODE in recorded.asked
+        }
         for node in requests.keys() - asked.keys():
             yield node, _recorded_answer(recorded, node - FIRST_NODE)
         for node, answer in self.channel.train(asked, timeout=timeout):
@@ -156,23 +160,23 @@ class ReplayChannel:
 
 
 def _recorded_answer(recorded: RecordedRound, client: int) -> TrainAnswer:
-    """Return the answer of a client whose release was not recorded."""
+    """Return the recorded failure or withdrawal of a client without a recorded release."""
     if client in recorded.withdrawals:
         return Withdrawal(client, recorded.withdrawals[client])
     return ClientError(recorded.failures.get(client, NOT_RECORDED))
 
 
 class ReplayGrid(LocalGrid):
-    """A local grid with a `ReplayChannel`.
+    """A local grid whose direct channel is a `ReplayChannel`.
 
     Args:
-        client_app: the app of every node.
+        client_app: the ClientApp of every node.
         num_clients: number of nodes.
         run_id: Flower's id of the run.
-        rounds: the recorded rounds.
-        failures: see `ReplayChannel`.
-        is_secure: whether updates are summed in secret.
-        is_secret: see `ReplayChannel`.
+        rounds: the recorded rounds, from the first.
+        failures: mapping that receives, by client, the errors of clients that trained again.
+        is_secure: whether updates are summed by secure aggregation.
+        is_secret: whether the record names no participants, so that every drawn client trains.
     """
 
     def __init__(
@@ -192,6 +196,6 @@ class ReplayGrid(LocalGrid):
         self._is_secret = is_secret
 
     def direct_channel(self) -> ReplayChannel:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Return the channel that asks the recorded clients."""
+        """Return the channel that sends requests only to the recorded clients."""
         channel = super().direct_channel() or MessageChannel(self, self._reply_type)
         return ReplayChannel(channel, self._rounds, self._failures, self._is_secret)

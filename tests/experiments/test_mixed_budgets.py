@@ -31,8 +31,8 @@ def test_weights_by_noise_keep_the_accuracy_that_equal_weights_lose(
                 privacy__clients=budgets,
             )
         )
-        for name in ("noise", "examples", "uniform")
+        for name in ("examples_over_noise", "examples", "uniform")
     }
-    assert means["noise"] >= least
-    assert means["noise"] > means["examples"] + gain
+    assert means["examples_over_noise"] >= least
+    assert means["examples_over_noise"] > means["examples"] + gain
     assert means["examples"] > means["uniform"]

@@ -35,7 +35,7 @@ OTHERS: list[dict[str, Any]] = [
     {"schema": SCHEMAS["environment.json"] + 1, "fedsim": "9.0"},
     {"schema": str(SCHEMAS["environment.json"])},
     {"schema": True},
-    {"schema": [6]},
+    {"schema": [SCHEMAS["environment.json"]]},
     {"schema": 1e400},
     {"schema": None},
 ]
@@ -130,7 +130,7 @@ def test_a_checkpoint_of_another_schema_is_refused(
     assert any(expected in problem for problem in verify_run(RunDirectory.open(run)).problems)
 
 
-@pytest.mark.parametrize("content", [None, "{", '{"schema": 6}', '{"schema": 6, "fedsim": 3}'])
+@pytest.mark.parametrize("content", [None, "{", '{"schema": 7}', '{"schema": 7, "fedsim": 3}'])
 def test_a_run_that_names_no_version_is_damaged(run: Path, content: str | None) -> None:
     (run / "environment.json").unlink()
     if content is not None:

@@ -158,8 +158,7 @@ def test_a_strategy_without_weights_says_so_in_one_line(tmp_path: Path) -> None:
     text = " ".join(result.stderr.split())
     assert (
         "federation.weighting: examples_over_noise is ignored, as the strategy ./own.py:Last "
-        "takes no"
-        in text
+        "takes no" in text
     )
 
 

@@ -202,7 +202,11 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         {
             **CENTRAL,
             **ADAPTIVE,
-            "federation.weighting": {"name": "examples_over_noise", "size_power": 0, "noise_power": 1},
+            "federation.weighting": {
+                "name": "examples_over_noise",
+                "size_power": 0,
+                "noise_power": 1,
+            },
         },
         "counts every client once",
     ),

@@ -1,6 +1,6 @@
-"""The figures of a comparison: each is a chart with its numbers as a table.
+"""Figures of a comparison, each a chart with its numbers as a table.
 
-Here is what they share: the look of variants, axes, and estimates with intervals.
+This module has what all figures share: the look of variants, axes, and means with intervals.
 """
 
 from collections.abc import Sequence
@@ -34,11 +34,11 @@ class Picture:
     """A figure of a comparison.
 
     Attributes:
-        name: its name in the page and of its files, such as `rounds`.
-        caption: the line above it.
-        chart: the drawing; its heading is what every reader of the file must know.
-        columns: names of the columns of its CSV.
-        rows: the numbers that are drawn; None is an empty cell.
+        name: name of the figure in the page and of its files, such as `rounds`.
+        caption: the line above the figure.
+        chart: the drawing; its heading is a warning for every reader of the file.
+        columns: column names of the figure's CSV.
+        rows: the drawn numbers, row by row; None is an empty cell.
     """
 
     name: str
@@ -48,12 +48,12 @@ class Picture:
     rows: Sequence[Sequence[object]]
 
     def to_csv(self) -> str:
-        """Return the numbers as CSV."""
+        """Return the drawn numbers as CSV."""
         return csv_text(self.columns, self.rows)
 
 
 def looks_of(results: Results) -> dict[str, Look]:
-    """Return a colour for each variant; beyond eight they differ in their dashes too."""
+    """Return the colour of each variant by name; beyond eight variants, dashes differ too."""
     count, kinds, symbols = len(SERIES), len(DASHES), len(SYMBOLS)
     return {
         variant.name: Look(
@@ -66,17 +66,17 @@ def looks_of(results: Results) -> dict[str, Look]:
 
 
 def figure_name(results: Results, name: str) -> str:
-    """Return a name that is unique among the figures of both units of a comparison.
+    """Return a figure's name that is unique among the figures of both privacy units.
 
     Args:
-        results: the variants of one unit.
-        name: the figure.
+        results: the results of the variants of one unit.
+        name: name of the figure within its unit.
     """
     return f"{name}-{results.groups[0].unit}" if results.has_sibling else name
 
 
 def ends_of(metric: str, variant: VariantResult) -> Point | None:
-    """Return the ends of an interval, clipped to what the metric can be; None without one."""
+    """Return (low, high) of a metric's interval, clipped to the metric's range, or None."""
     estimate, (least, most) = variant.metrics[metric], metric_entry(metric).bounds
     if estimate.low is None or estimate.high is None:
         return None
@@ -84,26 +84,26 @@ def ends_of(metric: str, variant: VariantResult) -> Point | None:
 
 
 def values_of(metric: str, variants: Sequence[VariantResult]) -> list[float]:
-    """Return the means of variants and the ends of their intervals."""
-    means = [one.metrics[metric].mean for one in variants]
-    return means + [end for one in variants for end in ends_of(metric, one) or ()]
+    """Return the metric's means of all variants and the ends of their intervals."""
+    means = [variant.metrics[metric].mean for variant in variants]
+    return means + [end for variant in variants for end in ends_of(metric, variant) or ()]
 
 
 def numbers_of(metric: str, variant: VariantResult) -> tuple[float | None, ...]:
-    """Return the columns `ESTIMATE` of a variant."""
-    own = variant.metrics[metric]
-    return own.n, own.mean, own.low, own.high
+    """Return (n, mean, low, high) of a variant's metric, the columns `ESTIMATE`."""
+    estimate = variant.metrics[metric]
+    return estimate.n, estimate.mean, estimate.low, estimate.high
 
 
 def estimate(variant: VariantResult, metric: str, place: float, look: Look, tip: str) -> list[Mark]:
-    """Return the mean of a variant's metric as a dot, with its interval.
+    """Return the marks of a variant's mean metric: a dot and an interval.
 
     Args:
         variant: the variant.
-        metric: its metric.
-        place: of the dot on the axis below.
-        look: of the dot.
-        tip: its tooltip.
+        metric: name of the metric.
+        place: position of the dot on the x axis.
+        look: colour and symbol of the dot.
+        tip: tooltip of the dot.
     """
     ends = ends_of(metric, variant)
     marks = [] if ends is None else interval(place, ends, look.ink)
@@ -112,13 +112,13 @@ def estimate(variant: VariantResult, metric: str, place: float, look: Look, tip:
 
 
 def metric_axis(metric: str, values: Sequence[float], label: str, *, most: int = 6) -> Axis:
-    """Return the axis of a metric, which does not go beyond the metric's bounds.
+    """Return the axis of a metric, limited to the metric's range.
 
     Args:
-        metric: the metric on it.
-        values: all that is drawn.
-        label: what it is.
-        most: marks, less one.
+        metric: name of the metric.
+        values: all drawn values.
+        label: label of the axis.
+        most: largest number of intervals between tick marks.
     """
     (low, high), entry = room_around(values), metric_entry(metric)
     margin = 0.02 * (high - low)  # a line on the bound stays whole
@@ -130,9 +130,9 @@ def epsilon_axis(epsilons: Sequence[float], label: str, beyond: float | None = N
     """Return a logarithmic axis with few marks, at values of ε or at round numbers.
 
     Args:
-        epsilons: the values of ε on it.
-        label: what it is.
-        beyond: the place of clients without privacy; None: there are none.
+        epsilons: the drawn values of ε.
+        label: label of the axis.
+        beyond: position of clients without privacy; None if there are none.
     """
     ends = min(epsilons) / 1.35, 1.6 * max([*epsilons, beyond or 0.0])
     axis = number_axis(ends, label, logarithmic=True)

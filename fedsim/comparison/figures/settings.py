@@ -1,8 +1,8 @@
-"""The compared metric against a varied setting, a line with intervals for each of the others.
+"""Figures of the compared metric against a varied setting, with a line per other setting.
 
-A line's variants differ in one setting alone. They are found in the settings themselves. So it does
-not matter whether a grid, `one_at_a_time`, `--vary`, single variants or runs that exist gave the
-values.
+The variants of a line differ only in one setting. They are found from the variants' settings, so
+it does not matter whether a grid, `one_at_a_time`, `--vary`, single variants or existing runs
+produced the values.
 """
 
 import math
@@ -50,10 +50,10 @@ _LEAST_RATIO = 4.0  # of the largest to the smallest value of a logarithmic axis
 
 @dataclass(frozen=True)
 class SweepLine:
-    """Variants that differ in one setting alone.
+    """Variants that differ only in one setting, drawn as one line.
 
     Attributes:
-        name: the other settings, where they differ from those of another line; else "".
+        name: the other settings, as far as they differ between lines; "" if there is one line.
         points: pairs (text of the setting's value, variant), in the order of the values.
     """
 
@@ -63,14 +63,14 @@ class SweepLine:
 
 @dataclass(frozen=True)
 class Sweep:
-    """All variants that show the effect of one setting.
+    """The lines of variants that show the effect of one setting.
 
     Attributes:
-        key: the setting, such as `local.optimizer.lr`.
-        places: the place on the axis of each value on the lines, by its text: ascending numbers, or
-            0, 1, 2, ... in the order of the variants.
+        key: key of the setting, such as `local.optimizer.lr`.
+        places: axis position of each value by its text: the ascending numbers, or 0, 1, 2, ... in
+            the order of the variants.
         is_numeric: whether the values are numbers.
-        lines: at least one.
+        lines: the lines, at least one.
     """
 
     key: str
@@ -80,19 +80,21 @@ class Sweep:
 
     @property
     def is_geometric(self) -> bool:
-        """Whether the ratios of the values are more alike than their differences."""
+        """Whether the values are spaced by ratios rather than by differences."""
         return self.is_numeric and is_geometric(list(self.places.values()))
 
 
 def find_sweeps(results: Results) -> tuple[Sweep, ...]:
-    """Return a sweep for each setting that some variants alone differ in.
+    """Return a sweep for each setting that is the only difference between some variants.
 
-    A setting with values that are no numbers needs three of them.
+    A setting whose values are not numbers needs at least three values.
 
     Args:
-        results: the variants of one unit.
+        results: the results of the variants of one unit.
     """
-    variants = {one.name: one for one in results.variants if results.metric in one.metrics}
+    variants = {
+        variant.name: variant for variant in results.variants if results.metric in variant.metrics
+    }
     table = results.settings.among(variants)
     return tuple(
         sweep
@@ -103,7 +105,7 @@ def find_sweeps(results: Results) -> tuple[Sweep, ...]:
 
 
 def number_of(value: object) -> float | None:
-    """Return a number, or the only number of a list; None for any other value."""
+    """Return a value as a number: a number itself or the only element of a list; else None."""
     if isinstance(value, list) and len(value) == 1:
         (value,) = value
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
@@ -112,41 +114,41 @@ def number_of(value: object) -> float | None:
 
 
 def value_text(value: object) -> str:
-    """Return a value of a setting as text: equal numbers have equal texts."""
+    """Return a setting's value as text, the same for equal numbers such as 1 and 1.0."""
     number = number_of(value)
     return setting_text(value) if number is None else f"{number:.12g}"
 
 
 def is_geometric(numbers: Sequence[float]) -> bool:
-    """Return whether ascending numbers are spaced by ratios rather than by differences."""
+    """Return whether ascending numbers are spaced more evenly by ratio than by difference."""
     if len(numbers) < 3 or numbers[0] <= 0 or numbers[-1] < _LEAST_RATIO * numbers[0]:
         return False
-    return _spread([math.log(one) for one in numbers]) < _spread(numbers)
+    return _spread([math.log(value) for value in numbers]) < _spread(numbers)
 
 
 def _spread(numbers: Sequence[float]) -> float:
-    """Return the largest gap of ascending numbers over the smallest."""
+    """Return the largest gap between ascending numbers over the smallest gap."""
     gaps = [high - low for low, high in pairwise(numbers)]
     return max(gaps) / min(gaps)
 
 
 def _words(key: str, text: str) -> str:
-    """Return one of the other settings of a line."""
+    """Return the text of another setting in the name of a line."""
     if (key, text) == ("privacy", "null"):
         return "no privacy"
     return f"{key.rpartition('.')[2]}={text}"
 
 
 def _text(table: SettingsTable, name: str, key: str) -> str:
-    """Return a variant's value of a key, equal for equal numbers."""
-    own = table.values[name]
-    return value_text(own[key]) if key in own else table.text(name, key)
+    """Return the text of a variant's value of a key, the same for equal numbers."""
+    values = table.values[name]
+    return value_text(values[key]) if key in values else table.text(name, key)
 
 
 def _sweep_of(
     key: str, table: SettingsTable, variants: Mapping[str, VariantResult]
 ) -> Iterator[Sweep]:
-    """Yield the sweep of a key, if there is one."""
+    """Yield the sweep of a key, or nothing if no variants differ only in it."""
     others = [other for other in table.keys if other != key]
     groups: dict[tuple[str, ...], dict[str, VariantResult]] = {}
     numbers: dict[str, float | None] = {}
@@ -187,15 +189,15 @@ _LEAST_SPREAD = 0.1  # of the ε of a line, for the ε of each point to be writt
 
 
 def against_settings(results: Results) -> tuple[Picture, ...]:
-    """Return a figure for each setting that some variants alone differ in.
+    """Return a figure for each setting that is the only difference between some variants.
 
     Args:
-        results: the variants of one unit.
+        results: the results of the variants of one unit.
     """
     metric, sweeps = results.metric, find_sweeps(results)
     labels = axis_labels([tuple(sweep.key.split(".")) for sweep in sweeps])
-    shown = [one for sweep in sweeps for line in sweep.lines for _, one in line.points]
-    shown += [one for sweep in sweeps for one in _levels(results, sweep)]
+    shown = [variant for sweep in sweeps for line in sweep.lines for _, variant in line.points]
+    shown += [variant for sweep in sweeps for variant in _levels(results, sweep)]
     values = values_of(metric, shown) or [0.0]
     below = min(values) - _SHARE_BELOW * (max(values) - min(values))
     y = metric_axis(metric, [below, *values], metric_words(metric))
@@ -209,16 +211,21 @@ def _picture(results: Results, sweep: Sweep, label: str, y: Axis) -> Picture:
     marks, names, x = list[Mark](), list[tuple[str, Point, Ink]](), _value_axis(sweep)
     for number, line in enumerate(lines):
         shift = _SHARE_APART * (number - (len(lines) - 1) / 2)
-        points = [(_place(sweep, one, shift), own.metrics[metric].mean) for one, own in line.points]
+        points = [
+            (_place(sweep, value, shift), variant.metrics[metric].mean)
+            for value, variant in line.points
+        ]
         marks += _line(results, sweep, line, points, SERIES[number])
         names.append((shortened(line.name, _MAX_CHARACTERS), points[-1], SERIES[number]))
-    for one in _levels(results, sweep):
-        marks += _level(one, metric)
+    for variant in _levels(results, sweep):
+        marks += _level(variant, metric)
     if len(lines) == 1:
         marks += _epsilons(sweep, lines[0])
     shown = [point for line in lines for point in line.points]
-    texts = [f"{value}: {interval_text(metric, one.metrics[metric])}" for value, one in shown]
-    several = any(one.metrics[metric].n > 1 for _, one in shown)
+    texts = [
+        f"{value}: {interval_text(metric, variant.metrics[metric])}" for value, variant in shown
+    ]
+    several = any(variant.metrics[metric].n > 1 for _, variant in shown)
     intervals = f", with {CONFIDENCE:.0%} intervals" if several else ""
     left_out = len(sweep.lines) - len(lines)
     missing = f" ({left_out} more lines in the CSV file)" if left_out else ""
@@ -229,28 +236,37 @@ def _picture(results: Results, sweep: Sweep, label: str, y: Axis) -> Picture:
         Chart(said, x, y, marks, names=names if len(lines) > 1 else ()),
         ("key", "line", "value", "variant", "epsilon", *ESTIMATE),
         [
-            (sweep.key, line.name, value, one.name, one.epsilon, *numbers_of(metric, one))
+            (
+                sweep.key,
+                line.name,
+                value,
+                variant.name,
+                variant.epsilon,
+                *numbers_of(metric, variant),
+            )
             for line in sweep.lines
-            for value, one in line.points
+            for value, variant in line.points
         ],
     )
 
 
 def _levels(results: Results, sweep: Sweep) -> list[VariantResult]:
-    """Return few variants without privacy beside lines with privacy: they have no place on them."""
-    drawn = [one for line in sweep.lines for _, one in line.points]
-    names = {one.name for one in drawn}
+    """Return variants without privacy that are drawn as levels beside lines with privacy."""
+    drawn = [variant for line in sweep.lines for _, variant in line.points]
+    names = {variant.name for variant in drawn}
     without = [
-        one
-        for one in results.variants
-        if not one.is_private and one.name not in names and results.metric in one.metrics
+        variant
+        for variant in results.variants
+        if not variant.is_private
+        and variant.name not in names
+        and results.metric in variant.metrics
     ]
-    is_private = all(one.is_private for one in drawn)
+    is_private = all(variant.is_private for variant in drawn)
     return without if is_private and len(without) <= _MAX_LEVELS else []
 
 
 def _value_axis(sweep: Sweep) -> Axis:
-    """Return an axis with the values; values with equal ratios stand at equal distances."""
+    """Return the axis of a setting's values; logarithmic if they are spaced by ratios."""
     geometric = sweep.is_geometric
     ends = room_around(list(sweep.places.values()), logarithmic=geometric)
     shown = list(sweep.places.items())[:: -(-len(sweep.places) // _MAX_MARKS)]
@@ -259,7 +275,7 @@ def _value_axis(sweep: Sweep) -> Axis:
 
 
 def _place(sweep: Sweep, value: str, shift: float) -> float:
-    """Return the place of a value, shifted to the right by a share of the axis."""
+    """Return the axis position of a value, shifted right by `shift` times the axis length."""
     place, low, high = sweep.places[value], min(sweep.places.values()), max(sweep.places.values())
     return place * (high / low) ** shift if sweep.is_geometric else place + (high - low) * shift
 
@@ -267,21 +283,21 @@ def _place(sweep: Sweep, value: str, shift: float) -> float:
 def _line(
     results: Results, sweep: Sweep, line: SweepLine, points: Sequence[Point], ink: Ink
 ) -> Iterator[Mark]:
-    """Yield a line with its intervals, the baseline in a ring."""
+    """Yield the marks of a line with its intervals; a ring marks the baseline."""
     metric, look = results.metric, Look(ink, symbol="o")
     if sweep.is_numeric:
         yield Line(points, ink)
-    for point, (value, one) in zip(points, line.points, strict=True):
-        guarantee = guarantee_text(one) if one.is_private else "no privacy"
-        text = interval_text(metric, one.metrics[metric])
+    for point, (value, variant) in zip(points, line.points, strict=True):
+        guarantee = guarantee_text(variant) if variant.is_private else "no privacy"
+        text = interval_text(metric, variant.metrics[metric])
         tip = f"{sweep.key}: {value}: {text}, {guarantee}"
-        yield from estimate(one, metric, point[0], look, tip)
-        if one.name == results.baseline:
+        yield from estimate(variant, metric, point[0], look, tip)
+        if variant.name == results.baseline:
             yield Dots([point], ink, radius=6.0, hollow=True)
 
 
 def _level(variant: VariantResult, metric: str) -> Iterator[Mark]:
-    """Yield a line across for a variant, its name above the end."""
+    """Yield a horizontal line at a variant's mean, with the variant's name at its end."""
     mean, text = variant.metrics[metric].mean, interval_text(metric, variant.metrics[metric])
     yield level(mean, width=1.2, tip=f"{variant.name}: {text}, no privacy")
     words = f"{shortened(variant.name, _MAX_CHARACTERS)} {metric_text(metric, mean)}"
@@ -289,8 +305,10 @@ def _level(variant: VariantResult, metric: str) -> Iterator[Mark]:
 
 
 def _epsilons(sweep: Sweep, line: SweepLine) -> Iterator[Note]:
-    """Yield the ε of each point below the line, where the setting changes it."""
-    known = [(sweep.places[value], one.epsilon) for value, one in line.points if one.epsilon]
+    """Yield a note with ε below each point of a line, if the setting changes ε."""
+    known = [
+        (sweep.places[value], variant.epsilon) for value, variant in line.points if variant.epsilon
+    ]
     epsilons = [epsilon for _, epsilon in known]
     if len(known) > 1 and min(epsilons) < (1 - _LEAST_SPREAD) * max(epsilons):
         for place, epsilon in known:

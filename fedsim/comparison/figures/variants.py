@@ -1,6 +1,6 @@
-"""Figures of the variants: the metric over the rounds and against ε; clients one by one.
+"""Figures of variants: the metric over rounds and against ε, and single clients.
 
-Curves have a band over the seeds, points an interval.
+Curves have a confidence band over seeds, points have an interval.
 """
 
 import math
@@ -57,7 +57,7 @@ _QUARTILES = (0, 25, 50, 75, 100)
 
 
 def pictures_of(results: Results) -> dict[str, Picture | None]:
-    """Return the figures of the variants of one unit, by what they are; None: nothing to draw."""
+    """Return the figures of one unit's variants by name; None for a figure without data."""
     metric = _client_metric(results)
     return {
         "tradeoff": tradeoff(results),
@@ -80,13 +80,13 @@ def _client_metric(results: Results) -> str | None:
 
 @dataclass(frozen=True)
 class _Curve:
-    """The mean of a variant over its seeds at each place.
+    """The mean of a variant's metric over seeds, along the x axis.
 
     Attributes:
         variant: name of the variant.
         n: number of seeds.
-        points: place, mean, and the ends of its interval, clipped to the metric's bounds; both are
-            the mean for one seed.
+        points: (x, mean, low, high) of each point, with interval ends clipped to the metric's
+            range; for a single seed low and high are the mean.
     """
 
     variant: str
@@ -95,41 +95,45 @@ class _Curve:
 
 
 def over_rounds(results: Results) -> Picture | None:
-    """Return the mean metric over the rounds for each variant; None where nothing is finite."""
-    curves = [_curve(one, results.metric, None) for one in results.variants]
+    """Return the figure of each variant's mean metric over rounds; None if nothing is finite."""
+    curves = [_curve(variant, results.metric, None) for variant in results.variants]
     return _curves(results, "rounds", "round", curves)
 
 
 def over_epsilon(results: Results) -> Picture | None:
-    """Return the mean metric over the ε spent so far; None where no variant spends a finite ε."""
+    """Return the figure of the mean metric against the ε spent so far; None without finite ε."""
     curves = [
-        _curve(one, results.metric, "epsilon_max")
-        for one in results.variants
-        if one.is_private and one.epsilon is not None
+        _curve(variant, results.metric, "epsilon_max")
+        for variant in results.variants
+        if variant.is_private and variant.epsilon is not None
     ]
     return _curves(results, "over-epsilon", "largest ε of any client so far", curves)
 
 
-def _curves(results: Results, name: str, x_label: str, found: Sequence[_Curve]) -> Picture | None:
+def _curves(
+    results: Results, name: str, x_label: str, all_curves: Sequence[_Curve]
+) -> Picture | None:
     metric, words, is_rounds = results.metric, metric_words(results.metric), x_label == "round"
-    curves = [curve for curve in found if curve.points]
+    curves = [curve for curve in all_curves if curve.points]
     if not curves:
         return None
-    looks = {one.variant: replace(looks_of(results)[one.variant], symbol="") for one in curves}
-    last = {one.variant: metric_text(metric, one.points[-1][1]) for one in curves}
-    marks: list[Mark] = [_band(one, looks[one.variant]) for one in curves if one.n > 1]
-    marks += [_path(one, looks[one.variant], last[one.variant]) for one in curves]
+    looks = {
+        curve.variant: replace(looks_of(results)[curve.variant], symbol="") for curve in curves
+    }
+    last = {curve.variant: metric_text(metric, curve.points[-1][1]) for curve in curves}
+    marks: list[Mark] = [_band(curve, looks[curve.variant]) for curve in curves if curve.n > 1]
+    marks += [_path(curve, looks[curve.variant], last[curve.variant]) for curve in curves]
     points = [point for curve in curves for point in curve.points]
     places = [place for place, *_ in points]
     x = number_axis((min(places), max(places)), x_label, whole=is_rounds, most=5)
-    y = metric_axis(metric, [value for _, *own in points for value in own], words)
-    ends = "; ".join(f"{one} ends at {text}" for one, text in last.items())
+    y = metric_axis(metric, [value for _, *values in points for value in values], words)
+    ends = "; ".join(f"{variant} ends at {text}" for variant, text in last.items())
     label = f"{words} against {x_label}, means over the seeds: {ends}"
-    what = "over the rounds" if is_rounds else "against the spent ε"
-    band = f", {CONFIDENCE:.0%} bands over seeds" if any(one.n > 1 for one in curves) else ""
+    against = "over the rounds" if is_rounds else "against the spent ε"
+    band = f", {CONFIDENCE:.0%} bands over seeds" if any(curve.n > 1 for curve in curves) else ""
     return Picture(
         figure_name(results, name),
-        f"{words.capitalize()} {what}{band}",
+        f"{words.capitalize()} {against}{band}",
         Chart(label, x, y, marks, right=14, legend=looks),
         ("variant", "round", *(() if is_rounds else ("epsilon",)), *ESTIMATE),
         [row for curve in curves for row in _rows(curve, with_x=not is_rounds)],
@@ -151,19 +155,19 @@ def _path(curve: _Curve, look: Look, last: str) -> Line | Dots:
 
 
 def _rows(curve: _Curve, *, with_x: bool) -> Iterator[tuple[object, ...]]:
-    """Yield a row for each round; a single seed has no interval."""
+    """Yield a CSV row for each round; for a single seed the interval is empty."""
     for number, (x, mean, *ends) in enumerate(curve.points, start=1):
         place, interval = (x,) if with_x else (), ends if curve.n > 1 else (None, None)
         yield (curve.variant, number, *place, curve.n, mean, *interval)
 
 
 def _curve(variant: VariantResult, metric: str, x: str | None) -> _Curve:
-    """Return the curve of the rounds that every finished seed has.
+    """Return a variant's curve over the rounds that all finished seeds have.
 
     Args:
         variant: the variant.
-        metric: a key of `rounds.jsonl`.
-        x: the key of the place of each round; None: its number.
+        metric: key of the metric in `rounds.jsonl`.
+        x: key in `rounds.jsonl` of the x value; None for the round's number.
     """
     table = _table(variant, metric)
     places = None if x is None else _table(variant, x)
@@ -177,12 +181,12 @@ def _curve(variant: VariantResult, metric: str, x: str | None) -> _Curve:
         half = quantile * table.std(axis=0, ddof=1) / np.sqrt(n)
     ends = np.clip([mean - half, mean + half], *metric_entry(metric).bounds)
     whole = np.arange(1.0, length + 1) if places is None else places
-    columns = [one.tolist() for one in (whole, mean, *ends)]
+    columns = [column.tolist() for column in (whole, mean, *ends)]
     return _Curve(variant.name, n, list(zip(*columns, strict=True)))
 
 
 def _table(variant: VariantResult, name: str) -> NDArray[np.float64]:
-    """Return a row for each finished run, a column for each round that all of them have."""
+    """Return a table of values (finished runs, rounds that all of them have)."""
     rows = [[row.get(name) for row in run.rounds] for run in variant.finished_runs]
     length = min((len(row) for row in rows), default=0)
     table = np.array([row[:length] for row in rows], dtype=float).reshape(len(rows), length)
@@ -191,39 +195,45 @@ def _table(variant: VariantResult, name: str) -> NDArray[np.float64]:
 
 
 def tradeoff(results: Results) -> Picture | None:
-    """Return the metric against ε with intervals, and a line for each variant without privacy.
+    """Return the figure of the metric against ε; variants without privacy are horizontal lines.
 
-    None where no variant has a finite ε.
+    None if no variant has a finite ε.
     """
     metric, words = results.metric, metric_words(results.metric)
-    shown = [one for one in results.variants if metric in one.metrics]
-    private = [(one.epsilon, one) for one in shown if one.epsilon]
+    shown = [variant for variant in results.variants if metric in variant.metrics]
+    private = [(variant.epsilon, variant) for variant in shown if variant.epsilon]
     if not private:
         return None
-    looks = {one.name: looks_of(results)[one.name] for one in shown}
-    texts = {one.name: interval_text(metric, one.metrics[metric]) for one in shown}
+    looks = {variant.name: looks_of(results)[variant.name] for variant in shown}
+    texts = {variant.name: interval_text(metric, variant.metrics[metric]) for variant in shown}
     marks, names = list[Mark](), list[tuple[str, Point, Ink]]()
-    for one in shown:
-        if not one.is_private:
-            ink, mean = looks[one.name].ink, one.metrics[metric].mean
-            (low, high), edge = ends_of(metric, one) or (mean, mean), math.inf
+    for variant in shown:
+        if not variant.is_private:
+            ink, mean = looks[variant.name].ink, variant.metrics[metric].mean
+            (low, high), edge = ends_of(metric, variant) or (mean, mean), math.inf
             marks.append(Area([(-edge, low), (edge, low), (edge, high), (-edge, high)], ink, 0.13))
-            marks.append(level(mean, ink, 1.8, f"{one.name}: {texts[one.name]}, no privacy"))
+            marks.append(
+                level(mean, ink, 1.8, f"{variant.name}: {texts[variant.name]}, no privacy")
+            )
             names.append((metric_text(metric, mean), (edge, mean), ink))
-    for place, one in _apart(private):
-        against = "" if one.observer in (None, "server") else f" against {one.observer}"
-        tip = f"{one.name}: {texts[one.name]} at ε ≤ {epsilon_text(one.epsilon)}{against}"
-        marks += estimate(one, metric, place, looks[one.name], tip)
-    x = epsilon_axis([one for one, _ in private], "ε of a run (its largest of any client)")
+    for place, variant in _apart(private):
+        against = "" if variant.observer in (None, "server") else f" against {variant.observer}"
+        tip = (
+            f"{variant.name}: {texts[variant.name]} at ε ≤ {epsilon_text(variant.epsilon)}{against}"
+        )
+        marks += estimate(variant, metric, place, looks[variant.name], tip)
+    x = epsilon_axis([epsilon for epsilon, _ in private], "ε of a run (its largest of any client)")
     y = metric_axis(metric, values_of(metric, shown), words)
-    said = "; ".join(f"{one.name} {texts[one.name]} at {_bound(one)}" for one in shown)
+    said = "; ".join(
+        f"{variant.name} {texts[variant.name]} at {_bound(variant)}" for variant in shown
+    )
     label = f"{words} against ε with 95 % intervals: {said}"
     return Picture(
         figure_name(results, "tradeoff"),
         f"{words.capitalize()} against ε, with 95 % intervals",
         Chart(label, x, y, marks, names=names, legend=looks),
         ("variant", "epsilon", *ESTIMATE),
-        [(one.name, one.epsilon, *numbers_of(metric, one)) for one in shown],
+        [(variant.name, variant.epsilon, *numbers_of(metric, variant)) for variant in shown],
     )
 
 
@@ -236,7 +246,7 @@ def _bound(variant: VariantResult) -> str:
 def _apart(
     points: Sequence[tuple[float, VariantResult]],
 ) -> list[tuple[float, VariantResult]]:
-    """Return the points with a place on the axis each: equal ε stand side by side."""
+    """Return the points with positions on the ε axis; points with equal ε stand side by side."""
     placed: list[tuple[float, VariantResult]] = []
     for epsilon, variant in sorted(points, key=lambda point: point[0]):
         last = placed[-1][0] * _SAME_EPSILON if placed else 0.0
@@ -245,7 +255,7 @@ def _apart(
 
 
 class _Client(NamedTuple):
-    """A client of one run: its ε (None without privacy), its metric, and both in words."""
+    """A client of one run: its ε (None without privacy), its metric, and a tooltip text."""
 
     seed: int
     client: int
@@ -255,7 +265,7 @@ class _Client(NamedTuple):
 
 
 def fairness(results: Results, metric: str) -> Picture | None:
-    """Return each client's own metric against its own ε; None without client metrics.
+    """Return the figure of each client's metric against its ε; None without client metrics.
 
     Args:
         results: the results of the comparison.
@@ -263,36 +273,38 @@ def fairness(results: Results, metric: str) -> Picture | None:
     """
     looks = looks_of(results)
     clients = {variant.name: _clients(variant, metric) for variant in results.variants}
-    every = [one for found in clients.values() for one in found]
+    every = [client for members in clients.values() for client in members]
     if not every:
         return None
-    epsilons = [one.epsilon for one in every if one.epsilon]
+    epsilons = [client.epsilon for client in every if client.epsilon]
     beyond = 1.9 * max(epsilons, default=1.0)  # where clients without privacy stand
     marks = list[Mark]()
-    for name, found in clients.items():
-        shown = found[:: max(1, -(-len(every) // _MAX_CLIENTS))]
+    for name, members in clients.items():
+        shown = members[:: max(1, -(-len(every) // _MAX_CLIENTS))]
         # An ε of 0 has no place on a logarithmic axis: it stands at the edge.
-        places = [beyond if one.epsilon is None else one.epsilon or -math.inf for one in shown]
-        points = [(place, one.value) for place, one in zip(places, shown, strict=True)]
-        tips = [one.text for one in shown] if len(every) <= _MAX_TIPS else ()
+        places = [
+            beyond if client.epsilon is None else client.epsilon or -math.inf for client in shown
+        ]
+        points = [(place, client.value) for place, client in zip(places, shown, strict=True)]
+        tips = [client.text for client in shown] if len(every) <= _MAX_TIPS else ()
         marks.append(Dots(points, looks[name].ink, looks[name].symbol, 2.5, 0.5, tips=tips))
-    plain = beyond if any(one.epsilon is None for one in every) else None
+    plain = beyond if any(client.epsilon is None for client in every) else None
     x = epsilon_axis(epsilons or [1.0], "ε of the client", plain)
-    values, words = [one.value for one in every], metric_name(metric)
+    values, words = [client.value for client in every], metric_name(metric)
     y = metric_axis(metric, values, f"{words} on its own data")
-    what = f"{words} of every client against its ε"
+    title = f"{words} of every client against its ε"
     return Picture(
         figure_name(results, "private-clients"),
-        what.capitalize(),
-        Chart(what, x, y, marks, heading=_PRIVATE, legend=looks),
+        title.capitalize(),
+        Chart(title, x, y, marks, heading=_PRIVATE, legend=looks),
         ("variant", "seed", "client", "epsilon", metric),
-        [(name, *one[:-1]) for name, found in clients.items() for one in found],
+        [(name, *client[:-1]) for name, members in clients.items() for client in members],
     )
 
 
 def _clients(variant: VariantResult, metric: str) -> list[_Client]:
-    """Return every client of every finished run that has the metric."""
-    found = []
+    """Return every client with the metric, over all finished runs."""
+    clients = []
     for run in variant.finished_runs:
         spends = {row["client"]: row for row in run.clients}
         for row in run.client_metrics:
@@ -306,27 +318,27 @@ def _clients(variant: VariantResult, metric: str) -> list[_Client]:
                 f"{variant.name}, seed {run.seed}, {who} ({row['examples']} examples): "
                 f"{metric_text(metric, row[metric])}, {bound}"
             )
-            found.append(_Client(run.seed, row["client"], epsilon, row[metric], text))
-    return found
+            clients.append(_Client(run.seed, row["client"], epsilon, row[metric], text))
+    return clients
 
 
 def metric_boxes(results: Results, metric: str) -> Picture | None:
-    """Return a box of the clients' own metric for each variant; None without client metrics.
+    """Return box plots of the clients' metric for each variant; None without client metrics.
 
     Args:
         results: the results of the comparison.
-        metric: as `fairness`.
+        metric: a metric of `client_metrics.json`, such as `client_accuracy`.
     """
     values = {
-        variant.name: [one.value for one in _clients(variant, metric)]
+        variant.name: [client.value for client in _clients(variant, metric)]
         for variant in results.variants
     }
-    what = f"{metric_name(metric)} of clients on their own data"
-    return _boxes(results, "private-client-boxes", what, values, metric)
+    title = f"{metric_name(metric)} of clients on their own data"
+    return _boxes(results, "private-client-boxes", title, values, metric)
 
 
 def spend_boxes(results: Results) -> Picture | None:
-    """Return a box of the clients' ε for each variant; None where they hardly differ."""
+    """Return box plots of the clients' ε for each variant; None if the ε hardly differ."""
     values = _spends(results)
     if _spread(values) < _LEAST_SPREAD:
         return None
@@ -334,19 +346,21 @@ def spend_boxes(results: Results) -> Picture | None:
 
 
 def spend_sentence(results: Results) -> str | None:
-    """Return how little the clients' ε differ, in place of boxes; None without finite ε."""
+    """Return a sentence on how little the clients' ε differ; None without finite ε."""
     values = _spends(results)
     if not values:
         return None
     spread = _spread(values)
-    if all(epsilon_text(max(own)) == epsilon_text(min(own)) for own in values.values()):
+    if all(
+        epsilon_text(max(epsilons)) == epsilon_text(min(epsilons)) for epsilons in values.values()
+    ):
         return "In each variant all clients have the same ε."
     return f"In each variant the ε of the clients differ by at most {percent_text(spread)}."
 
 
 def _spends(results: Results) -> dict[str, list[float]]:
-    """Return every client's finite ε, by variant."""
-    found = {
+    """Return the finite ε of all clients, by variant."""
+    epsilons = {
         variant.name: [
             row["epsilon"]
             for run in variant.finished_runs
@@ -356,54 +370,58 @@ def _spends(results: Results) -> dict[str, list[float]]:
         for variant in results.variants
         if variant.is_private
     }
-    return {name: own for name, own in found.items() if own}
+    return {name: members for name, members in epsilons.items() if members}
 
 
 def _spread(values: Mapping[str, Sequence[float]]) -> float:
-    """Return the largest share by which the ε of a variant's clients differ."""
-    return max((1 - min(own) / max(own) for own in values.values() if max(own) > 0), default=0.0)
+    """Return the largest relative difference between the ε of one variant's clients."""
+    return max(
+        (1 - min(epsilons) / max(epsilons) for epsilons in values.values() if max(epsilons) > 0),
+        default=0.0,
+    )
 
 
 def _boxes(
     results: Results,
     name: str,
-    what: str,
+    title: str,
     values: Mapping[str, Sequence[float]],
     metric: str | None,
 ) -> Picture | None:
-    """Return boxes from quartile to quartile, with whiskers to the extreme clients."""
+    """Return box plots of quartiles, with whiskers to the smallest and largest value."""
     looks = looks_of(results)
     rows = {
-        one: (len(own), *(float(q) for q in np.percentile(own, _QUARTILES)))
-        for one, own in values.items()
-        if own
+        variant: (len(numbers), *(float(q) for q in np.percentile(numbers, _QUARTILES)))
+        for variant, numbers in values.items()
+        if numbers
     }
     if not rows:
         return None
     marks, words = list[Mark](), list[str]()
-    for row, (one, (n, *quartiles)) in enumerate(rows.items()):
+    for row, (variant, (n, *quartiles)) in enumerate(rows.items()):
         low, _, middle, _, high = (
-            epsilon_text(one) if metric is None else metric_text(metric, one) for one in quartiles
+            epsilon_text(quartile) if metric is None else metric_text(metric, quartile)
+            for quartile in quartiles
         )
-        tip = f"{one}: median {middle}, {low} to {high}, {n:,} clients"
-        marks += _box(row, quartiles, looks[one].ink, tip)
-        words.append(f"{one} from {low} to {high}, median {middle}")
-    own, prefix = list(rows), common_words(list(rows))
+        tip = f"{variant}: median {middle}, {low} to {high}, {n:,} clients"
+        marks += _box(row, quartiles, looks[variant].ink, tip)
+        words.append(f"{variant} from {low} to {high}, median {middle}")
+    variants, prefix = list(rows), common_words(list(rows))
     every = [end for _, *ends in rows.values() for end in ends]
-    x = number_axis((0.0, 1.05 * max(every)), what, grid=True)
+    x = number_axis((0.0, 1.05 * max(every)), title, grid=True)
     if metric is not None:
-        x = metric_axis(metric, every, what, most=5)
-    shown = [shortened(one.removeprefix(prefix), _MAX_NAME_CHARACTERS) for one in own]
+        x = metric_axis(metric, every, title, most=5)
+    shown = [shortened(name.removeprefix(prefix), _MAX_NAME_CHARACTERS) for name in variants]
     names = {float(row): text for row, text in enumerate(shown)}
-    y = Axis(len(own) - 0.5, -0.5, names, prefix.removesuffix("="))
-    heading, label = _PRIVATE if metric else "", f"{what} of all runs: {'; '.join(words)}"
-    height = _ROW_PIXELS * len(own)
+    y = Axis(len(variants) - 0.5, -0.5, names, prefix.removesuffix("="))
+    heading, label = _PRIVATE if metric else "", f"{title} of all runs: {'; '.join(words)}"
+    height = _ROW_PIXELS * len(variants)
     return Picture(
         figure_name(results, name),
-        f"{_capital(what)}: quartiles and extremes",
+        f"{_capital(title)}: quartiles and extremes",
         Chart(label, x, y, marks, height=height, right=18, heading=heading),
         ("variant", "clients", "minimum", "quartile_1", "median", "quartile_3", "maximum"),
-        [(one, *numbers) for one, numbers in rows.items()],
+        [(variant, *numbers) for variant, numbers in rows.items()],
     )
 
 
@@ -415,5 +433,5 @@ def _box(row: int, quartiles: Sequence[float], ink: str, tip: str) -> list[Mark]
 
 
 def _capital(text: str) -> str:
-    """Return a text with a capital; ε stays small: its capital looks like an E."""
+    """Return a text with a capital first letter; ε stays small, as its capital looks like E."""
     return text if text.startswith("ε") else text[0].upper() + text[1:]

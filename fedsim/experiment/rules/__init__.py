@@ -1,4 +1,4 @@
-"""Rules between the keys of an experiment file, a file for each part of it.
+"""Rules between the keys of an experiment file, with one module for each part of the file.
 
-A rule runs if the sections that it reads are valid; the others may have mistakes.
+A rule runs if all sections that it reads are valid; other sections may have mistakes.
 """

@@ -1,4 +1,4 @@
-"""Rules of `federation.strategy`: its name and settings, and what its declaration goes with."""
+"""Rules of `federation.strategy`: its name, its settings, and what its algorithm supports."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +18,7 @@ _PATH: KeyPath = ("federation", "strategy")
 
 
 def check_algorithm(federation: FederationSettings, base: Path) -> Iterator[PathMessage]:
-    """Yield the mistakes in the name of the algorithm and in its settings."""
+    """Yield (path, message) for mistakes in the algorithm's name and settings."""
     named = federation.algorithm
     place = _PATH if isinstance(federation.strategy, str) else (*_PATH, "name")
     yield from messages_at(place, check_name(named.name, "strategy", algorithms(), base))
@@ -30,10 +30,10 @@ def check_algorithm(federation: FederationSettings, base: Path) -> Iterator[Path
 
 
 def built_in_algorithm(federation: FederationSettings) -> Algorithm | None:
-    """Return the built-in algorithm of a federation; None for another, or with wrong settings.
+    """Return the built-in algorithm of a federation; None for a plug-in or invalid settings.
 
     Args:
-        federation: the section that names it.
+        federation: the `federation` section, which names the algorithm.
     """
     kind = algorithms().get(federation.algorithm.name)
     try:
@@ -45,7 +45,7 @@ def built_in_algorithm(federation: FederationSettings) -> Algorithm | None:
 def check_least_clients(
     federation: FederationSettings, round_sizes: RoundSizes
 ) -> Iterator[PathMessage]:
-    """Yield rounds with fewer clients than the algorithm's proof allows."""
+    """Yield (path, message) if rounds have fewer clients than the algorithm's proof requires."""
     algorithm, clients = built_in_algorithm(federation), round_sizes[0]
     least = 0 if algorithm is None else algorithm.least_clients
     if clients < least:
@@ -59,9 +59,9 @@ def check_least_clients(
 def check_built_in_declaration(
     federation: FederationSettings, sections: Sections
 ) -> Iterator[PathMessage]:
-    """Yield what a built-in algorithm's declaration does not go with.
+    """Yield (path, message) for settings that a built-in algorithm declares it does not support.
 
-    What a class of the user declares is known when the federation is assembled.
+    The declaration of a user's class is checked later, when the federation is assembled.
     """
     kind = algorithms().get(federation.algorithm.name)
     if kind is not None:
@@ -71,12 +71,12 @@ def check_built_in_declaration(
 def check_declaration(
     kind: type[Algorithm], federation: FederationSettings, sections: Sections
 ) -> Iterator[PathMessage]:
-    """Yield what an algorithm's declaration does not go with.
+    """Yield (path, message) for settings that an algorithm declares it does not support.
 
     Args:
-        kind: the algorithm.
-        federation: the section that names it.
-        sections: all valid sections.
+        kind: the class of the algorithm.
+        federation: the `federation` section, which names the algorithm.
+        sections: all valid sections of the file.
     """
     name = federation.algorithm.name
     needs, privacy = _needs(kind), sections.privacy
@@ -116,13 +116,13 @@ def check_declaration(
 
 
 def _follows_the_round(kind: type[Algorithm]) -> bool:
-    """Whether clients get what the server has at the beginning of their round, beside the model."""
-    sends = any(one.to == "clients" for one in kind.wire)
+    """Return whether clients receive server state of the start of their round besides the model."""
+    sends = any(value.to == "clients" for value in kind.wire)
     return sends or kind.start is not Algorithm.start
 
 
 def _needs(kind: type[Algorithm]) -> str | None:
-    """Return why an algorithm needs more than a sum with planned weights; None: it does not."""
+    """Return why an algorithm needs more than a sum with planned weights; None if it does not."""
     if kind.uses_each_update:
         return "uses each client's model by itself"
     return "weighs clients by the steps that they took" if kind.weighs_steps else None

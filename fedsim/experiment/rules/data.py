@@ -1,4 +1,4 @@
-"""Rules of the data, of the model, of the metrics that score it and of their trackers."""
+"""Rules of the data, the model, the evaluation metrics and the trackers."""
 
 import os
 from collections.abc import Iterator
@@ -69,10 +69,10 @@ def _check_group(data: DataSettings, name: str) -> Iterator[PathMessage]:
     groups, wanted = DATASETS[name].groups, group_column(data.partition)
     if groups is None or wanted is None or wanted in groups:
         return
-    own = f"it has {', '.join(map(repr, groups))}" if groups else "use another scheme"
+    groups_text = f"it has {', '.join(map(repr, groups))}" if groups else "use another scheme"
     is_column = data.partition.scheme == "column"
     path = (*_PARTITION, *(("column",) if is_column else ("args", "partition_by")))
-    yield path, f"{name} has no column {wanted!r} that names clients; {own}"
+    yield path, f"{name} has no column {wanted!r} that names clients; {groups_text}"
 
 
 def _check_images(data: DataSettings) -> Iterator[PathMessage]:
@@ -89,7 +89,7 @@ def _check_images(data: DataSettings) -> Iterator[PathMessage]:
 
 
 def _check_partition(data: DataSettings, base: Path) -> Iterator[PathMessage]:
-    """Yield the mistakes in a partition that follows the data or a function."""
+    """Yield mistakes in a partition that is given by a data column or a function."""
     division = data.partition
     if isinstance(division, FunctionPartition | FlwrPartition):
         yield from finite_messages(division.args, (*_PARTITION, "args"))
@@ -162,8 +162,8 @@ def _check_file_dataset(
             "use scheme: shards",
         )
     if data.features == "tokens":
-        for name, one in dataset.columns.items():
-            if isinstance(one, ColumnSettings) and name != dataset.target:
+        for name, settings in dataset.columns.items():
+            if isinstance(settings, ColumnSettings) and name != dataset.target:
                 yield (
                     (*_DATASET, "columns", name),
                     "makes numbers of the cells, and data.features is tokens; remove it, or drop "
@@ -186,7 +186,7 @@ def check_model(model: ModelSettings, base: Path) -> Iterator[PathMessage]:
 
 
 def _check_trained_part(model: ModelSettings) -> Iterator[PathMessage]:
-    """Check that one key says what is trained, and that a frozen backbone is one."""
+    """Check that one key selects what is trained, and that LoRA has a trained backbone."""
     if model.has_local_base and model.freeze:
         yield (
             ("model", "freeze"),
@@ -219,7 +219,7 @@ def check_features(sections: Sections) -> Iterator[PathMessage]:
 
 
 def _check_transforms(model: ModelSettings, data: DataSettings | None) -> Iterator[PathMessage]:
-    """Check the shapes of `model.features`, from the shape of the dataset where it is known."""
+    """Check the shapes of `model.features`, starting from the dataset's shape if it is known."""
     features: KeyPath = ("model", "features")
     if model.features and data is not None and data.features == "tokens":
         yield features, "transforms take numbers, and data.features is tokens; remove features"
@@ -239,7 +239,7 @@ def _check_transforms(model: ModelSettings, data: DataSettings | None) -> Iterat
 
 
 def check_views(local: LocalSettings, sections: Sections) -> Iterator[PathMessage]:
-    """Yield the reasons why examples have no views (`local.augmentation_multiplicity`)."""
+    """Yield why examples cannot be augmented (`local.augmentation_multiplicity`)."""
     data, model = sections.data, sections.model
     if local.views is None:
         return
@@ -262,7 +262,7 @@ def check_views(local: LocalSettings, sections: Sections) -> Iterator[PathMessag
 def check_test_metrics(
     evaluation: EvaluationSettings, base: Path, sections: Sections
 ) -> Iterator[PathMessage]:
-    """Yield the mistakes in `evaluation.metrics` that show without data and plug-ins."""
+    """Yield mistakes in `evaluation.metrics` that are visible without data and plug-ins."""
     model = sections.model
     keys = {LOSS: "loss, which is always computed"}
     task = None if model is None else TASK_OF_LOSS.get(model.loss)
@@ -309,7 +309,7 @@ def check_early_stopping(
 
 
 def check_evaluation(evaluation: EvaluationSettings, sections: Sections) -> Iterator[PathMessage]:
-    """Yield the mistakes in the evaluation on clients' held-out examples."""
+    """Yield (path, message) for mistakes in the evaluation on clients' held-out examples."""
     privacy, secure_aggregation = sections.privacy, sections.secure_aggregation
     if evaluation.holdout is None:
         return
@@ -332,7 +332,7 @@ def check_evaluation(evaluation: EvaluationSettings, sections: Sections) -> Iter
 def check_evaluated_clients(
     evaluation: EvaluationSettings, num_clients: int
 ) -> Iterator[PathMessage]:
-    """Yield a number of clients that evaluate above that of all clients."""
+    """Yield (path, message) if more clients are to evaluate than exist."""
     evaluated = evaluation.clients
     if evaluated is not None and evaluated > num_clients:
         rule = f"must be <= data.partition.num_clients ({value_text(num_clients)})"
@@ -371,7 +371,7 @@ def check_personalization(
 
 
 def check_trackers(runtime: RuntimeSettings, base: Path) -> Iterator[PathMessage]:
-    """Yield the mistakes in `runtime.trackers` that show without importing a plug-in."""
+    """Yield mistakes in `runtime.trackers` that are visible without importing a plug-in."""
     for index, name in enumerate(runtime.trackers):
         mistake = check_name(name, "tracker", TRACKERS, base)
         yield from messages_at(("runtime", "trackers", index), mistake)

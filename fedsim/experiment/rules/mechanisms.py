@@ -1,9 +1,9 @@
-"""Rules of what is released other than noisy gradients: perturbations, estimates, votes.
+"""Rules of mechanisms other than noisy gradients: perturbation, zeroth-order steps and PATE votes.
 
-Each refusal is a condition of the proof in `fedsim.clients.mechanisms` that fails.
+Each message names a failed condition of the proof in `fedsim.clients.mechanisms`.
 
-A zeroth-order upload is one number for each step and direction: a setting that moves the model by
-anything but these numbers is refused.
+A zeroth-order upload has one number for each step and direction, so settings that move the model
+by anything other than these numbers are refused.
 """
 
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ _GRADIENT = f"or use mechanism: {GRADIENT_PERTURBATION}"
 
 
 def check_perturbation(privacy: PrivacySettings, sections: Sections) -> Iterator[PathMessage]:
-    """Yield (path, message) for every setting that noise off the gradients has no proof for."""
+    """Yield (path, message) for settings without a proof under the chosen mechanism."""
     settings = privacy.mechanism
     if settings.name == GRADIENT_PERTURBATION:
         return
@@ -58,7 +58,7 @@ def check_perturbation(privacy: PrivacySettings, sections: Sections) -> Iterator
 
 
 def _check_output(sections: Sections, privacy: PrivacySettings) -> Iterator[PathMessage]:
-    """Check that the training is the one whose sensitivity is proven."""
+    """Check that local training is of the kind whose output sensitivity is proven."""
     if sections.local is not None:
         yield from _check_descent(sections.local)
     if sections.federation is not None:
@@ -68,7 +68,7 @@ def _check_output(sections: Sections, privacy: PrivacySettings) -> Iterator[Path
 
 
 def _check_input(sections: Sections, privacy: PrivacySettings) -> Iterator[PathMessage]:
-    """Check that the noisy examples can be made again."""
+    """Check that the noisy examples can be regenerated from the seed."""
     if "noise_of_mechanism" in unmet(privacy.choices()):
         yield (
             ("privacy", "noise"),
@@ -85,11 +85,11 @@ _WHY_NO_ADD_REMOVE = {
 
 
 def _check_view(privacy: PrivacySettings, kind: ReleaseKind) -> Iterator[PathMessage]:
-    """Check that each client releases what it charges, for the unit of its kind.
+    """Check that each client releases what it is charged for, under the unit of its mechanism.
 
     Args:
-        privacy: the section.
-        kind: that `privacy.mechanism` names.
+        privacy: the `privacy` section.
+        kind: the release kind that `privacy.mechanism` names.
     """
     chosen = f"mechanism: {kind.mechanism}"
     if kind.local_trust_only and privacy.trust.name != "local":
@@ -119,7 +119,7 @@ def _check_gradient_keys(privacy: PrivacySettings, name: str) -> Iterator[PathMe
 
 
 def _check_loss(settings: BoundedExamplesSettings, model: ModelSettings) -> Iterator[PathMessage]:
-    """Check that a target has a public bound."""
+    """Check that the loss and its targets have public bounds."""
     if model.loss not in LOSSES:
         yield (
             ("model", "loss"),
@@ -140,7 +140,7 @@ def _check_loss(settings: BoundedExamplesSettings, model: ModelSettings) -> Iter
 
 
 def _check_descent(local: LocalSettings) -> Iterator[PathMessage]:
-    """Check that local training is the descent whose sensitivity is proven."""
+    """Check that local training is gradient descent of the kind whose sensitivity is proven."""
     optimizer = local.optimizer
     proven = "mechanism: output_perturbation has a proof for plain gradient descent alone"
     if not isinstance(optimizer, SgdSettings) or optimizer.momentum:
@@ -171,7 +171,7 @@ def _check_descent(local: LocalSettings) -> Iterator[PathMessage]:
 
 
 def _check_steps(federation: FederationSettings) -> Iterator[PathMessage]:
-    """Check that the algorithm leaves local steps as they are."""
+    """Check that the federated algorithm does not change the local steps."""
     algorithm = built_in_algorithm(federation)
     if algorithm is not None and algorithm.client() is not None:
         yield (
@@ -195,7 +195,7 @@ _WHAT = "with local.gradient: zeroth_order"
 
 
 def check_zeroth_order(local: LocalSettings, sections: Sections) -> Iterator[PathMessage]:
-    """Yield (path, message) for every setting that zeroth-order steps do not go with."""
+    """Yield (path, message) for every setting that zeroth-order steps do not support."""
     federation, privacy = sections.federation, sections.privacy
     if local.zeroth_order is None:
         return
@@ -305,11 +305,11 @@ _WHY = {
     "participation": "all teachers vote on every query",
 }
 _DEFAULTS = {"strategy": AlgorithmSettings.model_validate({"name": "fedavg", "server_lr": 1.0})}
-"""Defaults as they are written out."""
+"""The default settings as they appear in a written experiment file."""
 
 
 def check_pate(sections: Sections) -> Iterator[PathMessage]:
-    """Yield the mistakes in `task` and `pate`, and keys that have no meaning for them."""
+    """Yield mistakes in `task` and `pate`, and keys that have no meaning with them."""
     pate, privacy, federation = sections.pate, sections.privacy, sections.federation
     if sections.task != "pate":
         if pate is not None:
@@ -335,11 +335,11 @@ def check_pate(sections: Sections) -> Iterator[PathMessage]:
 
 
 def _check_defaults(section: str, settings: Settings) -> Iterator[PathMessage]:
-    """Yield the keys of a section that have no meaning for votes, and another value than none.
+    """Yield keys of a section that have no meaning for PATE votes but are set to a value.
 
     Args:
-        section: its name.
-        settings: the section.
+        section: name of the section.
+        settings: the content of the section.
     """
     for key, field in type(settings).model_fields.items():
         if key in _USED[section] or getattr(settings, key) in (field.default, _DEFAULTS.get(key)):
@@ -349,7 +349,7 @@ def _check_defaults(section: str, settings: Settings) -> Iterator[PathMessage]:
 
 
 def _check_batches(pate: PateSettings, rounds: int) -> Iterator[PathMessage]:
-    """Yield what does not divide queries and answers into batches of two rounds each."""
+    """Yield (path, message) if queries and answers do not divide into batches of two rounds."""
     if rounds % 2:
         yield (
             ("federation", "rounds"),

@@ -1,4 +1,4 @@
-"""What rules may know of an experiment: its valid sections, and what follows from them."""
+"""The input of rules: the valid sections of an experiment, and values that follow from them."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -19,17 +19,17 @@ from fedsim.server.settings import EvaluationSettings, FederationSettings
 from fedsim.simulation.settings import RuntimeSettings
 
 RoundSizes = tuple[int, int]
-"""The fewest clients of a round that has any, and the most; with Poisson draws, expected ones."""
+"""(fewest, most) clients of a non-empty round; expected numbers under Poisson sampling."""
 
 
 @dataclass(frozen=True)
 class Sections:
-    """The valid sections of a file; None for a section that is absent, null, or has mistakes.
+    """The valid sections of an experiment; a section is None if it is absent, null or has mistakes.
 
     Attributes:
-        base: the directory in which relative paths start.
+        base: the directory that relative paths refer to.
         mistaken: names of the sections with mistakes.
-        unit: `privacy.unit`, as it is written in a `privacy` with mistakes.
+        unit: `privacy.unit` as written in the file, even if `privacy` has mistakes.
     """
 
     base: Path
@@ -54,20 +54,20 @@ class Sections:
 
         Args:
             valid: the valid sections by name.
-            base: the directory in which relative paths start.
-            unit: `privacy.unit` as it is written.
+            base: the directory that relative paths refer to.
+            unit: `privacy.unit` as written in the file.
         """
-        known = {one.name: valid[one.name] for one in fields(cls) if one.name in valid}
+        known = {field.name: valid[field.name] for field in fields(cls) if field.name in valid}
         return cls(base, **known, mistaken=Experiment.model_fields.keys() - valid.keys(), unit=unit)
 
     @property
     def num_clients(self) -> int | None:
-        """Number of clients; None where only the data know it."""
+        """Number of clients; None if the file does not give it."""
         return None if self.data is None else self.data.partition.num_clients
 
     @cached_property
     def round_sizes(self) -> RoundSizes | None:
-        """The numbers of clients of the rounds; None where only the data know them."""
+        """(fewest, most) clients of a non-empty round; None if the file does not give them."""
         if self.federation is None:
             return None
         partial = self.federation.partial_work

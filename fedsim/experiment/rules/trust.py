@@ -1,6 +1,6 @@
-"""Rules of trust models and units, and of the secure aggregation that they rest on.
+"""Rules of trust models, privacy units, and the secure aggregation that they rely on.
 
-Each refusal is a condition of docs/explain/trust_models.md that fails.
+Each message names a failed condition of docs/explain/trust_models.md.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -38,12 +38,12 @@ _EXAMPLE_KEYS_OF_CLIENTS = ("max_grad_norm", "sampling_rate")
 def _check_client_unit(
     privacy: PrivacySettings, sections: Sections, *, votes: bool
 ) -> Iterator[PathMessage]:
-    """Check that whole updates have a theorem for every setting.
+    """Check that a guarantee for whole clients is proven under every setting.
 
     Args:
-        privacy: the `privacy` section, with unit client.
-        sections: the others.
-        votes: whether clients send votes, whose size is fixed, in place of updates.
+        privacy: the `privacy` section, with `unit: client`.
+        sections: all valid sections.
+        votes: whether clients send votes, which have a fixed size, instead of updates.
     """
     local, federation = sections.local, sections.federation
     if privacy.max_update_norm is None and not votes:
@@ -81,7 +81,7 @@ def _check_client_unit(
 def _check_weights(
     privacy: PrivacySettings, federation: FederationSettings
 ) -> Iterator[PathMessage]:
-    """Check that no weight depends on what a client has."""
+    """Check that no aggregation weight depends on a client's data."""
     weights = federation.weights
     if weights.uses_sizes:
         other = ", size_power: 0" if weights.name == "examples_over_noise" else ""
@@ -102,7 +102,7 @@ _GRID_KEYS = EncodingSettings.model_fields.keys() - {"max_clients"}
 
 
 def check_trust(privacy: PrivacySettings, sections: Sections) -> Iterator[PathMessage]:
-    """Yield (path, message) for every condition of the trust model and the unit that fails."""
+    """Yield (path, message) for every failed condition of the trust model and the privacy unit."""
     if "secure_aggregation" in sections.mistaken:
         return
     local, secure, votes = sections.local, sections.secure_aggregation, sections.task == "pate"
@@ -137,7 +137,7 @@ def _choices(
     *,
     votes: bool,
 ) -> Choices:
-    """Return the choices of the sections; what a section with mistakes would say fails nothing."""
+    """Return the choices that the sections make; a section with mistakes fails no condition."""
     training: dict[str, Any] = {}
     if local is not None:
         training = {"local_steps": local.steps, "optimizer": local.optimizer_name}
@@ -150,7 +150,7 @@ def _check_shares(
     secure: SecureAggregationSettings | None,
     failed: Collection[str],
 ) -> Iterator[PathMessage]:
-    """Check that only sums are seen, with enough honest noise in each."""
+    """Check that the server sees only sums, each with enough noise from honest clients."""
     path: KeyPath = ("privacy", "trust")
     if secure is None:
         yield (
@@ -182,7 +182,7 @@ def _check_shares(
 
 
 def _check_grid(secure: SecureAggregationSettings) -> Iterator[PathMessage]:
-    """Check that no other encoding is asked for than the integers of the noise's grid."""
+    """Check that the file sets no encoding other than the integer grid of the noise."""
     for key, value in secure.encoding:
         if key in _GRID_KEYS and value != EncodingSettings.model_fields[key].default:
             yield (
@@ -195,7 +195,7 @@ def _check_grid(secure: SecureAggregationSettings) -> Iterator[PathMessage]:
 def _check_one_step(
     trust: str, local: LocalSettings, failed: Collection[str]
 ) -> Iterator[PathMessage]:
-    """Check that an upload is one noisy step, and linear in its noise."""
+    """Check that an upload consists of one noisy step and is linear in its noise."""
     if local.epochs is not None:
         yield (
             ("local", "epochs"),
@@ -217,7 +217,7 @@ def _check_one_step(
 
 
 def _check_noise(privacy: PrivacySettings, failed: Collection[str]) -> Iterator[PathMessage]:
-    """Check that a step is one independent Gaussian on a fixed bound, of a Poisson batch."""
+    """Check that a step uses a Poisson batch, a fixed clip norm and independent Gaussian noise."""
     trust, clippings = privacy.trust.name, LINEAR_CLIPPINGS["example"]
     if privacy.clipping.groups and "sum_clipping" in failed:
         yield (
@@ -247,7 +247,7 @@ def _check_noise(privacy: PrivacySettings, failed: Collection[str]) -> Iterator[
 def check_secure_aggregation(
     secure_aggregation: SecureAggregationSettings, sections: Sections
 ) -> Iterator[PathMessage]:
-    """Yield what the parties of `secure_aggregation` would see in clear."""
+    """Yield settings that would show the parties of `secure_aggregation` unencrypted values."""
     privacy = sections.privacy
     if privacy is not None and privacy.clipping.name == "adaptive" and not privacy.counts_in_sums:
         yield (
@@ -263,7 +263,7 @@ def check_min_clients(
     federation: FederationSettings,
     round_sizes: RoundSizes,
 ) -> Iterator[PathMessage]:
-    """Yield numbers of clients of a sum that the rounds do not have."""
+    """Yield (path, message) if a secure sum requires more clients than the rounds have."""
     section: KeyPath = ("secure_aggregation",)
     secure, (fewest, clients) = secure_aggregation, round_sizes
     if secure.min_clients > fewest:
@@ -287,7 +287,7 @@ def check_ring(
     federation: FederationSettings,
     round_sizes: RoundSizes,
 ) -> Iterator[PathMessage]:
-    """Yield a sum that does not fit into the ring of its integers."""
+    """Yield (path, message) if a sum can overflow the ring of its integers."""
     # Imported here: numpy is slow to import, and most files do not need it.
     from fedsim.secagg.encoding import FixedPointEncoder
     from fedsim.secagg.errors import CapacityError
@@ -313,7 +313,7 @@ def _ways_to_more_clients(federation: FederationSettings) -> str:
 def check_client_keys(
     secure_aggregation: SecureAggregationSettings, num_clients: int
 ) -> Iterator[PathMessage]:
-    """Yield lists of keys that do not have one for each client."""
+    """Yield (path, message) for non-empty lists of client keys without one key per client."""
     for name in ("client_fingerprints", "client_files"):
         named = len(getattr(secure_aggregation.keys, name))
         if named not in (0, num_clients):

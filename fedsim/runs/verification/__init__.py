@@ -1,6 +1,6 @@
-"""The check of a run directory: files against the manifest, and against each other.
+"""Check a run directory: compare its files with the manifest and with each other.
 
-| module | holds against each other |
+| module | compares |
 |---|---|
 | `verify.py` | the files and `manifest.json`; figures and words computed from other files |
 | `spend.py` | `ledger.jsonl` and `privacy.json`: chains, sums, every ε recomputed |

@@ -1,8 +1,8 @@
-"""Records of clients and rounds against the plan, the schedule, the ledger and the checkpoint.
+"""Compare the records of clients and rounds with plan, schedule, ledger and checkpoint.
 
 A plan follows from the settings, the recorded size of the client and the schedule. So a ledger
 with more noise, fewer steps or a smaller sampling rate than planned is found, also if its chains
-were computed anew. `fedsim/runs/resume.py` has what must agree at every moment of a run.
+were computed anew. `fedsim/runs/resume.py` checks what must agree at any time of a run.
 """
 
 import math
@@ -32,37 +32,37 @@ from fedsim.server.participation.participation import Participation
 from fedsim.server.round_report import RoundRow, withdrawal_rounds
 from fedsim.statement.privacy_file import PrivateClientRow
 
-_CALIBRATED = 1e-6  # relative: a noise multiplier that was searched for, on another machine
-_ROUNDED = 1e-9  # relative: the noise of all groups together
+_CALIBRATED = 1e-6  # relative difference of a calibrated noise multiplier between machines
+_ROUNDED = 1e-9  # relative difference of the noise of all groups together
 _GAUSSIANS = (Gaussian, JointGaussian)
-_GRID = 0.1  # relative: what the grid may take of a noise multiplier, far more than it does
+_GRID = 0.1  # relative loss of a noise multiplier to the grid; the real loss is far smaller
 
 
 def plan_problems(files: RunFiles) -> Iterator[str]:
     """Yield every figure and record of a client that does not follow from its plan."""
     experiment, settings = files.experiment, files.experiment.privacy
-    expected, found = experiment.num_clients, len(files.privacy["clients"])
+    expected, recorded = experiment.num_clients, len(files.privacy["clients"])
     if [row["client"] for row in files.privacy["clients"]] != list(range(expected)):
-        yield f"experiment.yaml has {expected} clients, privacy.json other ones ({found})"
+        yield f"experiment.yaml has {expected} clients, privacy.json other ones ({recorded})"
         return
     if settings is None or files.privacy["accountant"] is None:
-        return  # `environment_problems` compares the two
+        return  # `environment_problems` compares the presence of privacy in both files
     rows = files.clients
     terms = _terms(files, settings)
     adapted = {} if files.state is None else files.state.clip_norms
     schedule = step_schedule(files)
-    for row, own, plan in zip(rows, terms, _plans(files, terms, schedule), strict=True):
-        if _is_unreadable(settings, own):
+    for row, client_privacy, plan in zip(rows, terms, _plans(files, terms, schedule), strict=True):
+        if _is_unreadable(settings, client_privacy):
             continue
         clip_norm = adapted.get(row["client"], plan.release.adapted_clip_norm)
-        for what in _against_plan(row, own, plan, clip_norm):
-            yield f"client {row['client']}: {what}"
-        for what in _against_steps(row, plan, schedule, files.journal):
-            yield f"client {row['client']}: {what}"
+        for problem in _against_plan(row, client_privacy, plan, clip_norm):
+            yield f"client {row['client']}: {problem}"
+        for problem in _against_steps(row, plan, schedule, files.journal):
+            yield f"client {row['client']}: {problem}"
 
 
 def _terms(files: RunFiles, settings: PrivacySettings) -> tuple[ClientPrivacy, ...]:
-    """Return the privacy settings of every client; those of tables are the recorded ones."""
+    """Return the privacy settings of every client; values of tables are taken from the records."""
     experiment = files.experiment
     return resolve_client_privacy(
         settings,
@@ -74,7 +74,7 @@ def _terms(files: RunFiles, settings: PrivacySettings) -> tuple[ClientPrivacy, .
 
 
 def step_schedule(files: RunFiles) -> StepSchedule:
-    """Return the planned steps of every client in every round, by its recorded public size."""
+    """Return the planned steps of every client in every round, from its recorded public size."""
     experiment = files.experiment
     settings, sizes = experiment.privacy, [row["examples"] or 0 for row in files.clients]
     terms = None if settings is None else _terms(files, settings)
@@ -83,18 +83,20 @@ def step_schedule(files: RunFiles) -> StepSchedule:
 
 
 def unreadable_clients(files: RunFiles) -> frozenset[int]:
-    """Return the clients whose plan cannot be made again: a table gave their sampling rate."""
+    """Return the clients whose plan cannot be computed again: a table gave their sampling rate."""
     settings = files.experiment.privacy
     if settings is None:
         return frozenset()
     named = enumerate(_terms(files, settings))
-    return frozenset(client for client, own in named if _is_unreadable(settings, own))
+    return frozenset(
+        client for client, client_privacy in named if _is_unreadable(settings, client_privacy)
+    )
 
 
 def _plans(
     files: RunFiles, terms: Sequence[ClientPrivacy], schedule: StepSchedule
 ) -> tuple[PrivacyPlan, ...]:
-    """Return the plan of every client, with its part of the noise of a sum where there are sums."""
+    """Return the plan of every client; with secure sums, its noise is a share of a sum's noise."""
     experiment, settings = files.experiment, files.experiment.privacy
     sizes = [row["examples"] or 0 for row in files.clients]
     plans = client_plans(experiment, terms, sizes, schedule)
@@ -114,15 +116,18 @@ def unread_tables(files: RunFiles) -> Iterator[str]:
 
 
 def _against_plan(
-    row: PrivateClientRow, own: ClientPrivacy, plan: PrivacyPlan, clip_norm: AdaptiveClipNorm | None
+    row: PrivateClientRow,
+    client_privacy: ClientPrivacy,
+    plan: PrivacyPlan,
+    clip_norm: AdaptiveClipNorm | None,
 ) -> Iterator[str]:
-    planned = recorded_client_terms(own, plan, clip_norm)
+    planned = recorded_client_terms(client_privacy, plan, clip_norm)
     for name in CLIENT_TERMS:
-        found, value = row.get(name), planned.get(name)
-        if found != value:
-            yield f"{name} is {found} in privacy.json and {value} by experiment.yaml"
+        stated, value = row.get(name), planned.get(name)
+        if stated != value:
+            yield f"{name} is {stated} in privacy.json and {value} by experiment.yaml"
     noise, recorded = plan.noise_multiplier, row["noise_multiplier"]
-    if own.privacy.gives_noise and plan.part is None:
+    if client_privacy.privacy.gives_noise and plan.part is None:
         right = recorded == noise
     else:  # the plan, made without a model, has the effective one
         right = noise * (1.0 - _CALIBRATED) <= recorded <= noise * (1.0 + _GRID)
@@ -165,11 +170,11 @@ def _same_charges(ledger: PrivacyLedger | None, planned: Charges | None) -> bool
 
 
 def _same_event(event: Event, planned: Event) -> bool:
-    """Whether an event is the planned one, with the noise that the grid leaves.
+    """Whether an event is the planned one, up to the noise that the grid takes.
 
     The files do not name the values of the model or their groups. So the noise of all groups
-    together is compared, and may be a little less than planned, never more; of an event that has ε
-    in place of noise, ε may be a little more.
+    together is compared, which may be a little less than planned, but not more. For an event that
+    has ε in place of noise, ε may be a little more than planned.
     """
     if isinstance(event, EpsilonDelta) and isinstance(planned, EpsilonDelta):
         least, most = planned.epsilon * (1.0 - _ROUNDED), planned.epsilon * (1.0 + _GRID)
@@ -177,21 +182,21 @@ def _same_event(event: Event, planned: Event) -> bool:
     if isinstance(event, _GAUSSIANS) and isinstance(planned, _GAUSSIANS):
         noise, nominal = _together(event), _together(planned)
         return nominal * (1.0 - _GRID) <= noise <= nominal * (1.0 + _ROUNDED)
-    found, whole = getattr(event, "event", None), getattr(planned, "event", None)
-    if not isinstance(found, Event) or not isinstance(whole, Event):
+    inner, whole = getattr(event, "event", None), getattr(planned, "event", None)
+    if not isinstance(inner, Event) or not isinstance(whole, Event):
         return event == planned
-    return replace(cast(Any, event), event=whole) == planned and _same_event(found, whole)
+    return replace(cast(Any, event), event=whole) == planned and _same_event(inner, whole)
 
 
 def _together(release: Gaussian | JointGaussian) -> float:
-    """Return the noise multiplier of all groups together."""
+    """Return the noise multiplier of all groups of parameters together."""
     if isinstance(release, Gaussian):
         return release.noise_multiplier
     return group_noise_multiplier(release.noise_multipliers)
 
 
 def _tables(settings: PrivacySettings, rows: list[PrivateClientRow]) -> Mapping[str, Table]:
-    """Return the tables that the experiment names, as far as `privacy.json` repeats them."""
+    """Return the tables that the experiment names, with the values that `privacy.json` repeats."""
     return {
         name: {
             row["client"]: OwnPrivacySettings.model_validate(
@@ -205,20 +210,24 @@ def _tables(settings: PrivacySettings, rows: list[PrivateClientRow]) -> Mapping[
     }
 
 
-def _is_unreadable(settings: PrivacySettings, own: ClientPrivacy) -> bool:
+def _is_unreadable(settings: PrivacySettings, client_privacy: ClientPrivacy) -> bool:
     """Whether a table gives a client's sampling rate, which its batches may only approximate."""
-    entry = None if own.group is None else settings.clients[own.group]
+    entry = None if client_privacy.group is None else settings.clients[client_privacy.group]
     return entry is not None and "sampling_rate" in entry.columns
 
 
 def schedule_problems(files: RunFiles) -> Iterator[str]:
-    """Yield every contradiction of the records, and every round without all of its clients."""
+    """Yield each round that does not account for its scheduled clients, and false withdrawals."""
     yield from contradictions(files, files.experiment)
     schedule, withdrawn = _schedule(files), set[int]()
     for number, row in enumerate(files.rounds, start=1):
         asked = set(schedule.on_record(number)) - withdrawn
-        left = {one["client"] for one in row["withdrawn"]}
-        answers = [*row["participants"], *(one["client"] for one in row["failed"]), *sorted(left)]
+        left = {withdrawal["client"] for withdrawal in row["withdrawn"]}
+        answers = [
+            *row["participants"],
+            *(failure["client"] for failure in row["failed"]),
+            *sorted(left),
+        ]
         is_whole = set(answers) == asked or (not answers and _was_given_up(row))
         if len(set(answers)) != len(answers) or not is_whole:
             yield (
@@ -234,7 +243,7 @@ def schedule_problems(files: RunFiles) -> Iterator[str]:
 
 
 def charge_problems(files: RunFiles) -> Iterator[str]:
-    """Yield every participation with other steps, and every record without its round."""
+    """Yield each participation with other steps than charged, and each charge without a round."""
     if files.experiment.privacy is None:
         return
     journal, steps_of, unknown = files.journal, step_schedule(files), unreadable_clients(files)
@@ -245,7 +254,7 @@ def charge_problems(files: RunFiles) -> Iterator[str]:
         for charge in journal.history(client)
     }
     for row in files.rounds:
-        shortened = {one["client"]: one["steps"] for one in row["shortened"]}
+        shortened = {entry["client"]: entry["steps"] for entry in row["shortened"]}
         for client in row["participants"]:
             steps = charges.get((client, row["round"]))
             if steps is None or client in unknown:
@@ -264,9 +273,9 @@ def charge_problems(files: RunFiles) -> Iterator[str]:
 def _not_asked(
     charges: Iterable[tuple[int, int]], schedule: Participation, last: int
 ) -> list[tuple[int, int]]:
-    """Return the (client, round) of charges that no round asked for, in their order.
+    """Return the pairs (client, round) of charges that no round asked for, in their order.
 
-    Each round is drawn once: a draw takes time for all clients.
+    The clients of each round are drawn once, since a draw takes time for all clients.
     """
     by_round: dict[int, set[int]] = {}
     for client, number in charges:
@@ -278,7 +287,7 @@ def _not_asked(
 
 
 def checkpoint_problems(files: RunFiles) -> Iterator[str]:
-    """Yield what the checkpoint has otherwise than the other files."""
+    """Yield each difference between the checkpoint and the other files."""
     state, rounds = files.state, files.summary["rounds"]
     number = 0 if state is None else state.round_number
     if number != rounds:
@@ -294,7 +303,7 @@ def checkpoint_problems(files: RunFiles) -> Iterator[str]:
 
 
 def _early_stopping_problems(state: ServerState, files: RunFiles) -> Iterator[str]:
-    """Yield what the metrics of the rounds say of early stopping, and the run did otherwise."""
+    """Yield each difference between the run and early stopping by the metrics of its rounds."""
     stopping = files.experiment.federation.early_stopping
     if stopping is None:
         return
@@ -308,7 +317,7 @@ def _early_stopping_problems(state: ServerState, files: RunFiles) -> Iterator[st
 
 
 def _is_model_of(state: ServerState, files: RunFiles) -> bool:
-    if files.experiment.saves_derived_model:  # made from them; the manifest has its bytes
+    if files.experiment.saves_derived_model:  # made from the values; the manifest has its bytes
         return read_model_card(files.directory.path).values == digest(state.model)
     return same_arrays(files.directory.read_model(), to_numpy(state.model))
 

@@ -1,4 +1,4 @@
-"""The spend of clients against the ledger, and every ε.
+"""Check the spend of clients against the ledger, and recompute every ε.
 
 The ledger is the root of trust: each client's records form a hash chain with its head in
 `privacy.json`.
@@ -25,7 +25,7 @@ from fedsim.runs.directory import RunFiles
 from fedsim.runs.recorded_figures import ANSWERS
 from fedsim.statement.privacy_file import PrivateClientRow
 
-# What code meets in content that no run wrote: another type, a missing key, an absurd number.
+# Errors of code that reads content that no run wrote: another type, a missing key, a huge number.
 _MALFORMED = (
     ArithmeticError,
     AttributeError,
@@ -39,11 +39,11 @@ _MALFORMED = (
 
 
 def attempt(files: str, check: Callable[[], Iterable[str]]) -> list[str]:
-    """Return the problems that a check finds; content that it cannot read is a problem, too.
+    """Return the problems that a check yields; content that it cannot read is a problem, too.
 
     Args:
         files: the names of the files that the check reads, for the message.
-        check: yields the problems.
+        check: function that yields the problems.
     """
     problems: list[str] = []
     try:
@@ -57,7 +57,7 @@ def attempt(files: str, check: Callable[[], Iterable[str]]) -> list[str]:
 
 
 def ledger_problems(files: RunFiles) -> Iterator[str]:
-    """Yield that `ledger.jsonl` is missing, or has more than whole, chained records.
+    """Yield a problem if `ledger.jsonl` is missing, or has more than whole, chained records.
 
     Raises:
         JournalError: a record was changed; the message names it.
@@ -72,19 +72,19 @@ def ledger_problems(files: RunFiles) -> Iterator[str]:
         yield f"{path.name}, record {records + 1}: cut short or changed"
 
 
-_SAME = 1e-9  # relative: the same method on the same ledger, on another machine
-_BEYOND = 1e-3  # absolute: largest excess of a tighter method's bound over a looser one's
+_SAME = 1e-9  # relative difference of one method on one ledger between machines
+_BEYOND = 1e-3  # largest absolute excess of a tighter method's bound over a looser one's
 
 
 @dataclass(frozen=True)
 class Checked:
-    """One client's ε by the run's own accountant and by the other one, for one observer.
+    """The recomputed ε of one client against one observer, by two accountants.
 
     Attributes:
-        client: its number.
+        client: number of the client.
         reported: ε in `privacy.json`.
         recomputed: ε of the ledger by the run's accountant, as this version computes it.
-        other: ε of the ledger by the other accountant.
+        other: ε of the ledger by a second accountant.
     """
 
     client: int
@@ -95,14 +95,14 @@ class Checked:
 
 @dataclass(frozen=True)
 class _Reported:
-    """What a row of `privacy.json` reports for one observer.
+    """The ε and the ledger that a row of `privacy.json` reports for one observer.
 
     Attributes:
-        row: the row.
-        epsilon: ε by the run's accountant; infinite for null.
+        row: row of the client.
+        epsilon: ε by the run's accountant; ∞ where the file has null.
         epsilon_rdp: ε by Rényi DP; None where it is not reported.
-        ledger: the ledger.
-        observer: "" for the claimed view, else an addition to the name of ε.
+        ledger: ledger of the client against the observer.
+        observer: suffix to "ε" that names the observer; "" for the observer of the claim.
     """
 
     row: PrivateClientRow
@@ -113,15 +113,15 @@ class _Reported:
 
 
 def check_spend(files: RunFiles, checked: list[Checked]) -> Iterator[str]:
-    """Yield what is wrong with the spend of any client.
+    """Yield each problem with the spend of any client.
 
-    Each client's own accountant recomputes its ε by the run's method, for each observer. The other
-    methods compute all clients together. Both are independent of the run: they read the ledgers in
-    the file alone.
+    For each observer, ε of each client is recomputed by the run's method, client by client, and by
+    other methods for all clients together. Both are independent of the run: they read only the
+    ledgers in the file.
 
     Args:
         files: the files of the run.
-        checked: receives every client whose ε was recomputed.
+        checked: list to which every client whose ε was recomputed is appended.
     """
     privacy, journal, rows = files.privacy, files.journal, files.clients
     name, adjacency = privacy["accountant"], privacy["adjacency"]
@@ -139,22 +139,22 @@ def check_spend(files: RunFiles, checked: list[Checked]) -> Iterator[str]:
     kind = KINDS.get((privacy.get("mechanism") or {}).get("name", ""))
     if kind is not None and kind.later_rounds_are_free:
         by_epoch = True
-    by_query = (files.directory.path / ANSWERS).exists()  # `plan_problems` counts them
+    by_query = (files.directory.path / ANSWERS).exists()  # `plan_problems` counts the events
     shared = privacy["trust"] == "distributed"
     for row in rows:
-        for what in _against_ledger(row, journal, by_epoch=by_epoch or by_query, shared=shared):
-            yield f"client {row['client']}: {what}"
+        for problem in _against_ledger(row, journal, by_epoch=by_epoch or by_query, shared=shared):
+            yield f"client {row['client']}: {problem}"
     for client in sorted(set(journal.clients()) - {row["client"] for row in rows}):
         yield f"client {client}: in the ledger only"
     views = [_claimed(rows), _against_server(rows)] if shared else [_claimed(rows)]
     for place, reported in enumerate(views):
         bounds_of_rows = _bounds(reported, accountant, adjacency)
-        for one, bounds in zip(reported, bounds_of_rows, strict=True):
-            result, found = _recomputed(one, bounds, accountant)
+        for claim, bounds in zip(reported, bounds_of_rows, strict=True):
+            result, differences = _recomputed(claim, bounds, accountant)
             if place == 0:
                 checked.append(result)
-            for what in found:
-                yield f"client {one.row['client']}: {what}"
+            for problem in differences:
+                yield f"client {claim.row['client']}: {problem}"
 
 
 def _claimed(rows: list[PrivateClientRow]) -> list[_Reported]:
@@ -170,7 +170,7 @@ def _claimed(rows: list[PrivateClientRow]) -> list[_Reported]:
 
 
 def _against_server(rows: list[PrivateClientRow]) -> list[_Reported]:
-    """Return what rows of distributed trust report against the server."""
+    """Return the ε and ledger against the server in each row of distributed trust."""
     return [
         _Reported(
             row,
@@ -189,11 +189,11 @@ def _against_ledger(
     """Yield the differences between a row and the client's records.
 
     Args:
-        row: of `privacy.json`.
-        journal: the ledger.
+        row: row of the client in `privacy.json`.
+        journal: the ledger of the run.
+        by_epoch: whether numbers of events and steps differ: an event pays for an epoch or the
+            whole run, as with noisy examples, or a step has an event for each query of a ballot.
         shared: whether the run has a second ledger, against the server.
-        by_epoch: whether an event pays for all steps of an epoch, or of the whole run, at once, as
-            that of noisy examples does, or a step has an event for each query of a ballot.
     """
     history = journal.history(row["client"])
     total = total_of(history)
@@ -220,21 +220,21 @@ def _against_ledger(
 def _bounds(
     reported: list[_Reported], accountant: AccountantChoice, adjacency: Adjacency
 ) -> list[dict[AccountantChoice, float]]:
-    """Return ε of every row by each method, for one observer.
+    """Return ε of every row against one observer, by each method.
 
-    Each client's own accountant computes the run's method; the others compute all rows together.
+    The run's method computes each row on its own, the other methods all rows together.
 
     Args:
-        reported: the rows of `privacy.json` for this observer.
-        accountant: the run's.
-        adjacency: of every ledger.
+        reported: reported ε and ledger of each row, for this observer.
+        accountant: accountant of the run.
+        adjacency: adjacency of every ledger.
     """
     bounds: list[dict[AccountantChoice, float]] = [{} for _ in reported]
-    rows, ledgers = [one.row for one in reported], [one.ledger for one in reported]
+    rows, ledgers = [claim.row for claim in reported], [claim.ledger for claim in reported]
     for name in dict.fromkeys(("pld", renyi_choice(accountant), accountant)):
         if name == accountant:
-            for found, row, ledger in zip(bounds, rows, ledgers, strict=True):
-                found[name] = ledger.epsilon_with_slack(row["delta"], name, adjacency)
+            for row_bounds, row, ledger in zip(bounds, rows, ledgers, strict=True):
+                row_bounds[name] = ledger.epsilon_with_slack(row["delta"], name, adjacency)
             continue
         fleet = FleetAccountant(name, adjacency=adjacency)
         for place, ledger in enumerate(ledgers):
@@ -244,41 +244,41 @@ def _bounds(
             place: row["delta"] * (1.0 - SHARE) for place, row in enumerate(rows)
         }
         together = fleet.get_epsilon(deltas).values()
-        for found, row, epsilon in zip(bounds, rows, together, strict=True):
+        for row_bounds, row, epsilon in zip(bounds, rows, together, strict=True):
             added = sampler_slack(epsilon, row["delta"]).epsilon if epsilon > 0.0 else 0.0
-            found[name] = epsilon + added
+            row_bounds[name] = epsilon + added
     return bounds
 
 
 def _recomputed(
-    one: _Reported,
+    claim: _Reported,
     by: dict[AccountantChoice, float],
     accountant: AccountantChoice,
 ) -> tuple[Checked, list[str]]:
-    """Compare a reported ε with its recomputed ones by each method."""
-    reported: dict[AccountantChoice, float] = {accountant: one.epsilon}
-    if one.epsilon_rdp is not None:
-        reported[renyi_choice(accountant)] = one.epsilon_rdp
+    """Compare a reported ε with ε recomputed by each method; return the client and problems."""
+    reported: dict[AccountantChoice, float] = {accountant: claim.epsilon}
+    if claim.epsilon_rdp is not None:
+        reported[renyi_choice(accountant)] = claim.epsilon_rdp
     problems = [
-        f"ε{one.observer} by {name} is reported as {value:.6g} and recomputed as {by[name]:.6g}"
+        f"ε{claim.observer} by {name} is reported as {value:.6g} and recomputed as {by[name]:.6g}"
         for name, value in reported.items()
         if not same_number(value, by[name])
     ]
     for tight, loose in pairwise(by):
         if by[tight] > by[loose] + _BEYOND:
             problems.append(
-                f"ε{one.observer} by {tight} ({by[tight]:.6g}) exceeds its bound by {loose} "
+                f"ε{claim.observer} by {tight} ({by[tight]:.6g}) exceeds its bound by {loose} "
                 f"({by[loose]:.6g})"
             )
     other: AccountantChoice = "rdp" if accountant == "pld" else "pld"
-    return Checked(one.row["client"], reported[accountant], by[accountant], by[other]), problems
+    return Checked(claim.row["client"], reported[accountant], by[accountant], by[other]), problems
 
 
 def number(value: float | None) -> float:
-    """Return an ε of a file; null is an infinite one."""
+    """Return an ε from a file; null becomes ∞."""
     return math.inf if value is None else value
 
 
 def same_number(one: float, other: float) -> bool:
-    """Whether two figures are the same, computed on two machines."""
+    """Whether two figures are equal, up to the differences between machines."""
     return one == other or math.isclose(one, other, rel_tol=_SAME, abs_tol=1e-12)

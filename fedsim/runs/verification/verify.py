@@ -1,6 +1,6 @@
-"""The check of a whole run: its manifest, its files against each other, and their figures.
+"""Check a whole run: its manifest, its files against each other, and their figures.
 
-A figure or a word that a run computes from its other files is computed again, and compared.
+Every figure and sentence that a run computes from its other files is computed again and compared.
 """
 
 import statistics
@@ -41,13 +41,13 @@ from fedsim.statement import read_facts, to_json
 from fedsim.statement.privacy_file import ledger_digest
 
 _METRICS = ("test_", "clients_")
-_SAME = 1e-6  # relative: a figure of the statement, computed on another machine
-_BETWEEN_METHODS = 1e-3  # excess of ε by the server's accountant over a client's own
+_SAME = 1e-6  # relative difference of a figure of the statement between machines
+_BETWEEN_METHODS = 1e-3  # excess of ε by the server's accountant over a client's accountant
 _EARLY_ENDS = ("stopped", "interrupted", "failed")
 
 
 def spend_figure_problems(files: RunFiles) -> Iterator[str]:
-    """Yield what repeats the clients' ε and differs from them."""
+    """Yield each figure that repeats the clients' ε or δ and differs from theirs."""
     privacy, rows = files.privacy, files.privacy["clients"]
     if privacy["accountant"] is not None:
         epsilons = [number(row["epsilon"]) for row in rows]
@@ -55,8 +55,8 @@ def spend_figure_problems(files: RunFiles) -> Iterator[str]:
             yield f"system_epsilon is not the largest ε of any client, {max(epsilons):.6g}"
         expected = {"max": max(epsilons), "median": statistics.median(epsilons)}
         expected |= {"min": min(epsilons)}
-        found = files.summary["epsilon"]
-        wrong = [name for name in expected if not same_number(number(found[name]), expected[name])]
+        stated = files.summary["epsilon"]
+        wrong = [name for name in expected if not same_number(number(stated[name]), expected[name])]
         if "max" in wrong:
             yield f"summary.json does not name the largest ε, {max(epsilons):.6g}"
         elif wrong:
@@ -78,15 +78,15 @@ def statement_problems(files: RunFiles) -> Iterator[str]:
     finite = is_private and all(row["epsilon"] is not None for row in privacy["clients"])
     if privacy["private"] is not finite:
         yield f"privacy.json says private: {privacy['private']}, and its clients say {finite}"
-    recorded = {key: value for key, value in privacy.items() if key != "attack"}  # found anew
+    recorded = {key: value for key, value in privacy.items() if key != "attack"}  # computed again
     for key, expected in to_json(read_facts(recorded)).items():
         if not alike(privacy.get(key), expected, relative=_SAME, absolute=_SAME**2):
-            what = "statement" if key.startswith("statement") else key
-            yield f"the {what} does not follow from the figures beside it"
+            part = "statement" if key.startswith("statement") else key
+            yield f"the {part} does not follow from the figures beside it"
 
 
 def environment_problems(files: RunFiles) -> Iterator[str]:
-    """Yield what the files say of version, seed and mechanism, and differs between them."""
+    """Yield each difference between the files in version, seed and mechanism."""
     environment, experiment, privacy = files.environment, files.experiment, files.privacy
     files.directory.read_inputs()  # refuses an environment.json that did not begin the run
     if environment["seed"] != experiment.seed:
@@ -96,11 +96,11 @@ def environment_problems(files: RunFiles) -> Iterator[str]:
             f"environment.json is of fedsim {environment['fedsim']}, privacy.json of "
             f"{privacy['version']}"
         )
-    planned, found = recorded_terms(experiment), cast(dict[str, Any], privacy)
+    planned, recorded = recorded_terms(experiment), cast(dict[str, Any], privacy)
     for name in TERMS:
-        if found.get(name) != planned.get(name):
+        if recorded.get(name) != planned.get(name):
             yield (
-                f"{name} is {found.get(name)} in privacy.json and {planned.get(name)} in "
+                f"{name} is {recorded.get(name)} in privacy.json and {planned.get(name)} in "
                 "experiment.yaml"
             )
     if (privacy["secure_aggregation"] is None) != (experiment.secure_aggregation is None):
@@ -108,7 +108,7 @@ def environment_problems(files: RunFiles) -> Iterator[str]:
 
 
 def model_card_problems(files: RunFiles) -> Iterator[str]:
-    """Yield that the header of the final model does not say what the other files say."""
+    """Yield a problem if the header of the final model differs from the other files."""
     summary, row = files.summary, files.last_round
     if row is None or not is_scored(summary["status"], summary["rounds"]):
         return
@@ -120,7 +120,7 @@ def model_card_problems(files: RunFiles) -> Iterator[str]:
 
 
 def summary_problems(files: RunFiles) -> Iterator[str]:
-    """Yield the figures of `summary.json` that are not those of the rounds."""
+    """Yield each figure of `summary.json` that differs from the rounds."""
     summary, rows, planned = files.summary, files.rounds, files.experiment.federation.rounds
     status, rounds = summary["status"], summary["rounds"]
     if summary["name"] != files.experiment.name:
@@ -144,7 +144,7 @@ def summary_problems(files: RunFiles) -> Iterator[str]:
 
 
 def _epsilon_of_rounds(files: RunFiles) -> Iterator[str]:
-    """Yield a decrease of the largest ε over the rounds, or an excess over the final one."""
+    """Yield a problem if the largest ε falls over the rounds, or exceeds the final ε."""
     system = files.privacy["system_epsilon"]
     before = 0.0
     for row in files.rounds:
@@ -162,13 +162,13 @@ def _epsilon_of_rounds(files: RunFiles) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Verification:
-    """Result of a check.
+    """The result of a check of a run.
 
     Attributes:
         clients: every client whose ε could be recomputed.
         problems: one line for each discrepancy; empty for a sound run.
         unchecked: one line for each fact that could not be checked.
-        root: the root of the run's manifest; None without a whole manifest.
+        root: root of the run's manifest; None without a whole manifest.
     """
 
     clients: tuple[Checked, ...]
@@ -177,7 +177,7 @@ class Verification:
     root: str | None = None
 
 
-# The checks, with the names of the files that they read.
+# Each check, with the names of the files that it reads.
 _CHECKS: tuple[tuple[str, Callable[[RunFiles], Iterable[str]]], ...] = (
     ("privacy.json, summary.json and clients.csv", spend_figure_problems),
     ("privacy.json", statement_problems),
@@ -186,7 +186,7 @@ _CHECKS: tuple[tuple[str, Callable[[RunFiles], Iterable[str]]], ...] = (
     ("rounds.jsonl and ledger.jsonl", charge_problems),
     ("checkpoint/model.safetensors and rounds.jsonl", checkpoint_problems),
     ("summary.json and rounds.jsonl", summary_problems),
-    *((one.reads, one.problems) for one in FIGURES),
+    *((figure.reads, figure.problems) for figure in FIGURES),
     ("model.safetensors, summary.json, rounds.jsonl and privacy.json", model_card_problems),
     ("experiment.yaml, privacy.json and ledger.jsonl", plan_problems),
 )
@@ -195,25 +195,25 @@ _CHECKS: tuple[tuple[str, Callable[[RunFiles], Iterable[str]]], ...] = (
 def verify_run(
     directory: RunDirectory, *, root: str | None = None, pages: bool = True
 ) -> Verification:
-    """Check every file of a run that has ended.
+    """Check every file of an ended run.
 
     Guarantee: in a sound result every file is the one that `manifest.json` lists, and there is no
     other file outside of trackers' folders. The records of every client form an unbroken chain up
     to the head in `privacy.json`, and the ledgers there are their sums. Two accountants confirm
-    every reported ε: the run's own to equality, the looser one by a larger bound. Every
+    every reported ε: the run's accountant to equality, the looser one by a larger bound. Every
     participation in `rounds.jsonl` has its record, and every record has the sampling rate, the
     noise, the δ and the steps that `experiment.yaml` plans for the recorded client sizes.
 
-    A forger who rewrites all files consistently, the manifest included, is found by `root` alone.
+    Only `root` shows a forgery that rewrites all files consistently, the manifest included.
 
     Args:
         directory: the run directory.
-        root: the root of the manifest that was kept elsewhere; None: it is not compared.
-        pages: whether pages such as `report.html` are checked.
+        root: root of the manifest that was kept elsewhere; None means no comparison with it.
+        pages: whether pages such as `report.html` are checked, too.
 
     Raises:
         DamagedRunError: `environment.json` is missing or damaged.
-        SchemaError: the run has another schema, so none of the checks is about it.
+        SchemaError: the run has another schema, which these checks do not know.
     """
     directory.read_version()
     files = RunFiles(directory)
@@ -225,7 +225,7 @@ def verify_run(
     ]
     problems, found_root = _against_manifest(directory, root, pages=pages)
     broken = attempt("ledger.jsonl", lambda: ledger_problems(files))
-    if broken:  # nothing else counts before the ledger is whole
+    if broken:  # without a whole ledger, other problems mean nothing
         return Verification((), (*problems, *broken), tuple(unchecked), found_root)
     checked: list[Checked] = []
     problems += attempt("privacy.json and ledger.jsonl", lambda: check_spend(files, checked))
@@ -247,7 +247,7 @@ def _unfinished(directory: RunDirectory) -> str:
 def _against_manifest(
     directory: RunDirectory, root: str | None, *, pages: bool
 ) -> tuple[list[str], str | None]:
-    """Return the problems of the files against the manifest, and its root."""
+    """Return the differences between the files and the manifest, and the manifest's root."""
     try:
         manifest = read_manifest(directory)
     except ManifestError as error:

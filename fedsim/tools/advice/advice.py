@@ -1,4 +1,4 @@
-"""The advice about an experiment: candidates by their predicted error, notes, and both as text."""
+"""Advice about an experiment: candidate settings by predicted error, and notes, as text."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,14 +21,14 @@ from fedsim.planning.cells import plan_cell
 from fedsim.report.terminal import figure_table, print_sentence, print_table
 from fedsim.tools.advice.candidates import PublicFacts, public_facts
 from fedsim.tools.advice.noise import plausible_tasks
-from fedsim.tools.advice.ranking import PROPOSAL, Ranked, Ranking
+from fedsim.tools.advice.ranking import PROPOSAL, Ranked, Ranking, weighting_text
 
 
 def yaml_lines(changes: Mapping[str, Any]) -> str:
-    """Return the settings as YAML, one section a line where it fits; empty without changes.
+    """Return changed settings as YAML, one line per section where it fits; "" without changes.
 
     Args:
-        changes: `{"key.path": value}`.
+        changes: the changed settings, as `{"key.path": value}`.
     """
     tree: dict[str, Any] = {}
     for path, value in changes.items():
@@ -46,12 +46,12 @@ _WORTH_SAYING = 0.9  # of the proposal's predicted error
 
 
 def notes_of(federation: Federation, ranking: Ranking, rows: Sequence[Ranked]) -> Iterator[str]:
-    """Yield sentences about samplings, trained values and trust.
+    """Yield notes on sampling schemes, the number of trained values and trust models.
 
     Args:
-        federation: of the file.
-        ranking: gives predicted errors.
-        rows: the finalists.
+        federation: the federation of the experiment file.
+        ranking: the ranking, which predicts errors.
+        rows: the ranked finalists.
     """
     best = next((row for row in rows if row.name == PROPOSAL), rows[0])
     if best.rates == (1.0, 1.0):
@@ -78,21 +78,21 @@ def _fewer_values(ranking: Ranking, best: Ranked) -> Iterator[str]:
 def _trust(
     federation: Federation, ranking: Ranking, rows: Sequence[Ranked], best: Ranked
 ) -> Iterator[str]:
-    """Yield the gain of distributed trust at the schedule of a candidate with one local step."""
+    """Yield a note on the gain of distributed trust, for a candidate with one local step."""
     yield "trust: every candidate protects each upload by its own noise (local)"
     one_step = [row for row in rows if row.candidate.steps == 1]
-    row = best if best in one_step else min(one_step, key=lambda one: one.error, default=best)
+    row = best if best in one_step else min(one_step, key=lambda row: row.error, default=best)
     also = {**row.changes, **_sums(federation)}
     loaded = LoadedExperiment(federation.experiment, None, federation.base)
     cell = plan_cell(loaded, federation, "distributed", "example", also=also)
     if cell.reason is not None:
         yield f"distributed trust cannot run here: {cell.reason.partition(';')[0]}"
         return
-    shares = {one.client: one.noise_multiplier for one in cell.clients}
+    shares = {client.client: client.noise_multiplier for client in cell.clients}
     noise = np.array([shares[int(client)] for client in ranking.facts.members])
     ratio = ranking.with_noise(row, noise) / row.error
     limits = [cell.epsilon(observer) for observer in ("sums", "server")]
-    sums, server = ("infinite" if one is None else epsilon_text(one) for one in limits)
+    sums, server = ("infinite" if limit is None else epsilon_text(limit) for limit in limits)
     lines = yaml_lines({"privacy.trust": "distributed", **_sums(federation)}).splitlines()
     if ratio < _WORTH_SAYING:
         yield (
@@ -103,7 +103,7 @@ def _trust(
 
 
 def _sums(federation: Federation) -> dict[str, Any]:
-    """Return the settings of sums that distributed trust needs and the file lacks."""
+    """Return the secure-aggregation settings that distributed trust needs and the file lacks."""
     secure = federation.experiment.secure_aggregation
     per_round, _ = federation.plan.participation.round_sizes
     if secure is None:
@@ -118,14 +118,14 @@ _CLEAR_GAIN = 0.95  # of the file's predicted error
 
 @dataclass(frozen=True)
 class Advice:
-    """Candidates of an experiment, compared by public facts.
+    """The advice about one experiment: candidates compared by public facts.
 
     Attributes:
-        facts: what the comparison depends on.
-        rows: the file, the proposal where there is one, and other candidates.
-        compared: number of candidates.
-        notes: sentences about what the candidates leave open.
-        refusal: the reason why `fedsim run` refuses the file; None if it does not.
+        facts: the public facts that the comparison uses.
+        rows: the file's settings, the proposal if there is one, and other candidates.
+        compared: number of compared candidates.
+        notes: sentences about options that no candidate covers.
+        refusal: reason why `fedsim run` refuses the file; None if it does not.
     """
 
     facts: PublicFacts
@@ -136,19 +136,19 @@ class Advice:
 
     @property
     def proposal(self) -> Ranked | None:
-        """The proposed candidate; None where none is clearly better than the file.
+        """The proposed candidate; None if no candidate is clearly better than the file.
 
-        Correlated noise is proposed only where it is clearly better than all else.
+        Correlated noise is proposed only if it is clearly better than all other candidates.
         """
-        found = [row for row in self.rows if row.name == PROPOSAL]
+        proposals = [row for row in self.rows if row.name == PROPOSAL]
         correlated = [row for row in self.rows if row.candidate.correlation is not None]
-        least = min((row.error for row in found), default=self.rows[0].error)
-        found = [row for row in correlated if row.error < _CLEAR_GAIN * least] or found
-        return found[0] if found and found[0].ratio < _CLEAR_GAIN else None
+        least = min((row.error for row in proposals), default=self.rows[0].error)
+        proposals = [row for row in correlated if row.error < _CLEAR_GAIN * least] or proposals
+        return proposals[0] if proposals and proposals[0].ratio < _CLEAR_GAIN else None
 
     @property
     def lines(self) -> str:
-        """The proposal as YAML lines; empty without one."""
+        """The settings of the proposal as YAML lines; "" without a proposal."""
         return "" if self.proposal is None else yaml_lines(self.proposal.changes)
 
     def to_json(self) -> dict[str, Any]:
@@ -195,12 +195,11 @@ def _row_to_json(row: Ranked) -> dict[str, Any]:
 def advise_experiment(loaded: LoadedExperiment, *, phases: Phases | None = None) -> Advice:
     """Return advice about an experiment, without training and without reading an example.
 
-    Data are loaded, because the partition sets the clients' numbers of examples. Nothing else about
-    them enters.
+    Data are loaded only because the partition determines the clients' numbers of examples.
 
     Args:
-        loaded: the experiment.
-        phases: the phases of the caller.
+        loaded: the loaded experiment.
+        phases: progress phases of the caller.
 
     Raises:
         PrivacyPlanError: the experiment has no `privacy` section, or no noise meets its target.
@@ -215,7 +214,7 @@ def advise_experiment(loaded: LoadedExperiment, *, phases: Phases | None = None)
             f"{privacy.mechanism.name}; call it with a file of mechanism: {GRADIENT_PERTURBATION}"
         )
     groups = privacy.clipping.groups
-    fixed = [name for name, one in groups.items() if one.noise_multiplier is not None]
+    fixed = [name for name, group in groups.items() if group.noise_multiplier is not None]
     if fixed:
         raise PrivacyPlanError(
             f"privacy.clipping.groups gives {fixed[0]!r} a noise_multiplier, and advice compares "
@@ -272,21 +271,21 @@ def _refusal(federation: Federation) -> str | None:
 
 
 def advise(loaded: LoadedExperiment, *, phases: Phases) -> tuple[Advice, Callable[[Advice], None]]:
-    """Return advice about an experiment, and what prints it.
+    """Return advice about an experiment, and a function that prints it.
 
     Args:
-        loaded: the experiment.
-        phases: the phases of the command.
+        loaded: the loaded experiment.
+        phases: progress phases of the command.
     """
     return advise_experiment(loaded, phases=phases), print_advice
 
 
 def print_advice(advice: Advice, console: Console | None = None) -> None:
-    """Print the candidates, the lines to change, the predicted gain and the notes.
+    """Print the candidates, the settings to change, the predicted gain and the notes.
 
     Args:
-        advice: to print.
-        console: where; None: stdout.
+        advice: the advice to print.
+        console: console to print to; None means stdout.
     """
     console = console or Console()
     table = figure_table(
@@ -326,11 +325,11 @@ def print_advice(advice: Advice, console: Console | None = None) -> None:
 
 
 def _cells(row: Ranked, *, is_proposed: bool) -> list[str]:
-    candidate, weighting = row.candidate, row.candidate.weighting
+    candidate = row.candidate
     low, high = row.ratio_range
     return [
         f"→ {row.name}" if is_proposed else row.name,
-        weighting if isinstance(weighting, str) else str(weighting.get("name")),
+        weighting_text(candidate.weighting),
         _range(row.rates, 2),
         ("" if row.exact else "≈") + _range(row.noise, 2),
         f"{candidate.rounds} × {candidate.steps}",

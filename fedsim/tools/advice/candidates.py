@@ -1,6 +1,6 @@
-"""Public facts about a federation, and the schedules that the advice compares for it.
+"""Public facts about a federation, and the candidate schedules that the advice compares.
 
-Guarantee: no value of an example and no target enters, only numbers of examples.
+Guarantee: the facts use no features and no targets of examples, only numbers of examples.
 """
 
 import math
@@ -28,29 +28,29 @@ _UNKNOWN_LABEL_SKEW = 0.1  # of a partition that the file does not describe
 
 @dataclass(frozen=True, eq=False)
 class PublicFacts:
-    """Public facts about a federation; arrays have one value for each client.
+    """Public facts about a federation of K training clients; arrays have shape (K,).
 
     Attributes:
-        examples: public numbers of examples, (K,).
-        rates: sampling rates of the file, (K,).
-        noise: noise multipliers that the file plans, (K,).
+        examples: public number of examples of each client, (K,).
+        rates: sampling rate of each client in the file, (K,).
+        noise: planned noise multiplier of each client in the file, (K,).
         epsilons: ε that each client may spend, (K,).
         deltas: δ of each client, (K,).
-        clip_norms: bounds C on an example's gradient, (K,).
-        unit_mu: Gaussian parameter μ of each client's budget, (K,): one release with noise
-            multiplier 1/μ spends it.
+        clip_norms: clip norm C of each client for an example's gradient, (K,).
+        unit_mu: Gaussian-DP parameter μ of each client's budget, (K,): one release with noise
+            multiplier 1/μ spends the budget.
         clients_per_round: number of clients that train in a round.
-        rounds: rounds of the file, the most that candidates have.
-        steps: local steps of the file; with `local.epochs` those of the median client.
-        learning_rate: of the file's local optimizer.
-        stride: length of the path of one step of learning rate 1, in clipping bounds.
-        trained_values: number of trained values.
-        inputs: number of values of an example.
+        rounds: number of rounds in the file, the maximum of candidates.
+        steps: local steps per round in the file; with `local.epochs` those of the median client.
+        learning_rate: learning rate of the file's local optimizer.
+        stride: length of one local step at learning rate 1, in units of the clip norm.
+        trained_values: number of trained parameters.
+        inputs: number of features of an example.
         outputs: number of classes, or 1.
         label_skew: expected squared distance between a client's label distribution and the
             average, by the partition scheme of the file.
-        members: numbers of the clients in the arrays: those that train at all, (K,).
-        given_noise_epsilon: largest ε of clients with given noise; None without such clients.
+        members: client numbers of the K training clients, (K,).
+        given_noise_epsilon: largest ε of clients whose noise the file sets; None without any.
     """
 
     examples: Floats
@@ -74,17 +74,17 @@ class PublicFacts:
 
     @property
     def typical_examples(self) -> float:
-        """Median number of examples."""
+        """Median number of examples of a client."""
         return float(np.median(self.examples))
 
     @property
     def median_place(self) -> int:
-        """Place in the arrays of a client of median size."""
+        """Index in the arrays of the client with the median number of examples."""
         return int(np.argsort(self.examples, kind="stable")[self.num_clients // 2])
 
     @property
     def num_clients(self) -> int:
-        """K."""
+        """Number of clients K in the arrays."""
         return self.examples.size
 
 
@@ -92,20 +92,22 @@ def public_facts(federation: Federation) -> PublicFacts:
     """Return the public facts about a private federation.
 
     Args:
-        federation: assembled; its examples are not read.
+        federation: the assembled federation; its examples are not read.
     """
     experiment, data = federation.experiment, federation.data
-    every = [own.privacy for own in federation.plan.client_privacy or ()]
+    every = [terms.privacy for terms in federation.plan.client_privacy or ()]
     planned = federation.plan.clients or ()
-    spends = [planned_epsilon(plan, own) for plan, own in zip(planned, every, strict=True)]
+    spends = [planned_epsilon(plan, terms) for plan, terms in zip(planned, every, strict=True)]
     members = [client for client, epsilon in enumerate(spends) if epsilon > 0.0]
     plans = [planned[client] for client in members]
     settings = [every[client] for client in members]
     spent = [spends[client] for client in members]
-    clip_norms = np.array([own.clip_norm for own in settings])
+    clip_norms = np.array([client.clip_norm for client in settings])
     values = sum(p.numel() for p in federation.model.module.parameters() if p.requires_grad)
-    given = [e for e, own in zip(spent, settings, strict=True) if own.gives_noise]
-    mus = [_unit_mu(e, p.delta, own) for e, p, own in zip(spent, plans, settings, strict=True)]
+    given = [e for e, client in zip(spent, settings, strict=True) if client.gives_noise]
+    mus = [
+        _unit_mu(e, p.delta, client) for e, p, client in zip(spent, plans, settings, strict=True)
+    ]
     return PublicFacts(
         examples=np.array([float(plan.examples) for plan in plans]),
         rates=np.array([plan.release.sampling_rate for plan in plans]),
@@ -129,11 +131,11 @@ def public_facts(federation: Federation) -> PublicFacts:
 
 
 def planned_epsilon(plan: PrivacyPlan, privacy: PrivacySettings) -> float:
-    """Return the ε of a client: its target where that sets noise or steps, or what it spends.
+    """Return a client's ε: its target if noise or steps are calibrated to it, else the spent ε.
 
     Args:
-        plan: of the client.
-        privacy: its settings.
+        plan: privacy plan of the client.
+        privacy: privacy settings of the client.
     """
     if plan.planned_steps == 0:
         return 0.0
@@ -150,7 +152,7 @@ def planned_epsilon(plan: PrivacyPlan, privacy: PrivacySettings) -> float:
 
 
 def _rounded_down(epsilon: float) -> float:
-    """Return ε with six significant digits, not above."""
+    """Return ε rounded down to six significant digits."""
     if not 0.0 < epsilon < math.inf:
         return epsilon
     unit = 10.0 ** (math.floor(math.log10(epsilon)) - 5)
@@ -158,7 +160,7 @@ def _rounded_down(epsilon: float) -> float:
 
 
 def _unit_mu(epsilon: float, delta: float, privacy: PrivacySettings) -> float:
-    """Return 1/z of the single Gaussian release that spends ε; infinity without a bound on ε."""
+    """Return μ = 1/z of a single Gaussian release that spends ε; infinity if ε is infinite."""
     if epsilon == math.inf:
         return math.inf
     try:
@@ -183,7 +185,7 @@ def _stride(federation: Federation, clip_norm: float, trained_values: int) -> fl
 
 
 def _label_skew(federation: Federation) -> float:
-    """Return E |p_k − p|² of the clients' label distributions, by the scheme alone."""
+    """Return E |p_k − p|² of the clients' label distributions, from the partition scheme alone."""
     partition, classes = federation.experiment.data.partition, federation.data.num_classes or 1
     if isinstance(partition, DirichletPartition):
         return (1.0 - 1.0 / classes) / (1.0 + classes * partition.alpha)
@@ -204,16 +206,16 @@ _FIGURES = 2  # significant digits of a learning rate
 
 @dataclass(frozen=True)
 class AdviceCandidate:
-    """One schedule.
+    """A candidate schedule of training.
 
     Attributes:
         rounds: number of rounds.
-        steps: local steps of a round.
-        rate: sampling rate of all clients, or "full"; None: the batches of the file.
+        steps: local steps per round.
+        rate: sampling rate of all clients, or "full"; None keeps the batches of the file.
         weighting: value of `federation.weighting`; not part of a candidate's hash.
-        learning_rate: of the local optimizer.
-        sampling: another value of `privacy.sampling`; None: that of the file.
-        correlation: another value of `privacy.noise_correlation`; None: that of the file.
+        learning_rate: learning rate of the local optimizer.
+        sampling: a new value of `privacy.sampling`; None keeps the file's.
+        correlation: a new value of `privacy.noise_correlation`; None keeps the file's.
     """
 
     rounds: int
@@ -226,16 +228,16 @@ class AdviceCandidate:
 
     @property
     def local_steps(self) -> int:
-        """Steps of a client that takes part in every round."""
+        """Total number of local steps of a client that takes part in every round."""
         return self.rounds * self.steps
 
 
 def file_candidate(experiment: Experiment, facts: PublicFacts) -> AdviceCandidate:
-    """Return the schedule of the file itself; with `local.epochs`, steps of the median client.
+    """Return the file's own schedule; with `local.epochs`, it has the steps of the median client.
 
     Args:
         experiment: the file's settings.
-        facts: of the federation.
+        facts: public facts of the federation.
     """
     return AdviceCandidate(
         rounds=experiment.federation.rounds,
@@ -247,7 +249,7 @@ def file_candidate(experiment: Experiment, facts: PublicFacts) -> AdviceCandidat
 
 
 def weighting_of(experiment: Experiment) -> Any:
-    """Return `federation.weighting` as a name or a mapping."""
+    """Return the value of `federation.weighting`, a name or a mapping."""
     return experiment.model_dump(mode="json")["federation"]["weighting"]
 
 
@@ -258,10 +260,10 @@ def candidate_grid(
     rates: Sequence[object],
     weightings: Sequence[object],
 ) -> list[AdviceCandidate]:
-    """Return all candidates: the file first, then each combination once.
+    """Return all candidates: the file's schedule first, then each other combination once.
 
     Args:
-        facts: of the federation.
+        facts: public facts of the federation.
         given: the schedule of the file.
         rates: sampling rates to try, besides the batches of the file.
         weightings: values of `federation.weighting` to try.
@@ -278,7 +280,7 @@ def candidate_grid(
 
 
 def _learning_rates(given: AdviceCandidate, steps: int) -> list[float]:
-    """Return learning rates that give paths of different lengths, and that of the file."""
+    """Return learning rates for training paths of different lengths, and the file's rate."""
     path = given.learning_rate * given.local_steps
     rates = {float(f"{path * share / steps:.{_FIGURES}g}") for share in _PATHS}
     return sorted(rates | {given.learning_rate})
@@ -296,12 +298,12 @@ def _unique(candidates: Sequence[AdviceCandidate]) -> Iterator[AdviceCandidate]:
 def changes_of(
     candidate: AdviceCandidate, experiment: Experiment, facts: PublicFacts
 ) -> dict[str, Any]:
-    """Return the settings that a candidate changes, `{"key.path": value}`.
+    """Return the settings that a candidate changes, as `{"key.path": value}`.
 
     Args:
-        candidate: the schedule.
+        candidate: the candidate schedule.
         experiment: the file's settings.
-        facts: of the federation.
+        facts: public facts of the federation.
     """
     given, changes = file_candidate(experiment, facts), dict[str, Any]()
     if candidate.rounds != given.rounds:
@@ -329,7 +331,7 @@ def changes_of(
 def _batch_changes(
     candidate: AdviceCandidate, experiment: Experiment, facts: PublicFacts
 ) -> dict[str, Any]:
-    """Return the changes of the batch size, and of the sampling and its rate."""
+    """Return a candidate's changes of the batch size, the sampling scheme and its rate."""
     privacy, batch_size, rate = experiment.privacy, experiment.local.batch_size, candidate.rate
     changes = dict[str, Any]()
     if rate == FULL and batch_size != FULL:

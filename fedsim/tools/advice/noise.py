@@ -1,4 +1,4 @@
-"""Noise of candidates, and the noise-to-signal ratio of the model that they lead to.
+"""Noise of candidate schedules, and the predicted noise-to-signal ratio of the trained model.
 
 A Poisson-sampled Gaussian of rate q, composed N times, is close to a single Gaussian release with
 μ = q √(N (e^(1/z²) − 1)) (Bu, Dong, Long, Su 2020, arXiv:1911.11607, Corollary 5.4). Solved for z,
@@ -44,7 +44,7 @@ Floats = NDArray[np.float64]
 
 
 def sampling_rates(candidates: Sequence[AdviceCandidate], facts: PublicFacts) -> Floats:
-    """Return the sampling rate of each client, (candidates, K)."""
+    """Return the sampling rate of each client under each candidate, (candidates, K)."""
     rows = {None: facts.rates, FULL: np.ones(facts.num_clients)}
     return np.stack(
         [rows[c.rate] if c.rate in rows else np.full(facts.num_clients, c.rate) for c in candidates]
@@ -52,23 +52,25 @@ def sampling_rates(candidates: Sequence[AdviceCandidate], facts: PublicFacts) ->
 
 
 def screening_noise(candidates: Sequence[AdviceCandidate], facts: PublicFacts) -> Floats:
-    """Return about the noise multiplier of each client, (candidates, K).
+    """Return the approximate noise multiplier of each client under each candidate, (candidates, K).
 
-    Candidates with the batches of the file are scaled so that the file itself has its planned
+    Candidates with the file's batches are scaled so that the file's own schedule has its planned
     noise.
 
     Args:
-        candidates: schedules.
-        facts: of the federation.
+        candidates: the candidate schedules.
+        facts: public facts of the federation.
     """
     share = facts.clients_per_round / facts.num_clients
     steps = np.array([[max(1.0, c.local_steps * share)] for c in candidates])
     rates = sampling_rates(candidates, facts)
     noise = _closed_form(steps, rates, facts.unit_mu)
-    own = _closed_form(max(1.0, facts.rounds * facts.steps * share), facts.rates, facts.unit_mu)
+    reference = _closed_form(
+        max(1.0, facts.rounds * facts.steps * share), facts.rates, facts.unit_mu
+    )
     same_batches = np.array([[c.rate is None] for c in candidates])
-    scale = facts.noise / np.maximum(own, 1e-12)
-    return np.where(same_batches & (own > 0.0), noise * scale, noise)
+    scale = facts.noise / np.maximum(reference, 1e-12)
+    return np.where(same_batches & (reference > 0.0), noise * scale, noise)
 
 
 def _closed_form(steps: float | Floats, rates: Floats, unit_mu: Floats) -> Floats:
@@ -79,7 +81,7 @@ def _closed_form(steps: float | Floats, rates: Floats, unit_mu: Floats) -> Float
 
 @dataclass(frozen=True)
 class ClientNoisePlan:
-    """Privacy plan of a client under the settings of a candidate, and those settings."""
+    """The privacy plan of a client under a candidate's settings, and these privacy settings."""
 
     plan: PrivacyPlan
     privacy: PrivacySettings
@@ -88,14 +90,14 @@ class ClientNoisePlan:
 def planned_clients(
     experiment: ExperimentWithClients, federation: Federation
 ) -> tuple[ClientNoisePlan, ...]:
-    """Return the privacy plan of each client under other settings, as a run would make it.
+    """Return the privacy plan of each client under a candidate's settings, as in a run.
 
     Args:
         experiment: the federation's experiment with the changes of a candidate.
-        federation: gives the public sizes and the model.
+        federation: the assembled federation, for public client sizes and the model.
 
     Raises:
-        PrivacyPlanError: no noise meets a budget.
+        PrivacyPlanError: no noise satisfies a client's budget.
     """
     privacy = experiment.privacy
     if privacy is None:
@@ -115,41 +117,41 @@ def planned_clients(
         ClientNoisePlan(
             plan_privacy(
                 PlanRequest(
-                    own.privacy,
+                    client.privacy,
                     experiment.local,
                     examples=examples,
                     planned_rounds=planned,
                     parameters=parameters,
                 )
             ),
-            own.privacy,
+            client.privacy,
         )
-        for own, examples, planned in zip(terms, sizes, rounds, strict=True)
+        for client, examples, planned in zip(terms, sizes, rounds, strict=True)
     )
 
 
 def sampling_noise_ratio(
     federation: Federation, facts: PublicFacts, sampling: SamplingName
 ) -> float:
-    """Return about the noise of the median client under another sampling, over that of its own.
+    """Return the median client's approximate noise under another sampling, over its present noise.
 
-    By Rényi DP, whose noise for epochs is found far faster than by the PLD accountant.
+    Rényi DP is used, as it calibrates noise for epochs far faster than the PLD accountant.
 
     Args:
-        federation: of the file.
-        facts: of the federation.
+        federation: the federation of the experiment file.
+        facts: public facts of the federation.
         sampling: the other value of `privacy.sampling`.
 
     Raises:
-        PrivacyPlanError: it has no guarantee here.
+        PrivacyPlanError: the sampling has no guarantee with these settings.
     """
     place = facts.median_place
     client = int(facts.members[place])
     privacy = (federation.plan.client_privacy or ())[client].privacy
     rounds = federation.plan.participation.planned_rounds()[client]
-    own = privacy.accountant
-    by_rdp = own if own.name == "rdp" else RenyiAccountantSettings(name="rdp")
-    found = []
+    accountant = privacy.accountant
+    by_rdp = accountant if accountant.name == "rdp" else RenyiAccountantSettings(name="rdp")
+    multipliers = []
     for name in (sampling, privacy.sampling.name):
         other = privacy.with_choice("sampling", name=name).model_copy(
             update={
@@ -166,8 +168,8 @@ def sampling_noise_ratio(
                 planned_rounds=max(1, rounds),
             )
         )
-        found.append(plan.release.noise_multiplier)
-    return found[0] / found[1]
+        multipliers.append(plan.release.noise_multiplier)
+    return multipliers[0] / multipliers[1]
 
 
 @dataclass(frozen=True)
@@ -175,14 +177,14 @@ class NoiseTask:
     """Unknown properties of a learning task; the advice averages over plausible ones.
 
     Attributes:
-        curvature: κ, largest curvature in units of 1 / C.
-        alignment: ρ², squared length of the mean clipped gradient over C² at the start.
-        spread: smallest curvature over the largest.
-        start: squared length of the initial model over that of the optimum.
-        oscillation: squared error that steps of length h = 1 leave, times their number.
-        skew: squared distance between optima of clients, per unit of label skew.
+        curvature: κ, the largest curvature, in units of 1 / C.
+        alignment: ρ², the squared norm of the mean clipped gradient at the start, over C².
+        spread: the smallest curvature over the largest.
+        start: squared norm of the initial model over that of the optimum.
+        oscillation: squared error that steps of length h = 1 leave, times the number of steps.
+        skew: squared distance between the clients' optima, per unit of label skew.
         drift: squared error that a local step of length h = 1 adds, per unit of label skew.
-        sampling: variance of clipped gradients of examples, over ρ² C².
+        sampling: variance of the examples' clipped gradients, over ρ² C².
     """
 
     curvature: float
@@ -213,16 +215,16 @@ _LARGEST_GROWTH, _LARGEST_RATIO = 1.2, 1e2  # clipping bounds a step that is too
 
 @dataclass(frozen=True, eq=False)
 class Schedules:
-    """What the error of some candidates depends on; arrays (candidates,).
+    """The quantities that determine the predicted errors of candidates; arrays (candidates,).
 
     Attributes:
-        rounds: T.
-        steps: local steps of a round.
-        reach: r = lr · C.
-        noise: d Σ w_k² (z_k / L_k)², variance of the noise in the average of one step, over C².
-        sampling: Σ w_k² (1 − q_k) / L_k, variance by drawn batches, over that of one example.
-        weight_skew: Σ (w_k − n_k / n)².
-        label_skew: expected squared distance of a client's label distribution.
+        rounds: number of rounds T.
+        steps: local steps per round.
+        reach: length r = lr · C of a local step.
+        noise: d Σ w_k² (z_k / L_k)², the noise variance in the average of one step, over C².
+        sampling: Σ w_k² (1 − q_k) / L_k, the variance by random batches, over that of one example.
+        weight_skew: Σ (w_k − n_k / n)², the squared distance of weights from shares of examples.
+        label_skew: expected squared distance of a client's label distribution from the average.
     """
 
     rounds: Floats
@@ -235,7 +237,7 @@ class Schedules:
 
 
 def plausible_tasks(typical: NoiseTask = TYPICAL_TASK) -> tuple[NoiseTask, ...]:
-    """Return the tasks that the advice averages over, the typical one in the middle."""
+    """Return the learning tasks that the advice averages over, around the typical one."""
     return tuple(
         NoiseTask(
             **{
@@ -252,7 +254,7 @@ def noise_to_signal(schedules: Schedules, task: NoiseTask) -> Floats:
     """Return the predicted noise-to-signal ratio of each candidate on one task, (candidates,).
 
     Args:
-        schedules: of the candidates.
+        schedules: the quantities of the candidates.
         task: properties of the learning task.
     """
     steps = schedules.rounds * schedules.steps
@@ -279,17 +281,17 @@ def predicted_errors(schedules: Schedules, tasks: Sequence[NoiseTask]) -> Floats
     """Return the noise-to-signal ratio of each candidate on each task, (tasks, candidates).
 
     Args:
-        schedules: of the candidates.
-        tasks: plausible tasks.
+        schedules: the quantities of the candidates.
+        tasks: properties of plausible learning tasks.
     """
     return np.stack([noise_to_signal(schedules, task) for task in tasks])
 
 
 def mean_errors(errors: Floats) -> Floats:
-    """Return the geometric mean over tasks, (candidates,); the order of candidates is its order.
+    """Return each candidate's geometric mean error over tasks, (candidates,), used for ranking.
 
     Args:
-        errors: (tasks, candidates).
+        errors: predicted errors, (tasks, candidates).
     """
     return np.exp(np.log(errors + 1e-3).mean(axis=0))
 
@@ -301,13 +303,14 @@ _BANDS = (5, 10, 25)
 def correlated_candidates(
     federation: Federation, facts: PublicFacts
 ) -> Iterator[tuple[AdviceCandidate, float]]:
-    """Yield (candidate, ratio): the file with correlated noise, and the ratio of noise errors.
+    """Yield (candidate, ratio): the file's schedule with correlated noise, and its error ratio.
 
-    The ratio is that of the median client, over independent noise on Poisson batches, by Rényi DP.
+    The ratio is the median client's error by noise over that of independent noise on Poisson
+    batches, by Rényi DP.
 
     Args:
-        federation: of the file.
-        facts: of the federation.
+        federation: the federation of the experiment file.
+        facts: public facts of the federation.
     """
     privacy = federation.experiment.privacy
     if privacy is None or privacy.noise_correlation != "none":
@@ -345,12 +348,12 @@ def correlated_candidates(
 
 @dataclass(frozen=True)
 class NoiseError:
-    """The noise of a client's run, as planned.
+    """The planned noise of a client's run.
 
     Attributes:
         noise_multiplier: z of the fresh noise of a step.
-        prefix: root mean square error of one coordinate of the sums of the first 1 ... T clipped
-            sums, in clipping bounds. Candidates with the same steps and batches compare by it.
+        prefix: root mean square error of one coordinate over all prefix sums of clipped sums (steps
+            1 ... T), in units of the clip norm; comparable between equal steps and batches.
     """
 
     noise_multiplier: float
@@ -368,22 +371,23 @@ def predict_noise_error(
     bands: int = 1,
     accountant: AccountantName = "pld",
 ) -> NoiseError:
-    """Return the error of a run with noise calibrated to a target ε under zero-out adjacency.
+    """Return the noise error of a run with noise calibrated to a target ε under zero-out adjacency.
 
-    No data are touched. The grid's share of the noise, below a thousandth, is left out.
+    No data are read. The noise grid's effect, below a thousandth, is ignored.
 
     Args:
-        examples: n, the client's public number of examples, at least 1.
-        batch_size: expected batch, in examples; above n, n.
-        steps: T, all steps of the client, at least 1.
-        target_epsilon: > 0.
-        delta: in (0, 1).
+        examples: the client's public number of examples n, at least 1.
+        batch_size: expected number of examples of a batch; at most n is used.
+        steps: total number of steps T of the client, at least 1.
+        target_epsilon: ε of all steps together, > 0.
+        delta: δ of the target, in (0, 1).
         sampling: how batches are drawn; with bands > 1, "cyclic_poisson" or "cyclic".
-        bands: of `noise_correlation`; 1: none.
-        accountant: the accountant of the target.
+        bands: number of bands of `noise_correlation`; 1 means independent noise.
+        accountant: name of the accountant that computes ε.
 
     Raises:
-        ValueError: the sampling cannot have that many bands, or no noise meets the target.
+        ValueError: the sampling does not support this number of bands, or no noise reaches the
+            target.
     """
     drawn, _ = SAMPLINGS[sampling].for_client(examples, batch_size)
     spaced = drawn.spaced(bands)

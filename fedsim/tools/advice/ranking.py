@@ -1,8 +1,8 @@
-"""Ranking: all candidates by a closed form of their noise, a few by the noise that a run would add.
+"""Ranking of candidates: all by a closed form of their noise, a few by the noise of a planned run.
 
-The proposal is the shortest schedule among the candidates within a few percent of the best: in the
-mean over plausible tasks, and in the largest factor by which another one is better on a task.
-Beside it stand the file, what single changes give, and the best of the other kinds.
+The proposal is the shortest schedule among the candidates within a few percent of the best, both
+in the mean over plausible tasks and in the worst factor by which another candidate is better on a
+task. It is listed with the file's schedule, single changes, and the best of other kinds.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -58,15 +58,15 @@ class Ranked:
     """A candidate with its predicted error.
 
     Attributes:
-        name: what distinguishes it.
-        candidate: its schedule.
-        changes: settings that it changes, `{"key.path": value}`.
-        rates: least and largest sampling rate of a client.
+        name: short description of the candidate.
+        candidate: the candidate schedule.
+        changes: settings that the candidate changes, as `{"key.path": value}`.
+        rates: smallest and largest sampling rate of a client.
         all_noise: noise multiplier of each client, (K,).
-        exact: whether the noise is that of a run's plan; else it is a closed form.
+        exact: whether the noise is from a run's plan rather than from a closed form.
         error: predicted noise-to-signal ratio, the geometric mean over plausible tasks.
-        ratio: `error` over that of the file.
-        ratio_range: least and largest ratio on a plausible task.
+        ratio: `error` over the error of the file's schedule.
+        ratio_range: smallest and largest ratio on a plausible task.
     """
 
     name: str
@@ -81,8 +81,14 @@ class Ranked:
 
     @property
     def noise(self) -> tuple[float, float]:
-        """Least and largest noise multiplier."""
+        """Smallest and largest noise multiplier of a client."""
         return float(self.all_noise.min()), float(self.all_noise.max())
+
+
+def weighting_text(weighting: str | Mapping[str, Any]) -> str:
+    """Return a weighting in a table, where the name `examples_over_noise` is too long."""
+    name = weighting if isinstance(weighting, str) else str(weighting.get("name"))
+    return "n / noise" if name == "examples_over_noise" else name
 
 
 class Ranking:
@@ -104,7 +110,7 @@ class Ranking:
         self._file_errors = self._errors([self._given], facts.noise[None, :])[:, 0]
 
     def ranked(self) -> list[Ranked]:
-        """Return the file, then the proposal, then the other finalists."""
+        """Return the file's schedule, then the proposal, then the other finalists."""
         rows = [self._rank(FILE, self._given, self.facts.noise, exact=True)]
         seen = [self._given]
         for name, candidate in self._finalists():
@@ -122,11 +128,11 @@ class Ranking:
         return float(self.errors[self.candidates.index(candidate)])
 
     def with_values(self, row: Ranked, trained_values: int) -> float:
-        """Return the predicted error of a candidate for a model with fewer trained values.
+        """Return the predicted error of a candidate for a model with fewer trained parameters.
 
         Args:
             row: the candidate.
-            trained_values: of the other model.
+            trained_values: number of trained parameters of the other model.
         """
         facts = replace(self.facts, trained_values=trained_values)
         schedules = schedules_of([row.candidate], row.all_noise[None, :], facts)
@@ -143,7 +149,7 @@ class Ranking:
         return float(mean_errors(errors)[0])
 
     def _finalist(self, name: str, candidate: AdviceCandidate) -> list[Ranked]:
-        """Return a finalist with the noise of a run; nothing if a run would refuse it."""
+        """Return [finalist with the noise of a planned run], or [] if a run would refuse it."""
         experiment = self._load(changes_of(candidate, self._experiment, self.facts))
         if experiment is None:
             return []
@@ -155,15 +161,15 @@ class Ranking:
         except PrivacyPlanError:
             return []
         members = [planned[client] for client in self.facts.members]
-        for one, epsilon in zip(members, self.facts.epsilons, strict=True):
-            overspends = one.plan.steps_to_take < one.plan.planned_steps
-            if overspends or planned_epsilon(one.plan, one.privacy) > epsilon * _SLACK:
+        for member, epsilon in zip(members, self.facts.epsilons, strict=True):
+            overspends = member.plan.steps_to_take < member.plan.planned_steps
+            if overspends or planned_epsilon(member.plan, member.privacy) > epsilon * _SLACK:
                 return []  # noise that is given for a client alone may cost it more
-        noise = np.array([one.plan.release.noise_multiplier for one in members])
+        noise = np.array([member.plan.release.noise_multiplier for member in members])
         return [self._rank(name, candidate, noise, exact=True)]
 
     def _other_samplings(self) -> Iterator[Ranked]:
-        """Yield the file with other samplings; full batches are the same under all of them."""
+        """Yield the file's schedule with other sampling schemes, unless batches are full."""
         privacy = self._experiment.privacy
         if privacy is None or bool((self.facts.rates == 1.0).all()):
             return
@@ -180,7 +186,7 @@ class Ranking:
             yield self._rank(f"{name} batches", other, noise, exact=False)
 
     def _correlated(self) -> list[Ranked]:
-        """Return the file with correlated noise, by the best of a few numbers of bands."""
+        """Return [the file's schedule with correlated noise of the best number of bands], or []."""
         rows = []
         for candidate, ratio in correlated_candidates(self._federation, self.facts):
             if self._load(changes_of(candidate, self._experiment, self.facts)) is not None:
@@ -192,7 +198,7 @@ class Ranking:
         errors = self._errors([candidate], noise[None, :])[:, 0]
         ratios = errors / self._file_errors
         rates = sampling_rates([candidate], self.facts)[0]
-        error, own = (float(mean_errors(e[:, None])[0]) for e in (errors, self._file_errors))
+        error, file_error = (float(mean_errors(e[:, None])[0]) for e in (errors, self._file_errors))
         return Ranked(
             name=name,
             candidate=candidate,
@@ -201,7 +207,7 @@ class Ranking:
             all_noise=noise,
             exact=exact,
             error=error,
-            ratio=error / own,
+            ratio=error / file_error,
             ratio_range=(float(ratios.min()), float(ratios.max())),
         )
 
@@ -225,15 +231,17 @@ class Ranking:
             self._best(lambda c: same_weights(c.weighting) and c.rate is None),
         )
         for weighting in self._weightings:
-            name = weighting if isinstance(weighting, str) else weighting["name"]
-            yield f"best with {name}", self._best(lambda c, w=weighting: c.weighting == w)
+            yield (
+                f"best with {weighting_text(weighting)}",
+                self._best(lambda c, w=weighting: c.weighting == w),
+            )
         yield (
             "best with drawn batches",
             self._best(lambda c: c.rate is not None and c.rate != FULL),
         )
 
     def _best(self, admitted: Callable[[AdviceCandidate], bool]) -> AdviceCandidate:
-        """Return the shortest schedule among those near the best, on average and at worst."""
+        """Return the shortest admitted schedule near the best one, on average and at worst."""
         places = [i for i, c in enumerate(self.candidates) if admitted(c)]
         if not places:
             return self._given
@@ -252,15 +260,15 @@ class Ranking:
         return predicted_errors(schedules_of(candidates, noise, self.facts), self._tasks)
 
     def _usable_weightings(self) -> list[Any]:
-        """Return the file's weights, then the others that it may have."""
-        found = [self._given.weighting]
+        """Return the file's weighting, then the other weightings that the file allows."""
+        weightings = [self._given.weighting]
         for weighting in ("examples", "examples_over_noise", "uniform"):
-            if weighting in found or self._load({"federation.weighting": weighting}) is None:
+            if weighting in weightings or self._load({"federation.weighting": weighting}) is None:
                 continue
             with suppress(WeightingError):
                 shares_of(weighting, self.facts.noise / self.facts.rates, self.facts)
-                found.append(weighting)
-        return found
+                weightings.append(weighting)
+        return weightings
 
     def _adds_rate(self, rate: object) -> bool:
         if rate == FULL and bool((self.facts.rates == 1.0).all()):
@@ -282,12 +290,12 @@ class Ranking:
 def schedules_of(
     candidates: Sequence[AdviceCandidate], noise: Floats, facts: PublicFacts
 ) -> Schedules:
-    """Return what the predicted error of some candidates depends on.
+    """Return the quantities that determine the predicted errors of candidates.
 
     Args:
-        candidates: schedules.
+        candidates: the candidate schedules.
         noise: noise multipliers of each client, (candidates, K).
-        facts: of the federation.
+        facts: public facts of the federation.
     """
     rates = sampling_rates(candidates, facts)
     batches = rates * facts.examples
@@ -312,16 +320,16 @@ def schedules_of(
 def client_shares(
     candidates: Sequence[AdviceCandidate], noise: Floats, rates: Floats, facts: PublicFacts
 ) -> Floats:
-    """Return each client's share in an average of all clients, (candidates, K), with row sums 1.
+    """Return each client's share in the weighted average, (candidates, K), with row sums 1.
 
     Args:
-        candidates: schedules; those that differ in their learning rate alone share their weights.
+        candidates: the candidate schedules; equal ones except for the learning rate share weights.
         noise: noise multipliers z, (candidates, K).
         rates: sampling rates q, (candidates, K).
-        facts: of the federation.
+        facts: public facts of the federation.
 
     Raises:
-        WeightingError: plan values give no weights.
+        WeightingError: the plans' values do not determine weights.
     """
     known: dict[str, Floats] = {}
     rows = []
@@ -339,10 +347,10 @@ def shares_of(weighting: str | Mapping[str, Any], noise: Floats, facts: PublicFa
     Args:
         weighting: value of `federation.weighting`.
         noise: noise multipliers over sampling rates, z / q, (K,).
-        facts: of the federation.
+        facts: public facts of the federation.
 
     Raises:
-        WeightingError: plan values give no weights.
+        WeightingError: the plans' values do not determine weights.
     """
     settings = {"name": weighting} if isinstance(weighting, str) else weighting
     clients = [PlanValues(int(n), float(z)) for n, z in zip(facts.examples, noise, strict=True)]

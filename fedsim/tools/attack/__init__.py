@@ -1,1 +1,1 @@
-"""Empirical privacy audit: the measured leakage of each client, beside its claimed ε."""
+"""Empirical privacy audit: the measured leakage of each client, compared with its claimed ε."""

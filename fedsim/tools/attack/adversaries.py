@@ -1,4 +1,4 @@
-"""Observers of a client: what each of them sees, and what is claimed against it.
+"""Adversaries of a client: what each observer sees, and the ε that is claimed against it.
 
 | trust       | observer | sees                                                                 |
 |-------------|----------|----------------------------------------------------------------------|
@@ -29,12 +29,12 @@ from fedsim.federation.federation import Federation
 
 @dataclass(frozen=True)
 class SumView:
-    """What an observer sees besides the integers of one client.
+    """The other contributions to a sum in which an adversary sees one client's integers.
 
     Attributes:
         part: the client's part of the sum.
-        step_length: length of a step of the grid, in what one unit of the client moves at most.
-        others: the other honest clients of the sum.
+        step_length: grid step, in units of the client's sensitivity.
+        others: numbers of the other honest clients in the sum.
         has_server_noise: whether the server adds the noise.
     """
 
@@ -46,13 +46,13 @@ class SumView:
 
 @dataclass(frozen=True)
 class Adversary:
-    """An observer of a client.
+    """An adversary that observes a client.
 
     Attributes:
-        against: what it sees: single uploads (server), opened sums, or global models.
-        epsilon: ε that is claimed against it.
-        noise_factor: noise that it sees, over the noise of the client's own mechanism.
-        view: the sum of which the client's upload is a part; None: the upload alone.
+        against: what the adversary sees: single uploads ("server"), opened "sums", or "models".
+        epsilon: the ε that is claimed against the adversary.
+        noise_factor: noise that the adversary sees, over the noise of the client's own mechanism.
+        view: the sum that contains the client's upload; None if the upload itself is seen.
     """
 
     against: Against
@@ -62,11 +62,11 @@ class Adversary:
 
 
 def adversaries_of(federation: Federation, client: int) -> list[Adversary]:
-    """Return the observers that a client has a claim against; the first is the claimed view.
+    """Return the adversaries against whom a client has a claim, the adversary of the claim first.
 
     Args:
-        federation: assembled, with privacy.
-        client: a client with noise.
+        federation: the assembled federation, with privacy.
+        client: number of a client with noise.
 
     Raises:
         ValueError: the federation has no privacy.
@@ -90,7 +90,7 @@ def adversaries_of(federation: Federation, client: int) -> list[Adversary]:
 
 
 def _epsilon(federation: Federation, plan: PrivacyPlan, *, against_server: bool) -> float:
-    """Return ε of the whole run, in one of the plan's views."""
+    """Return ε of the whole run, as claimed or against the server."""
     privacy = federation.experiment.privacy
     if privacy is None or not plan.steps_to_take:
         return 0.0
@@ -102,19 +102,20 @@ def _epsilon(federation: Federation, plan: PrivacyPlan, *, against_server: bool)
 
 
 class OtherNoise:
-    """Noise of everyone else in a sum, each drawn by its own mechanism.
+    """The noise of all other parties in a sum, each drawn by its own mechanism.
 
     Args:
-        federation: assembled, with plans.
-        view: who else adds noise.
-        gradients: of the model that the audited client trains; None: whole updates are released.
-        targets: of the audited client (n, ...); the others have no examples here.
+        federation: the assembled federation, with plans.
+        view: the other parties that add noise.
+        gradients: per-example gradients of the audited client's model; None if whole updates are
+            released.
+        targets: targets of the audited client (n, ...); the other clients have no examples here.
         model: the model that the audited client trains.
-        loss: its loss.
+        loss: the loss of that model.
 
     Attributes:
         part: the audited client's part of the sum.
-        step_length: as `SumView`.
+        step_length: grid step, in units of the client's sensitivity.
     """
 
     def __init__(
@@ -138,10 +139,10 @@ class OtherNoise:
         }
 
     def of_round(self, number: int, *, secure: bool) -> Tensor:
-        """Return the noise of a round, integers in float64 (size,).
+        """Return the sum of the others' noise in a round, integers as float64 (size,).
 
         Args:
-            number: the round.
+            number: number of the round.
             secure: whether noise comes from the operating system's random source.
         """
         size, local = self._model.parameters.size, self._federation.experiment.local

@@ -1,4 +1,4 @@
-"""Privacy audit of an experiment: each client's own mechanism is attacked with canaries.
+"""Privacy audit of an experiment: canaries attack the mechanism of each client.
 
 The audit uses the experiment's data, model, loss, plans and random streams. The attacker is an
 observer of the client (`observers`): it knows everything except whether an example was in the
@@ -57,15 +57,15 @@ def audit_experiment(
     """Add canaries to clients' examples, train the clients privately and measure the leakage.
 
     Args:
-        loaded: an experiment with privacy.
+        loaded: the loaded experiment, with privacy.
         clients: maximum number of clients to audit, those with the largest claimed ε first.
         steps: minimum number of steps of each client; more steps give tighter bounds.
         confidence: probability that a correct federation passes, in (0, 1).
-        on_client: callback after each client: number of audited clients, number to audit.
-        phases: the phases of the caller.
+        on_client: called after each client with (number of audited clients, number to audit).
+        phases: progress phases of the caller.
 
     Raises:
-        PrivacyPlanError: the experiment has no privacy, or no client with a claim.
+        PrivacyPlanError: the experiment has no privacy, or no client with a claimed ε.
         ValueError: the experiment cannot be assembled (see `assemble`).
     """
     if why := loaded.experiment.local.gradient_facts.not_audited:
@@ -104,10 +104,10 @@ def _audit(
             phases.end()  # the caller may print
             on_client(done, len(chosen))
     phases.begin("comparing with the claims")
-    audited.sort(key=lambda one: one.client)  # stable: the claimed view of a client is first
+    audited.sort(key=lambda client: client.client)  # stable: the claimed view of a client is first
     if federation.plan.sums is None and federation.experiment.release_kind.draws_batches:
-        views = views_of(federation, {one.client: one.findings.uploads for one in audited})
-        audited = [replace(one, views=views.get(one.client)) for one in audited]
+        views = views_of(federation, {client.client: client.findings.uploads for client in audited})
+        audited = [replace(client, views=views.get(client.client)) for client in audited]
     return Audit(
         name=loaded.experiment.name,
         clients=tuple(audited),
@@ -119,7 +119,7 @@ def _audit(
 
 
 def _choose_clients(federation: Federation, most: int) -> list[tuple[int, list[Adversary]]]:
-    """Return the clients with the largest claimed ε, each with its observers."""
+    """Return (client, its adversaries) for the clients with the largest claimed ε."""
     privacy = federation.experiment.privacy
     if privacy is None or federation.plan.clients is None:
         raise PrivacyPlanError("there is nothing to audit: the experiment has no privacy section")
@@ -205,7 +205,7 @@ def _audit_client(
 def _audit_updates(
     federation: Federation, client: int, observer: Adversary, *, steps: int, miss: float
 ) -> ClientAudit:
-    """Audit a client that releases whole updates: all that it has is one canary."""
+    """Audit a client that releases whole updates: all of its data together are one canary."""
     experiment, plan = federation.experiment, (federation.plan.clients or ())[client]
     if experiment.privacy is None:
         raise ValueError("an audit needs plans")
@@ -226,7 +226,7 @@ def _audit_updates(
 
 
 def _choose_canaries(seed: int, client: int, size: int) -> NDArray[np.bool_]:
-    """Return a random mask (size,): half of the examples have a canary."""
+    """Return a random mask (size,) in which half of the examples have a canary."""
     order = stream(seed, Purpose.CANARIES, client=client).permutation(size)
     return order < (size + 1) // 2
 
@@ -240,13 +240,13 @@ def _canary_gradients(
     spares: int,
     groups: int,
 ) -> tuple[PerExampleGradients, torch.Tensor]:
-    """Return the per-example gradients of the client's model with canaries, and its targets.
+    """Return (per-example gradients of the client's model with canaries, its targets).
 
-    As in a run, public examples decide how the gradients are computed. These examples follow the
-    client's own and are never drawn.
+    As in a run, public examples decide how the gradients are computed. They follow the client's own
+    examples and are never drawn in a batch.
     """
-    own = federation.data.clients[client]
-    features, targets = to_tensors(own, federation.model.device)
+    examples = federation.data.clients[client]
+    features, targets = to_tensors(examples, federation.model.device)
     public = public_examples(federation.data, NUM_CHECK_EXAMPLES)
     check_features, check_targets = to_tensors(public, federation.model.device)
     carries = torch.zeros(len(features) + len(check_features), device=federation.model.device)
@@ -264,18 +264,18 @@ def _canary_gradients(
 
 
 def _shared_noise(audited: list[ClientAudit], *, miss: float) -> list[str]:
-    """Return a message for each pair of neighbouring clients with correlated noise.
+    """Return a message for each pair of consecutive audited clients with correlated noise.
 
-    Only a client's own releases are compared: sums have the noise of others in common.
+    Only clients' own releases are compared, since sums share the noise of other clients.
     """
-    found = []
-    for one, other in pairwise(one for one in audited if one.against == "server"):
-        rows, others = one.findings.noise_rows, other.findings.noise_rows
+    lines = []
+    for client, other in pairwise(client for client in audited if client.against == "server"):
+        rows, others = client.findings.noise_rows, other.findings.noise_rows
         width = min(rows.shape[1], others.shape[1])
         interval = noise_correlation(rows[:, :width], others[:, :width], miss=miss)
         if interval.excludes(0.0):
-            found.append(
-                f"clients {one.client} and {other.client} have noise in common: "
+            lines.append(
+                f"clients {client.client} and {other.client} have noise in common: "
                 f"correlation {interval.estimate:.3g}"
             )
-    return found
+    return lines

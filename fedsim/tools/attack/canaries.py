@@ -1,4 +1,4 @@
-"""Dirac canaries: a gradient in a direction of its own for each example.
+"""Dirac canaries: each example gets a gradient in a separate direction.
 
 The experiment's model, data and loss do not change. Each example i has one more parameter w_i and
 adds scale · w_i to its loss. The gradient in w_i is far above the clipping bound, so the clipped
@@ -6,10 +6,9 @@ gradient is almost the canary alone. This is the worst case for the example's pr
 of an update shows, up to noise, whether example i was in the batch.
 (Nasr et al. 2023, arXiv:2302.07956.)
 
-Where groups of parameters are clipped by patterns, each group gets canaries of its own. The
-attacker adds a coordinate's values in all groups, each weighed by 1 / z_m² and in its clipping
-bound C_m: the sufficient statistic. A canary then adds 1, and the noise is that of all groups
-together.
+If groups of parameters are clipped by patterns, each group gets separate canaries. The adversary
+adds a coordinate's values of all groups, in units of the group's clip norm C_m and weighted by
+1 / z_m²: the sufficient statistic. A canary then adds 1, with the joint noise of all groups.
 """
 
 from collections.abc import Sequence
@@ -30,15 +29,16 @@ _CANARY_SCALE = 1e4  # a canary's gradient, in clipping bounds
 
 
 class CanaryModel(nn.Module):
-    """A model whose input is the index of an example, with a canary parameter per example.
+    """A model whose input is the index of an example, with one canary parameter per example.
 
     Args:
         model: the experiment's model.
         examples: a client's examples (n, ...), looked up by index.
         has_canary: 1 for an example with a canary, otherwise 0 (n,).
-        bound: the clipping bound, which a canary's gradient exceeds by far.
-        spares: more canary parameters, of no example: their coordinates show noise alone.
-        groups: number of groups of parameters that have canaries.
+        bound: the clip norm, which a canary's gradient exceeds by far.
+        spares: number of extra canary parameters without an example, whose coordinates show only
+            noise.
+        groups: number of parameter groups that have canaries.
     """
 
     def __init__(
@@ -56,19 +56,19 @@ class CanaryModel(nn.Module):
         self.canaries = nn.Embedding(len(examples) + spares, 1)
         rows = len(examples) + spares
         others = [nn.Embedding(rows, 1) for _ in range(groups - 1)]
-        for own in (self.canaries, *others):
-            nn.init.zeros_(own.weight)
+        for embedding in (self.canaries, *others):
+            nn.init.zeros_(embedding.weight)
         self.others = nn.ModuleList(others)
         self.register_buffer("examples", examples, persistent=False)
         self.register_buffer("steepness", _CANARY_SCALE * bound * has_canary, persistent=False)
 
     def forward(self, index: Tensor) -> Tensor:
-        """Return the flat outputs (n, outputs + 1) for indices (n,); the canary comes last."""
+        """Return the flat outputs (n, outputs + 1) for indices (n,); the canary term comes last."""
         outputs = self.model(self.get_buffer("examples")[index]).flatten(1)
         steepness = self.get_buffer("steepness")[index].unsqueeze(1)
         canaries = self.canaries(index)
-        for own in self.others:
-            canaries = canaries + own(index)
+        for embedding in self.others:
+            canaries = canaries + embedding(index)
         return torch.cat([outputs, steepness * canaries], dim=1)
 
 
@@ -81,19 +81,19 @@ def add_canary_loss(loss: PerExampleLoss, shape: torch.Size) -> PerExampleLoss:
     """
 
     def loss_with_canary(outputs: Tensor, targets: Tensor) -> Tensor:
-        own = outputs[:, :-1].reshape(len(outputs), *shape)
-        return loss(own, targets) + outputs[:, -1]
+        predictions = outputs[:, :-1].reshape(len(outputs), *shape)
+        return loss(predictions, targets) + outputs[:, -1]
 
     return loss_with_canary
 
 
 @dataclass(frozen=True)
 class CanaryView:
-    """How the attacker reads the canaries' coordinates off a release.
+    """The adversary's view of the canaries' coordinates in a release.
 
     Attributes:
-        places: slices of the observed coordinates of each group's canaries in a flat release.
-        groups: the group of each of them.
+        places: slices of a flat release with the observed canary coordinates of each group.
+        groups: index of the parameter group of each slice.
     """
 
     places: tuple[slice, ...]
@@ -105,15 +105,15 @@ class CanaryView:
 
         Args:
             step: the mechanism.
-            parameters: of the model.
-            most: most coordinates to observe.
+            parameters: parameters of the `CanaryModel`.
+            most: maximum number of coordinates to observe.
         """
         members = step.groups(parameters).members
-        found = [index for index, name in enumerate(parameters.names) if is_canary(name)]
-        places = parameters.slices(found)
+        indices = [index for index, name in enumerate(parameters.names) if is_canary(name)]
+        places = parameters.slices(indices)
         return cls(
-            tuple(slice(one.start, min(one.stop, one.start + most)) for one in places),
-            tuple(next(m for m, group in enumerate(members) if i in group) for i in found),
+            tuple(slice(place.start, min(place.stop, place.start + most)) for place in places),
+            tuple(next(m for m, group in enumerate(members) if i in group) for i in indices),
         )
 
     @property
@@ -122,23 +122,23 @@ class CanaryView:
         return self.places[0].stop - self.places[0].start
 
     def charged_noise(self, step: DpSgdMechanism) -> float:
-        """Return the charged σ / C on a coordinate, of all groups with canaries together."""
+        """Return the charged noise multiplier σ / C of a coordinate, over all its groups."""
         return group_noise_multiplier(self._multipliers(step))
 
     def read(self, values: Tensor, step: DpSgdMechanism, bounds: Sequence[float]) -> Tensor:
-        """Return a coordinate's values of all groups as one, float64 (coordinates,).
+        """Return each coordinate's values in all groups combined into one, float64 (coordinates,).
 
         Args:
-            values: a release or an update (size,), in the unit of the first group's bound.
-            step: the mechanism, for the weights 1 / z_m² of the groups.
-            bounds: C_m of each group.
+            values: a release or an update (size,), in units of the first group's clip norm.
+            step: the mechanism, which gives the weights 1 / z_m² of the groups.
+            bounds: clip norm C_m of each group.
         """
-        own = self._multipliers(step)
-        total = group_noise_multiplier(own)
+        multipliers = self._multipliers(step)
+        total = group_noise_multiplier(multipliers)
         first = bounds[self.groups[0]]
         parts = [
             values[place].double() * ((total / z) ** 2 * first / bounds[group])
-            for place, group, z in zip(self.places, self.groups, own, strict=True)
+            for place, group, z in zip(self.places, self.groups, multipliers, strict=True)
         ]
         return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
 
@@ -148,14 +148,14 @@ class CanaryView:
 
 
 def with_canaries(step: DpSgdMechanism, parameters: FlatParameters) -> DpSgdMechanism:
-    """Return a mechanism for a `CanaryModel`: with groups by patterns, each has canaries.
+    """Return the mechanism for a `CanaryModel`: each parameter group by pattern has a canary.
 
     Args:
         step: the mechanism of the experiment's model.
-        parameters: of the `CanaryModel`.
+        parameters: parameters of the `CanaryModel`.
 
     Raises:
-        ValueError: the clipping does not fit.
+        ValueError: the clipping does not fit the parameters.
     """
     clipping, groups = step.clipping, step.bound_groups
     if not isinstance(clipping, PatternClipping) or groups is None:
@@ -171,10 +171,10 @@ def with_canaries(step: DpSgdMechanism, parameters: FlatParameters) -> DpSgdMech
 
 
 def num_groups(step: DpSgdMechanism) -> int:
-    """Return the number of groups that have canaries of their own."""
+    """Return the number of parameter groups that have canaries."""
     return len(step.clipping.patterns) if isinstance(step.clipping, PatternClipping) else 1
 
 
 def is_canary(name: str) -> bool:
-    """Whether a parameter of a `CanaryModel` is one of canaries."""
+    """Return whether a parameter of a `CanaryModel` is a canary parameter."""
     return name == "canaries.weight" or name.startswith("others.")

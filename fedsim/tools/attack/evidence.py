@@ -1,6 +1,6 @@
-"""Confidence intervals for the rates of an attack and for the law of noise.
+"""Confidence intervals for the error rates of an attack and for the distribution of noise.
 
-None assumes that the mechanism is as claimed. All are exact except those of correlations.
+No interval assumes that the mechanism is as claimed. All are exact, except for correlations.
 """
 
 import math
@@ -15,14 +15,14 @@ from fedsim.accountant.checks import Floats
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate and the confidence interval of the true value."""
+    """An estimate with the confidence interval of the true value."""
 
     estimate: float
     low: float
     high: float
 
     def excludes(self, value: float) -> bool:
-        """Whether a value lies outside the interval."""
+        """Return whether a value lies outside the interval."""
         return not self.low <= value <= self.high
 
 
@@ -51,8 +51,8 @@ def gdp_lower_bound(false_alarms: Interval, misses: Interval) -> float:
     Guarantee: the bound exceeds the true μ only if the upper end of a rate is wrong.
 
     Args:
-        false_alarms: interval of the rate of false alarms.
-        misses: interval of the rate of misses.
+        false_alarms: interval of the false alarm rate.
+        misses: interval of the miss rate.
     """
     return max(0.0, -float(ndtri(false_alarms.high)) - float(ndtri(misses.high)))
 
@@ -70,8 +70,8 @@ def shift_lower_bound(
 
     Args:
         noise: a sample of the noise, ascending (n,).
-        shift: what a present example adds.
-        thresholds: t, chosen without the sample; the best one counts.
+        shift: the value that a present example adds.
+        thresholds: thresholds t, chosen independently of the sample; the best one counts.
         miss: probability of a wrong bound.
     """
     end, n = miss / (2 * max(1, len(thresholds))), noise.size
@@ -94,7 +94,7 @@ def run_lower_bound(
     delta: float,
     miss: float,
 ) -> float:
-    """Return the lower bound of ε from the scores of whole runs, without a law of the scores.
+    """Return the lower bound of ε from scores of whole runs, without assuming a distribution.
 
     For an (ε, δ) release, P(alarm | present) ≤ e^ε P(alarm | absent) + δ, and likewise for the
     opposite event (Kairouz, Oh, Viswanath 2015; as an audit Jagielski et al. 2020).
@@ -103,10 +103,10 @@ def run_lower_bound(
     independent.
 
     Args:
-        outside: scores without the example (n,).
-        inside: scores with it (m,).
-        thresholds: of an alarm, chosen without the scores; the best one counts.
-        delta: δ.
+        outside: scores of runs without the example (n,).
+        inside: scores of runs with the example (m,).
+        thresholds: thresholds of an alarm, chosen independently of the scores; the best one counts.
+        delta: δ of the guarantee.
         miss: probability of a wrong bound.
     """
     if not (outside.size and inside.size and len(thresholds)):
@@ -123,10 +123,10 @@ def run_lower_bound(
 
 
 def deviation_interval(values: Floats, *, miss: float) -> Interval:
-    """Return the standard deviation of zero-mean Gaussian noise, by chi-square: exact.
+    """Return the standard deviation of zero-mean Gaussian noise with its exact chi-square interval.
 
     Args:
-        values: the noise (n,); the relative standard error is 1 / √(2 n).
+        values: a sample of the noise (n,); the relative standard error is 1 / √(2 n).
         miss: probability that an end is wrong, the same for both ends.
     """
     if values.size == 0:
@@ -146,17 +146,17 @@ def distance_to_normal(noise: Floats, deviation: float, *, miss: float) -> Inter
     conservative where σ is estimated from the noise itself.
 
     Args:
-        noise: a sample, ascending (n,).
-        deviation: σ.
+        noise: a sample of the noise, ascending (n,).
+        deviation: standard deviation σ.
         miss: probability that the low end is wrong.
     """
     if noise.size == 0:
         return Interval(math.nan, 0.0, 1.0)
     claimed = ndtr(noise / deviation)
     steps = np.arange(noise.size + 1) / noise.size
-    found = max(float((steps[1:] - claimed).max()), float((claimed - steps[:-1]).max()))
+    distance = max(float((steps[1:] - claimed).max()), float((claimed - steps[:-1]).max()))
     margin = math.sqrt(math.log(2.0 / miss) / (2.0 * noise.size))
-    return Interval(found, max(0.0, found - margin), min(1.0, found + margin))
+    return Interval(distance, max(0.0, distance - margin), min(1.0, distance + margin))
 
 
 def correlation_interval(one: Floats, other: Floats, *, miss: float) -> Interval:
@@ -164,7 +164,7 @@ def correlation_interval(one: Floats, other: Floats, *, miss: float) -> Interval
 
     Args:
         one: the first sample (n,).
-        other: the second (n,); for independent samples, the standard error is 1 / √n.
+        other: the second sample (n,); for independent samples, the standard error is 1 / √n.
         miss: probability that an end is wrong, the same for both ends.
     """
     if one.size == 0:

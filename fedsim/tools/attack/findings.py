@@ -1,4 +1,4 @@
-"""Statistical findings on one client, beside its claim, and the results client by client."""
+"""Statistical findings on each audited client, compared with its claim."""
 
 import math
 from collections.abc import Iterator
@@ -39,17 +39,17 @@ _SHARED_COLUMNS = 100  # of the noise, to compare it with that of other clients
 
 @dataclass(frozen=True)
 class Claim:
-    """The mechanism that a client is charged for.
+    """The mechanism and the ε that a client is charged for.
 
     Attributes:
         epsilon: claimed ε after all steps.
         delta: δ of the claim.
-        noise: noise multiplier σ / C on the canaries' coordinates.
+        noise: charged noise multiplier σ / C on the canaries' coordinates.
         sampling: the sampling scheme of the batches.
         steps: number of steps over the whole run.
         accountant: the accountant that computes ε.
-        adjacency: the neighbouring relation of the claim.
-        is_fixed: whether all steps have one clipping bound.
+        adjacency: adjacency of the claim.
+        is_fixed: whether all steps have the same clip norm.
     """
 
     epsilon: float
@@ -64,22 +64,22 @@ class Claim:
 
 @dataclass(frozen=True)
 class Findings:
-    """Measurements on one client.
+    """The measurements of one client's mechanism.
 
     Attributes:
-        epsilon: lower bound of ε for the whole run, from μ and sampling rate of a step.
-        epsilon_of_runs: lower bound of ε from the uploads of whole runs alone.
+        epsilon: lower bound of ε for the whole run, from the μ and sampling rate of a step.
+        epsilon_of_runs: lower bound of ε from only the uploads of whole runs.
         epsilon_estimate: ε of the whole run with the measured noise, clipping and sampling.
         noise: measured σ / C over the claimed one.
-        noise_distance: distance of the noise's distribution function to a Gaussian one.
-        contribution: mean, minimum and maximum of what canaries add to sums, in units of C.
-        contribution_limit: largest contribution that rounding explains.
+        noise_distance: largest distance between the distribution functions of noise and Gaussian.
+        contribution: mean, minimum and maximum of the canaries' additions to sums, in units of C.
+        contribution_limit: largest contribution that rounding can explain.
         sampling_rate: measured sampling rate over the charged one.
         count_variance: variance of how often each example was drawn, over that of independent
             batches; 1 if the client does not claim independent batches.
-        noise_correlations: correlation of noise from step to step, and from round to round.
-        noise_rows: start of the noise of each step (steps, coordinates), in units of C.
-        uploads: law of an upload; None where no canary was seen.
+        noise_correlations: correlation of the noise of successive steps, and of successive rounds.
+        noise_rows: first coordinates of each step's noise (steps, coordinates), in units of C.
+        uploads: distribution of an upload; None if no canary was seen.
     """
 
     epsilon: float
@@ -97,10 +97,10 @@ class Findings:
 
 
 def measure_leakage(seen: Observations, claim: Claim, *, round_steps: int, miss: float) -> Findings:
-    """Return the findings of a client's observations.
+    """Return the findings from the observations of a client.
 
-    Guarantee: each end of an interval is wrong with probability at most `miss`. A correct mechanism
-    has `violations` with probability at most `NUM_INTERVAL_ENDS` times `miss`.
+    Guarantee: each interval end is wrong with probability at most `miss`. A correct mechanism has
+    `violations` with probability at most `NUM_INTERVAL_ENDS` times `miss`.
 
     Args:
         seen: the observed coordinates of a client.
@@ -138,17 +138,19 @@ def measure_leakage(seen: Observations, claim: Claim, *, round_steps: int, miss:
 
 
 def _contribution(seen: Observations) -> Interval:
-    """Return the mean, the minimum and the maximum of the contributions: nothing is random."""
-    found = seen.contributions
-    if found.size == 0:
+    """Return the mean, minimum and maximum of the contributions; none of them is random."""
+    contribution = seen.contributions
+    if contribution.size == 0:
         return Interval(math.nan, -math.inf, math.inf)
-    return Interval(float(found.mean()), max(0.0, float(found.min())), float(found.max()))
+    return Interval(
+        float(contribution.mean()), max(0.0, float(contribution.min())), float(contribution.max())
+    )
 
 
 def _epsilon_of_runs(seen: Observations, claim: Claim, *, round_steps: int, miss: float) -> float:
-    """Return a lower bound of ε from sums of uploads over whole runs.
+    """Return a lower bound of ε from the sums of uploads over whole runs.
 
-    Half of the coordinates without a canary choose the thresholds, the others test them.
+    Half of the coordinates without a canary choose the thresholds; the other half test them.
     """
     rounds = max(1, -(-claim.steps // round_steps))
     runs = len(seen.uploads) // rounds
@@ -166,8 +168,8 @@ def noise_correlation(one: Floats, other: Floats, *, miss: float) -> Interval:
     """Return the correlation of two tables of noise (steps, coordinates).
 
     Args:
-        one: noise, in clipping bounds.
-        other: noise of the same shape.
+        one: the first table of noise, in units of the clip norm.
+        other: the second table, of the same shape.
         miss: probability that an end is wrong, in (0, 1/2).
     """
     return correlation_interval(one.ravel(), other.ravel(), miss=miss)
@@ -183,7 +185,7 @@ def _sampling_rate(seen: Observations, *, miss: float) -> Interval:
 
 
 def _count_variance(seen: Observations, sampling: Sampling, *, miss: float) -> Interval:
-    """Return the variance of the examples' counts, over Poisson sampling's binomial variance.
+    """Return the variance of how often examples were drawn, over the variance by Poisson sampling.
 
     Batches of a shuffled epoch have almost no variance. Only the upper end is used. It is
     conservative, because the mean of squares is skewed to the right.
@@ -201,7 +203,7 @@ def _count_variance(seen: Observations, sampling: Sampling, *, miss: float) -> I
 
 
 def _epsilon_of(claim: Claim, mu: float, rate: float) -> float:
-    """Return ε of the claimed run with another μ and sampling rate."""
+    """Return ε of the claimed run, with μ and the sampling rate replaced."""
     if mu == 0.0:
         return 0.0
     sampling = claim.sampling
@@ -253,16 +255,16 @@ def violations(found: Findings, claim: Claim) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class ClientAudit:
-    """The findings on one client, beside its claim against one observer.
+    """The findings on one client, with its claim against one adversary.
 
     Attributes:
-        client: the client.
-        num_examples: number of its examples.
-        claim: its claim.
+        client: number of the client.
+        num_examples: number of examples of the client.
+        claim: the claim of the client.
         findings: the measurements.
-        views: estimates for three attackers of a run; None where nothing was seen, or where the
-            noise is that of a sum.
-        against: the observer.
+        views: estimated ε for three adversaries of a run; None if nothing was seen, or if the
+            adversary sees sums.
+        against: the adversary: "server", "sums" or "models".
     """
 
     client: int
@@ -278,31 +280,31 @@ class ClientAudit:
         return tuple(violations(self.findings, self.claim))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the JSON value; an infinite or unknown number is null."""
-        found = self.findings
+        """Return the audit of the client as JSON values; an infinite or unknown number is null."""
+        findings = self.findings
         return {
             "client": self.client,
             "against": self.against,
             "examples": self.num_examples,
             "delta": self.claim.delta,
             "epsilon_claimed": self.claim.epsilon,
-            "epsilon_certified": finite_or_none(found.epsilon),
-            "epsilon_certified_of_runs": finite_or_none(found.epsilon_of_runs),
+            "epsilon_certified": finite_or_none(findings.epsilon),
+            "epsilon_certified_of_runs": finite_or_none(findings.epsilon_of_runs),
             "epsilon_estimated": {
-                "steps": finite_or_none(found.epsilon_estimate),
+                "steps": finite_or_none(findings.epsilon_estimate),
                 "uploads": None if self.views is None else finite_or_none(self.views.uploads),
                 "sums": None if self.views is None else finite_or_none(self.views.sums),
                 "final_model": None
                 if self.views is None
                 else finite_or_none(self.views.final_model),
             },
-            "noise_over_charged": _interval_json(found.noise),
-            "noise_distance_to_gaussian": _interval_json(found.noise_distance),
-            "contribution_over_bound": _interval_json(found.contribution),
-            "sampling_over_charged": _interval_json(found.sampling_rate),
-            "count_variance_over_charged": _interval_json(found.count_variance),
+            "noise_over_charged": _interval_json(findings.noise),
+            "noise_distance_to_gaussian": _interval_json(findings.noise_distance),
+            "contribution_over_bound": _interval_json(findings.contribution),
+            "sampling_over_charged": _interval_json(findings.sampling_rate),
+            "count_variance_over_charged": _interval_json(findings.count_variance),
             "noise_correlation": [
-                _interval_json(interval) for interval in found.noise_correlations
+                _interval_json(interval) for interval in findings.noise_correlations
             ],
             "violations": list(self.violations),
         }
@@ -314,8 +316,8 @@ class Audit:
 
     Attributes:
         name: name of the experiment.
-        clients: results of the audited clients, one for each observer.
-        num_clients: number of all clients of the federation.
+        clients: results of the audited clients, one for each client and adversary.
+        num_clients: total number of clients of the federation.
         steps: number of steps of each audited client.
         confidence: probability that a correct federation has no violation.
         shared_noise: a message for each pair of audited clients with correlated noise.
@@ -331,20 +333,20 @@ class Audit:
     @property
     def violations(self) -> tuple[str, ...]:
         """A message for each finding that contradicts a claim."""
-        own = [
-            f"client {one.client}{'' if one.against == 'server' else f', in {one.against}'}: {text}"
-            for one in self.clients
-            for text in one.violations
+        lines = [
+            f"client {row.client}{'' if row.against == 'server' else f', in {row.against}'}: {text}"
+            for row in self.clients
+            for text in row.violations
         ]
-        return (*own, *self.shared_noise)
+        return (*lines, *self.shared_noise)
 
     @property
     def num_audited(self) -> int:
         """Number of audited clients."""
-        return len({one.client for one in self.clients})
+        return len({client.client for client in self.clients})
 
     def to_json(self) -> dict[str, Any]:
-        """Return the JSON value."""
+        """Return the audit as JSON values."""
         return {
             "name": self.name,
             "steps": self.steps,

@@ -1,11 +1,11 @@
-"""Observations of a client's private training with canaries, as its server would see it.
+"""Observations of a client's private training with canaries, as seen by its server.
 
-Rounds are also run a second time with the same noise and without gradients. The difference of the
-two is what the examples add: exactly, and without the noise of an estimate.
+Rounds are run a second time with the same noise and without gradients. The difference is exactly
+what the examples add, without the error of an estimate.
 
-Each example adds a steep loss in one further parameter, so that the update exceeds its bound in
-that direction alone. Its coordinate shows, up to noise, whether the client took part with its data.
-Rounds without data and with the same noise show exactly what the client adds.
+For whole updates, each example adds a steep loss in one extra parameter, so that the update exceeds
+its clip norm in that direction alone. This coordinate shows, up to noise, whether the client took
+part with its data. Rounds without data and with the same noise show exactly what the client adds.
 """
 
 from collections.abc import Iterator, Sequence
@@ -45,18 +45,18 @@ _MAX_PAIRED_ROUNDS = 30  # run a second time without gradients
 class Observations:
     """The released value of each canary coordinate in each step and round.
 
-    Coordinates of examples come first; those after them are spare and show noise alone.
+    The coordinates of examples come first; the spare coordinates after them show only noise.
 
     Attributes:
-        released: coordinates of the noisy sum (steps, coordinates), in units of the step's clipping
-            bound C.
+        released: coordinates of the noisy sum (steps, coordinates), in units of the step's clip
+            norm C.
         drawn: whether an example was in the batch (steps, examples).
-        has_canary: whether an example has a canary (examples,); in the batch it adds at most 1.
-        contributions: measured additions of canaries in batches (n,), in units of C.
+        has_canary: whether an example has a canary (examples,), which adds at most 1 to the sum.
+        contributions: measured additions of canaries to sums (n,), in units of C.
         contribution_error: largest rounding error of a contribution, in units of C.
         uploads: coordinates of the uploaded update of each round (rounds, coordinates), with the
             sign of a canary.
-        signals: what gradients add to the uploads of canaries (rounds, canaries).
+        signals: additions of gradients to the canaries' uploads (rounds, canaries).
     """
 
     released: Floats
@@ -69,21 +69,21 @@ class Observations:
 
     @property
     def inside(self) -> Bools:
-        """Whether a canary of a coordinate was in the batch of a step (steps, coordinates)."""
-        found = np.zeros(self.released.shape, dtype=bool)
-        found[:, : self.has_canary.size] = self.drawn & self.has_canary
-        return found
+        """Whether a coordinate's canary was in the batch of a step (steps, coordinates)."""
+        inserted = np.zeros(self.released.shape, dtype=bool)
+        inserted[:, : self.has_canary.size] = self.drawn & self.has_canary
+        return inserted
 
     @property
     def is_member(self) -> Bools:
-        """Whether a coordinate has a canary in the client's data (coordinates,)."""
-        found = np.zeros(self.released.shape[1], dtype=bool)
-        found[: self.has_canary.size] = self.has_canary
-        return found
+        """Whether a coordinate's canary is in the client's data (coordinates,)."""
+        inserted = np.zeros(self.released.shape[1], dtype=bool)
+        inserted[: self.has_canary.size] = self.has_canary
+        return inserted
 
 
 def num_spares(examples: int, steps: int) -> int:
-    """Return the number of spare coordinates beside those of a client's examples.
+    """Return the number of spare coordinates to add to those of a client's examples.
 
     Args:
         examples: number of canary parameters of examples.
@@ -119,51 +119,51 @@ def observe(
         seed: seed of the client's random streams.
         client: the client's number.
         steps: minimum number of steps; the count is rounded up to whole rounds.
-        round_steps: steps of a round.
+        round_steps: number of steps of a round.
         secure: whether batches and noise come from the operating system's random source.
-        others: noise of all others in the sums that are seen; None: the client's own releases are
-            seen.
+        others: noise of all other parties if the adversary sees sums; None if it sees the client's
+            own releases.
     """
     rounds = _Rounds(gradients, targets, local, step, seed=seed, client=client, others=others)
     canaries = has_canary[: rounds.coordinates]
-    found: list[_Round] = []
+    observed: list[_Round] = []
     pairs: list[tuple[_Round, _Round]] = []
-    for number, own in enumerate(_rounds(steps, round_steps), start=1):
-        seen = rounds.run(number, own, step, secure=secure)
-        found.append(seen)
+    for number, step_numbers in enumerate(_rounds(steps, round_steps), start=1):
+        seen = rounds.run(number, step_numbers, step, secure=secure)
+        observed.append(seen)
         if number <= _MAX_PAIRED_ROUNDS:
-            noise = rounds.run(number, own, step, gradient_scale=0.0)
-            with_sums = rounds.run(number, own, step) if secure else seen
+            noise = rounds.run(number, step_numbers, step, gradient_scale=0.0)
+            with_sums = rounds.run(number, step_numbers, step) if secure else seen
             pairs.append((with_sums, noise))
         step = step.resume(seen.adapted_clip_norm)
     rounds.shared_model.restart()
     count = canaries.size
-    size = max(float(np.abs(one.released[0]).max()) for one, _ in pairs)
+    size = max(float(np.abs(seen.released[0]).max()) for seen, _ in pairs)
     return Observations(
-        released=np.concatenate([each.released for each in found]),
-        drawn=np.concatenate([each.drawn for each in found]),
+        released=np.concatenate([seen.released for seen in observed]),
+        drawn=np.concatenate([seen.drawn for seen in observed]),
         has_canary=canaries,
         contributions=np.concatenate(
             [
-                (one.released[0] - noise.released[0])[:count][one.drawn[0] & canaries]
-                for one, noise in pairs
+                (seen.released[0] - noise.released[0])[:count][seen.drawn[0] & canaries]
+                for seen, noise in pairs
             ]
         ),
         contribution_error=4.0 * torch.finfo(gradients.parameters.data.dtype).eps * size,
-        uploads=np.stack([each.upload for each in found]),
-        signals=np.stack([(one.upload - noise.upload)[:count][canaries] for one, noise in pairs]),
+        uploads=np.stack([seen.upload for seen in observed]),
+        signals=np.stack([(seen.upload - noise.upload)[:count][canaries] for seen, noise in pairs]),
     )
 
 
 @dataclass(frozen=True)
 class _Round:
-    """One round.
+    """The observations of one round.
 
     Attributes:
-        released: (steps, coordinates), in clipping bounds.
-        drawn: (steps, examples), of those with an observed coordinate.
-        upload: (coordinates,).
-        adapted_clip_norm: the clipping bound after the round; None where it is fixed.
+        released: released values (steps, coordinates), in units of the clip norm.
+        drawn: whether an example with an observed coordinate was in the batch (steps, examples).
+        upload: uploaded values (coordinates,).
+        adapted_clip_norm: the adaptive clip norm after the round; None if it is fixed.
     """
 
     released: Floats
@@ -173,7 +173,7 @@ class _Round:
 
 
 class _Rounds:
-    """Rounds of one client."""
+    """Runner of the rounds of one client."""
 
     def __init__(
         self,
@@ -211,13 +211,13 @@ class _Rounds:
         gradient_scale: float = 1.0,
         secure: bool = False,
     ) -> _Round:
-        """Train one round and return what it released.
+        """Train one round and return its observations.
 
         Args:
-            number: the round.
-            steps: numbers of its steps over the client's life.
-            step: the mechanism of its first step.
-            gradient_scale: 1, or 0 for noise alone.
+            number: number of the round.
+            steps: numbers of the round's steps, counted over all rounds of the client.
+            step: the mechanism at the first step of the round.
+            gradient_scale: 1, or 0 for noise without gradients.
             secure: whether batches and noise come from the operating system's random source.
         """
         rows: list[tuple[Floats, Bools]] = []
@@ -274,7 +274,7 @@ def charged_noise(step: DpSgdMechanism, gradients: PerExampleGradients) -> float
 
 
 def _rounds(steps: int, round_steps: int) -> Iterator[range]:
-    """Yield the step numbers of each round, for at least `steps` steps in whole rounds."""
+    """Yield the range of step numbers of each round, for at least `steps` steps in whole rounds."""
     for start in range(0, steps, round_steps):
         yield range(start, start + round_steps)
 
@@ -297,19 +297,19 @@ class CanaryClient(nn.Module):
         self.canaries = nn.Parameter(torch.zeros(MAX_COORDINATES))
 
     def forward(self, features: Tensor) -> Tensor:
-        """Return the flat outputs (n, outputs + 1) for examples (n, ...); the canary comes last."""
+        """Return the flat outputs (n, outputs + 1) for examples (n, ...); the canary is last."""
         outputs = self.model(features).flatten(1)
         canary = self._steepness * self.canaries[:1].expand(len(outputs), 1)
         return torch.cat([outputs, canary], dim=1)
 
 
 class UpdateRounds:
-    """Rounds of one client whose data are the canary.
+    """Rounds of one client that releases whole updates, with all of its data as the canary.
 
     Args:
-        federation: assembled; its unit is the client.
-        client: the client.
-        view: the sum of which its upload is a part; None: the upload alone is seen.
+        federation: the assembled federation, with unit client.
+        client: number of the client.
+        view: the sum that contains the client's upload; None if the upload itself is seen.
     """
 
     def __init__(self, federation: Federation, client: int, view: SumView | None) -> None:
@@ -336,7 +336,7 @@ class UpdateRounds:
         )
 
     def observe(self, rounds: int) -> Observations:
-        """Return the observations of rounds.
+        """Run rounds and return their observations.
 
         Args:
             rounds: number of rounds.
@@ -356,8 +356,8 @@ class UpdateRounds:
             (self._release(n, has_data=True), self._release(n, has_data=False))
             for n in numbers[:_PAIRED_ROUNDS]
         ]
-        moved = np.array([found[0] - noise[0] for found, noise in pairs])
-        largest = max(float(np.abs(found).max()) for found, _ in pairs)
+        moved = np.array([seen[0] - noise[0] for seen, noise in pairs])
+        largest = max(float(np.abs(seen).max()) for seen, _ in pairs)
         dtype = self._shared_model.parameters.data.dtype
         return Observations(
             released=released,
@@ -370,11 +370,11 @@ class UpdateRounds:
         )
 
     def _release(self, number: int, *, has_data: bool, secure: bool = False) -> Floats:
-        """Return the canary coordinates of a round in bounds, with the sign of the canary.
+        """Return a round's canary coordinates in units of the clip norm, with the canary's sign.
 
         Args:
             number: the round.
-            has_data: whether the client has its examples, or none.
+            has_data: whether the client has its examples or no examples.
             secure: whether noise comes from the operating system's random source.
         """
         federation = self._federation

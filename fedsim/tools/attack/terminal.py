@@ -12,11 +12,11 @@ from fedsim.tools.attack.findings import Audit, ClientAudit
 
 
 def print_audit(audit: Audit, console: Console | None = None) -> None:
-    """Print each client's measurements beside its claim, and the verdict.
+    """Print each client's measurements with its claim, and the verdict of the audit.
 
     Args:
         audit: the result to print.
-        console: where to print; standard output by default.
+        console: console to print to; None means stdout.
     """
     console = console or Console()
     print_table(console, _epsilon_table(audit))
@@ -33,23 +33,23 @@ def print_audit(audit: Audit, console: Console | None = None) -> None:
 
 def _epsilon_table(audit: Audit) -> Table:
     """Return the table of claimed, certified and estimated ε."""
-    shows_views = any(one.views is not None for one in audit.clients)
+    shows_views = any(client.views is not None for client in audit.clients)
     table = figure_table(
         "ε of each client: claimed, certified, and estimated"
         + (" from four views" if shows_views else ""),
         [*_who(audit), "examples", "claimed", "certified", "of runs", "steps"]
         + (["uploads", "sums", "final"] if shows_views else []),
     )
-    for one in audit.clients:
-        found, views = one.findings, one.views
+    for client in audit.clients:
+        findings, views = client.findings, client.views
         last = [math.nan] * 3 if views is None else [views.uploads, views.sums, views.final_model]
         table.add_row(
-            *_who_cells(audit, one),
-            str(one.num_examples),
-            epsilon_text(one.claim.epsilon),
-            _bound_text(found.epsilon),
-            _bound_text(found.epsilon_of_runs),
-            _estimate_text(found.epsilon_estimate),
+            *_who_cells(audit, client),
+            str(client.num_examples),
+            epsilon_text(client.claim.epsilon),
+            _bound_text(findings.epsilon),
+            _bound_text(findings.epsilon_of_runs),
+            _estimate_text(findings.epsilon_estimate),
             *(_estimate_text(value) for value in last if shows_views),
         )
     table.caption = "\n".join(_epsilon_notes(audit, shows_views=shows_views))
@@ -57,7 +57,7 @@ def _epsilon_table(audit: Audit) -> Table:
 
 
 def _epsilon_notes(audit: Audit, *, shows_views: bool) -> list[str]:
-    """Return the lines below the table of ε."""
+    """Return the notes below the table of ε."""
     notes = [
         f"certified: at least so much is spent (confidence {audit.confidence:g}), by single steps;",
         "of runs: the same by whole runs, without a law of the noise;",
@@ -78,34 +78,34 @@ def _epsilon_notes(audit: Audit, *, shows_views: bool) -> list[str]:
 
 
 def _observers(audit: Audit) -> set[str]:
-    """Return the observers, where the claims are not all against the server."""
-    found = {one.against for one in audit.clients}
-    return set() if found == {"server"} else set(found)
+    """Return the adversaries of the claims; empty if all claims are against the server."""
+    observers = {client.against for client in audit.clients}
+    return set() if observers == {"server"} else set(observers)
 
 
 def _who(audit: Audit) -> list[str]:
-    """Return the first headings: the client, and the observer where there are several."""
+    """Return the first column headings: client, and adversary if there are several."""
     return ["client", "against"] if _observers(audit) else ["client"]
 
 
-def _who_cells(audit: Audit, one: ClientAudit) -> list[str]:
-    cells = [str(one.client), one.against]
+def _who_cells(audit: Audit, client: ClientAudit) -> list[str]:
+    cells = [str(client.client), client.against]
     return cells[: len(_who(audit))]
 
 
 def _mechanism_table(audit: Audit) -> Table:
-    """Return the table of the measured mechanisms."""
+    """Return the table of measured noise, clipping and sampling."""
     table = figure_table(
         "Measured mechanism, relative to the charge",
         [*_who(audit), "noise", "clipping", "sampling"],
     )
-    for one in audit.clients:
-        found = one.findings
+    for client in audit.clients:
+        findings = client.findings
         table.add_row(
-            *_who_cells(audit, one),
-            _interval_text(found.noise),
-            _number_text(found.contribution.high, 4),
-            _interval_text(found.sampling_rate),
+            *_who_cells(audit, client),
+            _interval_text(findings.noise),
+            _number_text(findings.contribution.high, 4),
+            _interval_text(findings.sampling_rate),
         )
     table.caption = (
         "noise: standard deviation; clipping: largest\ncontribution of an example; sampling: rate"
@@ -114,7 +114,7 @@ def _mechanism_table(audit: Audit) -> Table:
 
 
 def _bound_text(epsilon: float) -> str:
-    """Return a lower bound rounded down, in as many characters as any other."""
+    """Return a lower bound of ε rounded down, as text with four significant digits."""
     if not epsilon:
         return "0"
     text = least_epsilon_text(epsilon)

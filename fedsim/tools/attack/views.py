@@ -1,6 +1,6 @@
-"""Estimates of ε from what three attackers see of a whole run, for each audited client.
+"""Estimates of ε from what three adversaries see of a whole run, for each audited client.
 
-Each attacker adds up a canary's coordinate over the run: of the client's uploads (the server), of
+Each adversary adds up a canary's coordinate over the run: of the client's uploads (the server), of
 the sums of all clients' updates (the server under secure aggregation), or in the final model. The
 result is nearly Gaussian, with or without the canary, and ε is that of the two Gaussians. A better
 attack may see more: an estimate is no bound.
@@ -26,12 +26,12 @@ _MOST_EPSILON = 1e6
 
 
 def gaussian_pair_epsilon(shift: float, outside: float, inside: float, *, delta: float) -> float:
-    """Return ε at δ of the pair N(0, outside²) and N(shift, inside²), in the worse direction.
+    """Return ε at δ between N(0, outside²) and N(shift, inside²), in the worse direction.
 
     Args:
-        shift: distance of the means.
+        shift: distance between the means.
         outside: standard deviation without the example, > 0.
-        inside: standard deviation with it, > 0.
+        inside: standard deviation with the example, > 0.
         delta: δ in (0, 1).
     """
     return max(
@@ -79,19 +79,19 @@ def _roots(a: float, b: float, c: float) -> list[float]:
     if square <= 0.0:
         return []
     stable = -0.5 * (b + math.copysign(math.sqrt(square), b))
-    found = [c / stable] if stable else []
-    return sorted([*found, stable / a] if a else found)
+    points = [c / stable] if stable else []
+    return sorted([*points, stable / a] if a else points)
 
 
 def _between(low: float, high: float) -> float:
-    """Return a point inside an interval, of which one or both ends may be infinite."""
+    """Return a point inside an interval, whose ends may be infinite."""
     if math.isinf(low):
         return 0.0 if math.isinf(high) else high - abs(high) - 1.0
     return low + abs(low) + 1.0 if math.isinf(high) else 0.5 * (low + high)
 
 
 def _mass(low: float, high: float, shift: float, p: float, q: float, epsilon: float) -> float:
-    """Return P − e^ε Q of an interval."""
+    """Return P − e^ε Q of the interval (low, high), for P = N(0, p²) and Q = N(shift, q²)."""
     return math.exp(_log_interval(low / p, high / p)) - math.exp(
         epsilon + _log_interval((low - shift) / q, (high - shift) / q)
     )
@@ -107,11 +107,11 @@ def _log_interval(low: float, high: float) -> float:
 
 @dataclass(frozen=True)
 class UploadDistribution:
-    """Law of a canary's coordinate in one upload.
+    """Distribution of a canary's coordinate in one upload.
 
     Attributes:
-        shift: mean of what a canary in the data adds.
-        spread: variance of what it adds, by the random batches.
+        shift: mean of the value that a canary in the data adds.
+        spread: variance of that value by the random batches.
         noise: variance of the noise.
     """
 
@@ -121,7 +121,7 @@ class UploadDistribution:
 
     @classmethod
     def of(cls, seen: Observations) -> "UploadDistribution | None":
-        """Return the measured law; None where no canary was seen."""
+        """Return the measured distribution; None if no canary was seen."""
         if seen.signals.size < 2:
             return None
         outside = seen.uploads[:, ~seen.is_member]
@@ -134,7 +134,7 @@ class UploadDistribution:
         )
 
     def epsilon(self, factors: Sequence[float], noise: float, *, delta: float) -> float:
-        """Return ε of a weighted sum of a client's uploads.
+        """Return the estimated ε of a weighted sum of a client's uploads.
 
         Args:
             factors: weight of each upload in the sum.
@@ -149,12 +149,12 @@ class UploadDistribution:
 
 @dataclass(frozen=True)
 class ObservedViews:
-    """Estimated ε of a whole run, for each attacker.
+    """The estimated ε of a whole run for each adversary.
 
     Attributes:
-        uploads: of one who sees every upload of the client.
-        sums: of one who sees the sum of all updates of every round.
-        final_model: of one who sees the final model only.
+        uploads: ε against an adversary who sees every upload of the client.
+        sums: ε against an adversary who sees the sum of all updates of every round.
+        final_model: ε against an adversary who sees only the final model.
     """
 
     uploads: float
@@ -164,11 +164,11 @@ class ObservedViews:
 
 @dataclass(frozen=True)
 class RoundNoise:
-    """The noise of one round's mean update.
+    """The noise in the mean update of one round.
 
     Attributes:
         weight: sum of the participants' weights.
-        variance: variance of the noise of the weighted mean.
+        variance: variance of the noise in the weighted mean.
     """
 
     weight: float
@@ -178,19 +178,21 @@ class RoundNoise:
 def noise_of_rounds(
     rounds: Iterable[Sequence[int]], noise: Mapping[int, float], weights: Sequence[float]
 ) -> tuple[RoundNoise, ...]:
-    """Return the noise of every round.
+    """Return the noise in the mean update of every round.
 
     Args:
         rounds: the participants of each round.
         noise: variance of the noise of an upload, by client.
-        weights: weight of each client's update.
+        weights: weight of each client's update, by client number.
     """
-    found: list[RoundNoise] = []
+    noises: list[RoundNoise] = []
     for participants in rounds:
-        weight = sum(weights[one] for one in participants)
-        squares = sum(weights[one] ** 2 * noise[one] for one in participants)
-        found.append(RoundNoise(weight, squares / weight**2 if weight else 0.0))
-    return tuple(found)
+        weight = sum(weights[participant] for participant in participants)
+        squares = sum(
+            weights[participant] ** 2 * noise[participant] for participant in participants
+        )
+        noises.append(RoundNoise(weight, squares / weight**2 if weight else 0.0))
+    return tuple(noises)
 
 
 def estimate_views(
@@ -201,39 +203,43 @@ def estimate_views(
     *,
     delta: float,
 ) -> ObservedViews:
-    """Return the estimates of one client.
+    """Return the estimated ε of one client for each adversary.
 
     Args:
-        law: of the client's uploads.
-        own_rounds: places of its rounds in `rounds`.
-        weight: of its update in a sum.
+        law: distribution of the client's uploads.
+        own_rounds: indices in `rounds` of the client's rounds.
+        weight: weight of the client's update in a sum.
         rounds: the noise of every round of the run.
-        delta: δ of its claim.
+        delta: δ of the client's claim.
     """
-    own = [rounds[place] for place in own_rounds]
-    shares = [weight / one.weight for one in own]
-    ones = [1.0] * len(own)
-    scaled = sum(one.variance / share**2 for one, share in zip(own, shares, strict=True))
+    joined = [rounds[place] for place in own_rounds]
+    shares = [weight / round_noise.weight for round_noise in joined]
+    ones = [1.0] * len(joined)
+    scaled = sum(
+        round_noise.variance / share**2 for round_noise, share in zip(joined, shares, strict=True)
+    )
     return ObservedViews(
-        uploads=law.epsilon(ones, law.noise * len(own), delta=delta),
+        uploads=law.epsilon(ones, law.noise * len(joined), delta=delta),
         sums=law.epsilon(ones, scaled, delta=delta),
-        final_model=law.epsilon(shares, sum(one.variance for one in rounds), delta=delta),
+        final_model=law.epsilon(
+            shares, sum(round_noise.variance for round_noise in rounds), delta=delta
+        ),
     )
 
 
 def views_of(
     federation: Federation, laws: Mapping[int, UploadDistribution | None]
 ) -> dict[int, ObservedViews]:
-    """Return the estimates of every audited client with a measured law.
+    """Return the estimates of every audited client whose uploads were measured.
 
-    Noise of a client that was not audited is scaled from its charged noise, by the mean ratio of
-    the audited ones: all clients have the same optimizer.
+    The noise of a client that was not audited is its charged noise times the mean ratio of the
+    audited clients, since all clients have the same optimizer.
 
-    There is no estimate for the final model of a server optimizer or an average: it is NaN.
+    With a server optimizer or model averaging, the estimate for the final model is NaN.
 
     Args:
-        federation: with plans.
-        laws: law of the uploads, by client.
+        federation: the assembled federation, with plans.
+        laws: distribution of the uploads by client; None for a client without a measured canary.
     """
     known = {client: law for client, law in laws.items() if law is not None}
     plans = federation.plan.clients
@@ -258,38 +264,38 @@ def views_of(
     }
     if _is_sum_of_rounds(federation):
         return views
-    return {client: replace(one, final_model=math.nan) for client, one in views.items()}
+    return {client: replace(view, final_model=math.nan) for client, view in views.items()}
 
 
 def _is_sum_of_rounds(federation: Federation) -> bool:
-    """Whether the final model is the sum of all rounds' mean updates, as its estimate takes it."""
+    """Return whether the final model is the sum of all rounds' mean updates."""
     settings = federation.experiment.federation
     return settings.algorithm.name == "fedavg" and settings.ema_decay is None
 
 
 def _rounds(federation: Federation, client: int, plan: PrivacyPlan) -> tuple[int, ...]:
-    """Return the rounds that a client's budget affords."""
+    """Return the numbers of the rounds that a client's budget affords."""
     count = federation.plan.steps.rounds_in(client, plan.steps_to_take)
     return federation.plan.participation.rounds_of(client)[:count]
 
 
 def _participants(own_rounds: Sequence[Sequence[int]], rounds: int) -> Iterator[list[int]]:
     """Yield the participants of each round."""
-    found: list[list[int]] = [[] for _ in range(rounds)]
+    participants: list[list[int]] = [[] for _ in range(rounds)]
     for client, numbers in enumerate(own_rounds):
         for number in numbers:
-            found[number - 1].append(client)
-    yield from found
+            participants[number - 1].append(client)
+    yield from participants
 
 
 def _noise(
     federation: Federation, plans: Sequence[PrivacyPlan], known: Mapping[int, UploadDistribution]
 ) -> dict[int, float]:
-    """Return the variance of the noise of every client's upload."""
+    """Return the noise variance of every client's upload, by client."""
     terms = federation.plan.client_privacy or ()
     charged = [
-        (release.noise_multiplier * own.privacy.clip_norm / release.expected_batch) ** 2
-        for plan, own in zip(plans, terms, strict=True)
+        (release.noise_multiplier * client.privacy.clip_norm / release.expected_batch) ** 2
+        for plan, client in zip(plans, terms, strict=True)
         for release in (plan.release_as(DpSgdMechanism),)
     ]
     ratio = float(np.mean([law.noise / charged[client] for client, law in known.items()]))

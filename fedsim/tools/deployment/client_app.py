@@ -1,7 +1,7 @@
-"""The ClientApp of a SuperNode, its ledger on the node's disk, and the server's copy of it.
+"""The ClientApp of a SuperNode, with its ledger on the node's disk and the server's copy of it.
 
 A ledger is public: it contains mechanisms and no data. The report and `fedsim verify` read the
-server's copy. The original stays on the node and decides.
+server's copy. The original stays on the node and is the authoritative one.
 """
 
 import logging
@@ -58,10 +58,10 @@ _RECORDS = "records"
 
 
 def ledger_reply(ledger: Path, request: Message) -> Message:
-    """Return the reply with every record of a node's ledger.
+    """Return the reply that contains every record of a node's ledger.
 
     Args:
-        ledger: the node's ledger file.
+        ledger: path of the node's ledger file.
         request: the server's message.
     """
     lines = ledger.read_text().splitlines(keepends=True)
@@ -69,19 +69,19 @@ def ledger_reply(ledger: Path, request: Message) -> Message:
 
 
 def empty_ledger_reply(request: Message) -> Message:
-    """Return the reply of a node without a ledger."""
+    """Return the reply of a node that has no ledger."""
     return Message(RecordDict({LEDGER: ConfigRecord({_RECORDS: []})}), reply_to=request)
 
 
 def collect_ledgers(grid: Grid, ledger: Path, *, timeout: float) -> None:
-    """Request every node's ledger and complete the server's copy.
+    """Request every node's ledger and update the server's copy.
 
-    A node is logged and left out if it does not answer or its records do not continue the server's.
-    The copy then keeps the charges of that node that it had before.
+    If a node does not answer, or its records do not continue the server's, the node is logged and
+    the copy keeps its earlier charges.
 
     Args:
         grid: the connected nodes.
-        ledger: file of the server's copy.
+        ledger: path of the server's copy.
         timeout: seconds to wait for all replies.
     """
     journal = FileJournal(ledger)
@@ -117,11 +117,11 @@ class NodeClient(ClientApp):
     """The client or helper of a SuperNode, selected by its `partition-id`.
 
     Args:
-        directory: contains `experiment.yaml` and its plug-in files.
+        directory: directory with `experiment.yaml` and its plug-in files.
 
     Guarantee: a round is charged in the ledgers of the node's data and of its client, on disk,
-    before training starts. The charge remains if the SuperNode or the run fails. What the node's
-    policy forbids is refused, and charged nothing.
+    before training starts. The charge remains if the SuperNode or the run fails. A request that
+    the node's policy forbids is refused and not charged.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -129,11 +129,11 @@ class NodeClient(ClientApp):
         self._directory = directory
 
     def __call__(self, message: Message, context: Context) -> Message:
-        """Answer a message; an error is answered in one line that tells nothing of the data.
+        """Answer a message; an error is answered by one line that reveals nothing about the data.
 
         Args:
             message: the server's request.
-            context: of Flower, with the node's configuration.
+            context: Flower's context, with the node's configuration.
         """
         try:
             with contained_exits():
@@ -172,10 +172,10 @@ class NodeClient(ClientApp):
 
 
 def _public_text(error: Exception) -> str:
-    """Return what a server is told of an error; the node's own log has its text.
+    """Return the text of an error for the server; the full text is in the node's log.
 
-    Errors of data and plug-ins may quote names, values, sizes and paths. Those that keep their text
-    are about the node's configuration and about the protocol.
+    Errors of data and plug-ins may quote names, values, sizes and paths. Only errors about the
+    node's configuration and the protocol keep their text.
     """
     if isinstance(error, (DeploymentError, *PUBLIC_ERRORS)):
         return describe_error(error)
@@ -185,7 +185,7 @@ def _public_text(error: Exception) -> str:
 
 @dataclass(frozen=True)
 class _GuardedTasks:
-    """Tasks of the node's client that charge through the node's policy."""
+    """The tasks of the node's client, charged only if the node's policy allows it."""
 
     policy: NodePolicy
     state: Path
@@ -219,7 +219,7 @@ class _GuardedTasks:
         return replace(task, journal=journal)
 
     def _with_own_key(self, task: ClientTask) -> ClientTask:
-        """Return the task with the lasting key that the node's configuration names."""
+        """Return the task with the long-term key that the node's configuration names."""
         if task.secure is None:
             return task
         identity_of = partial(
@@ -234,7 +234,7 @@ class _GuardedTasks:
 def _helper(
     experiment: ExperimentWithClients, base: Path, message: Message, context: Context
 ) -> Message:
-    """Answer as a helper: it has no data, no model and no ledger, but a record of its sums."""
+    """Answer as a helper, which has no data, model or ledger, only a record of its sums."""
     if message.metadata.message_type == LEDGER_TYPE:
         return empty_ledger_reply(message)
     record = partial(record_release, state_directory(context.node_config))
@@ -243,10 +243,10 @@ def _helper(
 
 
 def _node_number(experiment: ExperimentWithClients, context: Context) -> int:
-    """Return the number of this node; clients come first, then helpers.
+    """Return the number of this node, where clients are numbered first, then helpers.
 
     Raises:
-        DeploymentError: the node's configuration has no number, or one that the experiment lacks.
+        DeploymentError: the node's configuration has no number, or it is not in the experiment.
     """
     number = context.node_config.get(PARTITION)
     clients, helpers = experiment.num_clients, num_helpers(experiment)

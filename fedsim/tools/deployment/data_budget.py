@@ -1,4 +1,4 @@
-"""Budget of a node's data: whom the node trusts, and which releases it affords.
+"""The privacy budget of a node's data: which releases it affords, given whom the node trusts.
 
 A server may choose each experiment after it saw the answers to the ones before. The ε of an
 accountant does not hold for such choices. A release is granted if one of these rules grants it:
@@ -37,20 +37,20 @@ def count_affordable(
     delta: float,
     adjacency: Adjacency = "zero_out",
 ) -> int:
-    """Return how many of some releases a budget affords, after what was spent from it.
+    """Return how many of the wanted releases a budget affords after earlier spending.
 
     Guarantee: releases that are granted one after the other by this function, however a server
     chooses them, are (epsilon, delta)-DP under the adjacency.
 
     Args:
-        spent: number of releases of each event.
-        wanted: (event, number of releases), in order.
-        epsilon: > 0.
-        delta: in (0, 1).
+        spent: number of earlier releases by event.
+        wanted: pairs (event, number of releases), in order.
+        epsilon: ε of the budget, > 0.
+        delta: δ of the budget, in (0, 1).
         adjacency: adjacency of all releases.
 
     Raises:
-        UnsupportedEventError: an event has no rule under the adjacency.
+        UnsupportedEventError: an event has no privacy bound under the adjacency.
     """
     try:
         epsilon, delta = target_without_slack(epsilon, delta)
@@ -60,15 +60,17 @@ def count_affordable(
     filters = list(_renyi_filters(epsilon, delta, adjacency))
     if len(events) == 1:
         filters.append(PrivacyFilter(epsilon, delta / 2, adjacency=adjacency))
-    return max((_count_granted(one, spent, wanted) for one in filters), default=0)
+    return max(
+        (_count_granted(privacy_filter, spent, wanted) for privacy_filter in filters), default=0
+    )
 
 
 def affords_anything(epsilon: float, delta: float) -> bool:
-    """Whether a budget affords any release, if only with enough noise.
+    """Return whether a budget affords any release at all, with enough noise.
 
     Args:
-        epsilon: > 0.
-        delta: in (0, 1).
+        epsilon: ε of the budget, > 0.
+        delta: δ of the budget, in (0, 1).
     """
     return any(_renyi_filters(epsilon, delta, "zero_out"))
 
@@ -77,7 +79,7 @@ def _renyi_filters(epsilon: float, delta: float, adjacency: Adjacency) -> Iterat
     order: float | None = None
     for share in (1.0, 0.75):
         try:
-            one = PrivacyFilter(
+            privacy_filter = PrivacyFilter(
                 epsilon,
                 delta / 4,
                 mode="adaptive",
@@ -86,8 +88,8 @@ def _renyi_filters(epsilon: float, delta: float, adjacency: Adjacency) -> Iterat
             )
         except ValueError:  # the order leaves no budget at this ε and δ
             return
-        order = one.order
-        yield one
+        order = privacy_filter.order
+        yield privacy_filter
 
 
 def _count_granted(budget: PrivacyFilter, spent: Mapping[Event, int], wanted: Releases) -> int:
@@ -107,7 +109,7 @@ _ORDER: tuple[Trust, ...] = ("local", "distributed", "central")
 
 
 def suffices(given: Trust, needed: Trust) -> bool:
-    """Whether a node's trust covers what the claim of an experiment needs.
+    """Return whether a node's trust covers the trust that an experiment's claim needs.
 
     Args:
         given: `trust` of the node's policy.
@@ -119,12 +121,12 @@ def suffices(given: Trust, needed: Trust) -> bool:
 def counted_releases(
     claimed: Releases, against_server: Releases | None, *, given: Trust, needed: Trust
 ) -> Releases:
-    """Return the releases that count for a node.
+    """Return the releases that count against a node's budget, given whom the node trusts.
 
     Args:
-        claimed: (event, number of releases) in the view of the experiment's claim.
-        against_server: the same against whoever sees the client's own upload; None where that is
-            `claimed`, or no noise protects from it.
+        claimed: pairs (event, number of releases) against the observer of the experiment's claim.
+        against_server: the same against an observer of the client's own upload; None if it equals
+            `claimed`, or if no noise protects the upload.
         given: `trust` of the node's policy.
         needed: `privacy.trust` of the experiment.
     """

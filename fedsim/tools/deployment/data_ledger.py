@@ -1,4 +1,4 @@
-"""Ledger of everything that a node spent on one data set, over all experiments, seeds and runs.
+"""Ledger of all charges to one data set of a node, over all experiments, seeds and runs.
 
 It lies in `STATE/data/NAME/ledger.jsonl`. NAME is `data_name` of the node's policy, else the
 SHA-256 of the data file, else `code` for data that a built-in name or a plug-in makes. It is no
@@ -47,7 +47,7 @@ _CODE = "code"
 
 
 def data_directory(state: Path, policy: NodePolicy, loaded: LoadedExperiment) -> Path:
-    """Return the directory of the ledger of an experiment's data on this node.
+    """Return the directory of the data ledger for an experiment on this node.
 
     Args:
         state: the node's state directory.
@@ -75,19 +75,19 @@ def data_directory(state: Path, policy: NodePolicy, loaded: LoadedExperiment) ->
 
 @dataclass(frozen=True)
 class DataCharge:
-    """One charge of one experiment, before its place in the ledger is known.
+    """One charge of an experiment to a data set, before it is placed in the ledger.
 
     Attributes:
         experiment: name of the experiment.
-        seed: its seed.
+        seed: seed of the experiment.
         client: number of the client.
-        round_number: the round.
-        request: digest of everything that the answer depends on.
+        round_number: number of the round.
+        request: digest of everything that the client's answer depends on.
         adjacency: adjacency of the experiment.
-        ledger: the events, in the view of the experiment's claim.
-        trust: `privacy.trust` of the experiment, which that view needs.
-        against_server: the events against whoever sees the client's own upload; None where that is
-            `ledger`, or no noise protects from it.
+        ledger: the events against the observer of the experiment's claim.
+        trust: `privacy.trust` of the experiment, on which `ledger` relies.
+        against_server: the events against an observer of the client's own upload; None if these are
+            `ledger`, or if no noise protects the upload.
     """
 
     experiment: str
@@ -102,7 +102,7 @@ class DataCharge:
 
     @property
     def place(self) -> tuple[int, int, int]:
-        """Seed, client and round: the key of seeded noise."""
+        """(seed, client, round), which is the key of seeded noise."""
         return self.seed, self.client, self.round_number
 
     def fields(self) -> dict[str, Any]:
@@ -122,7 +122,7 @@ class DataCharge:
         }
 
     def counted(self, given: Trust) -> Releases:
-        """Return (event, number of releases) that count for a node with this trust."""
+        """Return the (event, number of releases) that count for a node that trusts as `given`."""
         return counted_releases(
             self.ledger.entries,
             None if self.against_server is None else self.against_server.entries,
@@ -132,7 +132,7 @@ class DataCharge:
 
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> Self:
-        """Return the charge that `fields` wrote.
+        """Return the charge from the JSON values that `fields` returned.
 
         Raises:
             KeyError: a field is missing.
@@ -156,14 +156,14 @@ class DataCharge:
 
 
 class DataLedger:
-    """The ledger of one data set while its directory is held; see `open_data_ledger`.
+    """The ledger of one data set, usable while its directory is locked (`open_data_ledger`).
 
-    Guarantee: when `append` returns, its record is on disk. A record that a crash cut short was
-    never followed by a release, and is removed.
+    Guarantee: when `append` returns, its record is on disk. A record truncated by a crash was not
+    followed by a release, and is removed.
 
     Args:
-        path: the file.
-        count: the file with the number of records and the hash of the last one.
+        path: path of the ledger file.
+        count: path of the file with the number of records and the hash of the last one.
 
     Raises:
         JournalError: a record was changed or is missing.
@@ -188,7 +188,7 @@ class DataLedger:
         return tuple(self._charges)
 
     def append(self, charge: DataCharge) -> None:
-        """Write a charge and force it to disk."""
+        """Append a charge to the ledger and force it to disk."""
         fields = {**charge.fields(), "previous": self._head}
         digest = digest_of(fields)
         with self._path.open("ab") as file:
@@ -198,7 +198,7 @@ class DataLedger:
         self._write_count()
 
     def _check_count(self, heads: Sequence[str]) -> None:
-        """Check that all counted records are there; a crash leaves one that is not counted yet."""
+        """Check that all counted records exist; after a crash one record may not be counted yet."""
         counted = self._count.read_bytes() if self._count.exists() else b""
         if not counted and len(heads) == 1:
             self._write_count()
@@ -227,10 +227,10 @@ class DataLedger:
 
 @contextmanager
 def open_data_ledger(directory: Path) -> Iterator[DataLedger]:
-    """Hold the ledger of a data set against other processes of the node.
+    """Open the ledger of a data set and lock it against other processes of the node.
 
     Args:
-        directory: as `data_directory` returns it; created if it does not exist.
+        directory: the directory from `data_directory`; created if it does not exist.
 
     Raises:
         DeploymentError: a file or directory is open to other users or belongs to one.
@@ -252,7 +252,7 @@ def open_data_ledger(directory: Path) -> Iterator[DataLedger]:
 
 
 def _refuse_lost_counts(state: Path, counts: Path) -> None:
-    """Check that clients of a node without any count were charged nothing."""
+    """Check that no client of the node was ever charged, if the node has no counts."""
     if counts.exists():
         return
     for ledger in state.glob("seed-*/client-*/ledger.jsonl"):

@@ -1,4 +1,4 @@
-"""Writes an experiment as a Flower app: a directory for `flwr run`.
+"""Write an experiment as a Flower app: a directory for `flwr run`.
 
 The app contains the experiment, its plug-in files, and two modules of three lines that import the
 installed fedsim. It contains no data: every node has, or generates, its own.
@@ -61,11 +61,11 @@ class WrittenApp:
     """A Flower app on disk.
 
     Attributes:
-        path: its directory.
-        num_nodes: SuperNodes that it waits for: clients and helpers of secure aggregation.
-        node_files: absolute paths of the data file or folder and the initial weights on every
-            node; empty for data that need no file and weights from the seed.
-        plugin_digest: digest of its plug-ins, for `plugin_digests` of a node's policy; None without
+        path: directory of the app.
+        num_nodes: number of SuperNodes that the app waits for: clients and helpers.
+        node_files: absolute paths of the data and initial weights that every node must have; empty
+            if the data need no file and the weights come from the seed.
+        plugin_digest: digest of the plug-ins, for `plugin_digests` of a node's policy; None without
             plug-ins.
     """
 
@@ -79,8 +79,8 @@ def write_app(loaded: LoadedExperiment, out: Path) -> WrittenApp:
     """Write the Flower app of an experiment.
 
     Args:
-        loaded: the experiment; its plug-ins are copied from its directory.
-        out: the app's directory; must be new or empty.
+        loaded: the loaded experiment; plug-ins are copied from its directory.
+        out: directory of the app; must be new or empty.
 
     Raises:
         DeploymentError: `out` is not empty, a plug-in is not in the experiment's directory, or the
@@ -142,7 +142,7 @@ def write_app(loaded: LoadedExperiment, out: Path) -> WrittenApp:
 
 
 def _plugin_files(loaded: LoadedExperiment) -> list[PurePosixPath]:
-    """Return the plug-in files and the modules that they import, relative to the experiment.
+    """Return the plug-in files and the modules that they import, as paths from the experiment.
 
     Raises:
         DeploymentError: a plug-in file is missing, or outside of the experiment's directory.
@@ -160,13 +160,13 @@ def _plugin_files(loaded: LoadedExperiment) -> list[PurePosixPath]:
             raise DeploymentError(
                 f"{reference}: cannot read {error.filename}: {error.strerror}"
             ) from error
-        found = [file for file in trace.files.values() if file.directory == base]
-        files += [PurePosixPath(file.place) for file in found]
+        files_there = [file for file in trace.files.values() if file.directory == base]
+        files += [PurePosixPath(file.place) for file in files_there]
     return list(dict.fromkeys(files))
 
 
 def _with_absolute_files(loaded: LoadedExperiment) -> tuple[Experiment, tuple[Path, ...]]:
-    """Return the experiment with absolute paths of its data and its initial weights, and these."""
+    """Return (experiment with absolute paths of data and initial weights, these paths)."""
     experiment, files = loaded.experiment, list[Path]()
 
     def absolute(path: str) -> str:

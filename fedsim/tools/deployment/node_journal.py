@@ -1,7 +1,7 @@
-"""The journal of a node's client: the policy decides, both ledgers are charged, then it trains.
+"""The journal of a node's client: it checks the policy and charges both ledgers before training.
 
-The charge of a round goes to the ledger of the data first (`data_ledger.py`), then to the client's
-own ledger of the experiment. A crash between the two leaves a charge too much, never too little.
+A round is charged first to the ledger of the data (`data_ledger.py`), then to the client's ledger
+of the experiment. A crash between the two leaves one charge too many, never one too few.
 """
 
 import logging
@@ -26,7 +26,7 @@ logger = logging.getLogger("flwr")
 
 @dataclass(frozen=True)
 class NodeJournal:
-    """A client's durable ledger on a node, behind the node's policy and the ledger of its data.
+    """A client's durable ledger on a node, guarded by the node's policy and the ledger of its data.
 
     Guarantee: all charges of one data set together stay within `max_epsilon` at `delta` of the
     policy, against everybody whom the policy does not trust. This holds for a server, too, that
@@ -36,12 +36,12 @@ class NodeJournal:
         own: the client's ledger of the experiment.
         data: directory of the ledger of the data.
         policy: the node's policy.
-        plan: the client's plan.
+        plan: the client's privacy plan.
         experiment: name of the experiment.
-        seed: its seed.
-        adjacency: its adjacency.
-        trust: its `privacy.trust`.
-        claim: claims the seed for the experiment, before the first charge.
+        seed: seed of the experiment.
+        adjacency: adjacency of the experiment.
+        trust: `privacy.trust` of the experiment.
+        claim: function that claims the seed for the experiment, called before the first charge.
     """
 
     own: Journal
@@ -59,10 +59,10 @@ class NodeJournal:
         return self.own.history(client, after=after)
 
     def append(self, charge: Charge) -> None:
-        """Write a charge to both ledgers, if the policy allows it.
+        """Append a charge to both ledgers, if the policy allows it.
 
         Raises:
-            PolicyRefusalError: the policy does not.
+            PolicyRefusalError: the policy forbids the charge.
             NoiseReuseError: the round's noise was used for another answer.
             ChargeRefusedError: the ledger of the data cannot be used.
             JournalError: a ledger cannot be trusted.
@@ -70,10 +70,10 @@ class NodeJournal:
         self.append_all([charge])
 
     def append_all(self, charges: Sequence[Charge]) -> None:
-        """Write charges in their order to both ledgers, if the policy allows them.
+        """Append charges in order to both ledgers, if the policy allows all of them.
 
         Raises:
-            PolicyRefusalError: the policy forbids one.
+            PolicyRefusalError: the policy forbids a charge.
             NoiseReuseError: a round's noise was used for another answer.
             ChargeRefusedError: the ledger of the data cannot be used.
             JournalError: a ledger cannot be trusted.
@@ -106,7 +106,7 @@ class NodeJournal:
             ledger.append(new)
 
     def _planned_releases(self) -> Releases:
-        """Return all releases of the plan, as the node counts them."""
+        """Return all releases of the plan that count against the node's budget."""
         steps = self.plan.steps_to_take
         return counted_releases(
             self.plan.charges(0, steps),
@@ -116,14 +116,14 @@ class NodeJournal:
         )
 
     def _check_plan(self, charge: Charge, history: Sequence[Charge]) -> None:
-        """Check that the charge follows the client's record, within what the experiment plans."""
+        """Check that a charge continues the client's history and stays within the plan."""
         last = history[-1].round_number if history else 0
         if charge.round_number < last:
             raise PolicyRefusalError(
                 f"it is for round {charge.round_number}, and this client answered round {last} "
                 "already: resume the run with its `out`"
             )
-        taken = sum(one.steps for one in history)
+        taken = sum(charge.steps for charge in history)
         if taken + charge.steps > self.plan.planned_steps:
             raise PolicyRefusalError(
                 f"round {charge.round_number} needs {charge.steps} steps, and {self.experiment!r} "
@@ -131,11 +131,11 @@ class NodeJournal:
             )
 
     def _add_missing(self, history: Iterable[Charge], ledger: DataLedger) -> None:
-        """Add the experiment's charges that the ledger lacks: of an older file, or under its name.
+        """Add the experiment's earlier charges that the data ledger lacks.
 
-        Rows of a file that changed are in both contents, and both ledgers then have their charges.
+        If the data file changed, rows may be in both versions, so both ledgers get the charges.
         """
-        known = Counter((one.place, one.request) for one in ledger.charges)
+        known = Counter((charge.place, charge.request) for charge in ledger.charges)
         for charge in map(self._data_charge, history):
             key = charge.place, charge.request
             if known[key]:
@@ -158,8 +158,8 @@ class NodeJournal:
 
     @staticmethod
     def _is_repeated(new: DataCharge, ledger: DataLedger) -> bool:
-        """Whether seeded noise was charged for this very answer; another answer is refused."""
-        before = [one.request for one in ledger.charges if one.place == new.place]
+        """Return whether this answer was charged before; raise for another one with its noise."""
+        before = [charge.request for charge in ledger.charges if charge.place == new.place]
         if any(request != new.request for request in before):
             raise NoiseReuseError(
                 f"client {new.client} was charged for another answer with seed {new.seed} in round "
@@ -167,8 +167,8 @@ class NodeJournal:
             )
         return bool(before)
 
-    def _check_budget(self, wanted: Releases, ledger: DataLedger, what: str) -> None:
-        check_budget(self.policy, ledger.charges, wanted, adjacency=self.adjacency, what=what)
+    def _check_budget(self, wanted: Releases, ledger: DataLedger, subject: str) -> None:
+        check_budget(self.policy, ledger.charges, wanted, adjacency=self.adjacency, what=subject)
 
 
 def check_budget(
@@ -179,20 +179,21 @@ def check_budget(
     adjacency: Adjacency,
     what: str,
 ) -> None:
-    """Check that the budget of a policy affords some releases (`data_budget.py`).
+    """Check that the budget of a policy affords the wanted releases (`data_budget.py`).
 
-    The guarantee is for zero_out. As soon as one charge is of replace_one, all are composed under
-    replace_one, which includes zero_out.
+    The guarantee is for zero_out. As soon as one charge is under replace_one, all are composed
+    under replace_one, which implies zero_out.
 
     Args:
         policy: the node's policy.
-        spent: all charges of the data.
-        wanted: (event, number of releases).
-        adjacency: adjacency of the releases.
-        what: name of the releases in the message.
+        spent: all earlier charges to the data.
+        wanted: pairs (event, number of releases).
+        adjacency: adjacency of the wanted releases.
+        what: name of the wanted releases in the message.
 
     Raises:
-        PolicyRefusalError: they do not fit, or have no rule under the common adjacency.
+        PolicyRefusalError: the releases exceed the budget, or have no privacy bound under the
+            common adjacency.
     """
     if policy.max_epsilon is None or policy.delta is None:
         return
@@ -222,7 +223,7 @@ def check_budget(
 
 
 def record_without_privacy(data: Path, *, experiment: str, seed: int, client: int) -> None:
-    """Record once that an experiment without privacy was answered: no budget holds after it.
+    """Record once that an experiment without privacy was answered, after which no budget holds.
 
     Args:
         data: directory of the ledger of the data.

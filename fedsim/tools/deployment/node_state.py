@@ -1,11 +1,11 @@
-"""State of a node on disk, readable by its user alone: a client's ledger, or a helper's sums.
+"""The state of a node on disk, readable only by its user: a client's ledger or a helper's sums.
 
 A client's directory is `STATE/seed-SEED/client-NUMBER`. Noise is keyed by seed, client and round:
 another experiment with the same seed would draw the same noise again. The difference of the two
 answers would then contain no noise, so such an experiment is refused.
 
-A helper releases one sum of a round, ever. Its state in Flower's context can be lost, or be older
-than its last answer. Two processes can start from the same state. The record is none of these: it
+A helper releases at most one sum of a round. Its state in Flower's context can be lost, be older
+than its last answer, or be used by two processes. The record on disk has none of these flaws: it
 is one file for each run, `STATE/helper-NUMBER/SHA-256-OF-THE-RUN.json`, changed by one process at a
 time and on disk before the sum leaves. It holds no key: a helper that was restarted has a new
 sealing key and opens no earlier envelope.
@@ -63,7 +63,7 @@ def state_directory(node_config: Mapping[str, object]) -> Path:
 
 
 def client_ledger(state: Path, experiment: Experiment, client: int) -> Path:
-    """Return the file of a client's ledger; it is created if it does not exist.
+    """Return the path of a client's ledger file, which is created if it does not exist.
 
     Args:
         state: the node's state directory.
@@ -90,8 +90,8 @@ def client_ledger(state: Path, experiment: Experiment, client: int) -> Path:
 def claim_seed(state: Path, experiment: Experiment, client: int) -> None:
     """Store the experiment to which a client's seed belongs, before the client's first charge.
 
-    The file is written once. Of two processes with different experiments, the second finds the
-    experiment of the first. A request that is refused claims nothing.
+    The file is written once. Of two processes with different experiments, the second one finds the
+    experiment of the first. A refused request claims no seed.
 
     Args:
         state: the node's state directory.
@@ -99,7 +99,8 @@ def claim_seed(state: Path, experiment: Experiment, client: int) -> None:
         client: number of the client.
 
     Raises:
-        DeploymentError: as `client_ledger`.
+        DeploymentError: a file or directory is open to other users or belongs to one, or the
+            client answered a different experiment with this seed.
         SchemaError: another version of fedsim wrote the state.
     """
     path = client_ledger(state, experiment, client).with_name(_EXPERIMENT)
@@ -115,7 +116,7 @@ def claim_seed(state: Path, experiment: Experiment, client: int) -> None:
 
 
 def _check_stored(path: Path, experiment: Experiment) -> bool:
-    """Compare an experiment with the stored one; return whether there is one."""
+    """Compare an experiment with the stored one; return whether an experiment is stored."""
     if not path.exists():
         return False
     refuse_open(path, "600")
@@ -131,10 +132,10 @@ def _check_stored(path: Path, experiment: Experiment) -> bool:
 
 
 def _read(path: Path) -> Experiment:
-    """Return the experiment that the client answered.
+    """Return the stored experiment that the client answered.
 
     Raises:
-        DeploymentError: the file is damaged; the message has the way out.
+        DeploymentError: the file is damaged; the message says what to do.
         SchemaError: another version of fedsim wrote the state; its client may draw other noise.
     """
     try:
@@ -151,7 +152,7 @@ def _read(path: Path) -> Experiment:
 
 
 def _damaged(path: Path) -> DeploymentError:
-    """Return the error of a file that a crash left empty or half written."""
+    """Return the error for a file that a crash left empty or half written."""
     try:
         charged = (path.parent / _LEDGER).stat().st_size > 0
     except FileNotFoundError:
@@ -165,27 +166,27 @@ def _damaged(path: Path) -> DeploymentError:
 
 
 def changed_keys(before: Experiment, after: Experiment) -> list[str]:
-    """Return the keys with different values in two experiments, without those of `runtime`.
+    """Return the keys whose values differ between two experiments, except those of `runtime`.
 
     Args:
         before: the stored experiment.
         after: the new experiment.
     """
-    found = differences(before.model_dump(mode="json"), after.model_dump(mode="json"), "")
-    return [key for key in found if not key.startswith("runtime.")]
+    changed = differences(before.model_dump(mode="json"), after.model_dump(mode="json"), "")
+    return [key for key in changed if not key.startswith("runtime.")]
 
 
 def _may_grow(key: str, before: Experiment) -> bool:
-    """Whether a key may change: rounds may, if the noise was not calibrated to their number."""
+    """Return whether a key may change: rounds may, unless noise was calibrated to their number."""
     calibrated = before.privacy is not None and before.privacy.target_epsilon is not None
     return key == "federation.rounds" and not calibrated
 
 
 def record_release(state: Path, helper: int, release: HelperRelease) -> None:
-    """Write a release to the disk of a helper's node, unless it contradicts an earlier one.
+    """Record a helper's release on its node's disk, unless it contradicts an earlier one.
 
-    Guarantee: of all releases of one run for which this returns, those of one round have the same
-    question, and rounds never go back, also across processes, crashes and restarts.
+    Guarantee: among all releases of a run for which this function returns, those of one round have
+    the same question, and rounds never decrease, also across processes, crashes and restarts.
 
     Args:
         state: the node's state directory.
@@ -193,8 +194,8 @@ def record_release(state: Path, helper: int, release: HelperRelease) -> None:
         release: the sum that the helper is about to release.
 
     Raises:
-        AlreadyAnsweredError: another sum of the round was released.
-        ReplayError: a sum of a later round was released.
+        AlreadyAnsweredError: another sum of the round was already released.
+        ReplayError: a sum of a later round was already released.
         SecureAggregationError: the record cannot be read or written; no sum may leave then.
     """
     directory = state / f"helper-{helper}"

@@ -1,8 +1,8 @@
-"""The policy of a node: a file of its operator that limits what a server can ask of the node.
+"""The policy of a node: a file of the node's operator that limits what a server can request.
 
-It lies outside of everything that a server sends. Where it is read from, in this order: `policy`
-in the SuperNode's --node-config, the environment variable FEDSIM_POLICY, `policy.yaml` in the
-node's state directory. Without a file only private experiments are answered.
+A server cannot send or change it. It is read from the first of: `policy` in the SuperNode's
+--node-config, the environment variable FEDSIM_POLICY, `policy.yaml` in the node's state directory.
+Without a policy file, only private experiments are answered.
 """
 
 import logging
@@ -129,7 +129,7 @@ class NodePolicy(Settings):
         return self
 
     def lines(self) -> Iterator[str]:
-        """Yield what the policy allows, one sentence after the other."""
+        """Yield sentences on what the policy allows."""
         private = "private experiments only" if self.require_privacy else "any experiment"
         yield f"answers {private}"
         if not self.require_secure_noise:
@@ -215,7 +215,7 @@ delta: 1.0e-6
 
 
 def write_template(path: Path) -> None:
-    """Write a commented policy that only its user can read.
+    """Write a commented template of a policy, readable only by its user.
 
     Raises:
         DeploymentError: the file exists or cannot be written.
@@ -234,10 +234,10 @@ def write_template(path: Path) -> None:
 
 
 def load_policy(path: Path) -> NodePolicy:
-    """Return the policy in a file.
+    """Return the policy that a file contains.
 
     Raises:
-        ExperimentError: with every mistake of the file, each with its line and column.
+        ExperimentError: the file has mistakes; the error lists all with line and column.
         DeploymentError: another user owns the file or can change it.
     """
     problems: list[Problem] = []
@@ -259,7 +259,7 @@ def load_policy(path: Path) -> NodePolicy:
 
 
 def policy_of_node(node_config: Mapping[str, object], state: Path) -> NodePolicy:
-    """Return the policy of a node; without a file, the default one, with a warning in the log.
+    """Return the policy of a node; without a policy file the default policy, with a log warning.
 
     Args:
         node_config: configuration of the SuperNode.
@@ -303,17 +303,17 @@ def _named_file(node_config: Mapping[str, object]) -> Path | None:
 
 
 def _refuse_foreign(path: Path) -> None:
-    """Check that only this user or root can change the file."""
+    """Check that only this user or root can change the policy file."""
     if sys.platform == "win32":  # access control lists, no mode bits
         return
-    found = path.stat()
-    if found.st_uid not in (0, os.geteuid()):
+    status = path.stat()
+    if status.st_uid not in (0, os.geteuid()):
         raise DeploymentError(
-            f"{path} belongs to user {found.st_uid}: a policy must belong to root or to user "
+            f"{path} belongs to user {status.st_uid}: a policy must belong to root or to user "
             f"{os.geteuid()}, as which this node runs"
         )
-    if found.st_mode & _OTHERS_WRITE:
+    if status.st_mode & _OTHERS_WRITE:
         raise DeploymentError(
-            f"{path} can be changed by other users (mode {stat.S_IMODE(found.st_mode):o}): "
+            f"{path} can be changed by other users (mode {stat.S_IMODE(status.st_mode):o}): "
             f"chmod 600 {path}"
         )

@@ -1,6 +1,6 @@
-"""Rules of a node's policy: what it refuses of an experiment, a round, and a client's plan.
+"""Rules of a node's policy: which experiments, rounds and client plans it refuses.
 
-A refusal names the rule, its value and the value that was asked for. Nothing was charged then.
+A refusal names the rule, its value and the requested value. A refused request is not charged.
 """
 
 import logging
@@ -27,21 +27,21 @@ _ROUNDS = {MessageType.TRAIN, MessageType.EVALUATE}
 
 
 class PolicyRefusalError(ChargeRefusedError):
-    """The node's policy does not allow the request; nothing was charged."""
+    """Raised if the node's policy forbids a request; nothing was charged."""
 
     def __init__(self, rule: str) -> None:
         super().__init__(f"this node's policy refuses the request: {rule}")
 
 
 def check_experiment(policy: NodePolicy, loaded: LoadedExperiment) -> None:
-    """Check an experiment against a policy, before any plug-in of it is imported.
+    """Check an experiment against a policy, before any of its plug-ins is imported.
 
     Args:
         policy: the node's policy.
         loaded: the experiment.
 
     Raises:
-        PolicyRefusalError: a rule forbids it; the message names every such rule.
+        PolicyRefusalError: rules forbid the experiment; the message names all of them.
     """
     broken = [
         *_settings_rules(policy, loaded.experiment),
@@ -53,7 +53,7 @@ def check_experiment(policy: NodePolicy, loaded: LoadedExperiment) -> None:
 
 
 def check_round(experiment: Experiment, message: Message) -> None:
-    """Check that a request is about a round of the experiment; other messages pass.
+    """Check that a training request names a round of the experiment; other messages pass.
 
     Args:
         experiment: the experiment.
@@ -73,17 +73,17 @@ def check_round(experiment: Experiment, message: Message) -> None:
 
 
 def check_plan(policy: NodePolicy, plan: PrivacyPlan, *, trust: Trust, digest: str) -> None:
-    """Check the noise of a client's plan, and the plan of all clients.
+    """Check the noise of a client's plan, and the digest of all clients' plans.
 
     Args:
         policy: the node's policy.
-        plan: the plan of the client.
+        plan: privacy plan of the client.
         trust: `privacy.trust` of the experiment.
-        digest: digest of the plan of all clients, as this node computed it.
+        digest: digest of all clients' plans, as this node computed it.
 
     Raises:
-        PolicyRefusalError: the noise multiplier is 0 or below that of the policy, or the policy
-            does not name the plan.
+        PolicyRefusalError: the noise multiplier is 0 or below the policy's, or the policy does not
+            list the digest.
     """
     if policy.plan_digests is not None and digest not in policy.plan_digests:
         raise PolicyRefusalError(
@@ -128,7 +128,7 @@ def _settings_rules(policy: NodePolicy, experiment: Experiment) -> Iterator[str]
 
 
 def _trust_rules(policy: NodePolicy, trust: Trust, experiment: Experiment) -> Iterator[str]:
-    """Yield what an experiment lacks for the trust that the policy gives."""
+    """Yield what an experiment lacks under the trust that the policy gives."""
     if experiment.federation.participation.scheme == "poisson":
         yield (
             "the server charges all clients where it draws them in secret, and this node records "
@@ -183,7 +183,7 @@ def _plugin_rules(policy: NodePolicy, loaded: LoadedExperiment) -> Iterator[str]
 
 
 def _file_rules(policy: NodePolicy, loaded: LoadedExperiment) -> Iterator[str]:
-    """Yield which files of the node may not be read; those of the app came from the server."""
+    """Yield which files of the node must not be read; the app's files came from the server."""
     if isinstance(loaded.experiment.data.partition, FilesPartition):
         yield "data.partition.scheme: files reads whatever a pattern matches: use column"
         return
@@ -200,14 +200,14 @@ def _file_rules(policy: NodePolicy, loaded: LoadedExperiment) -> Iterator[str]:
 
 
 def _column_rules(allowed: Sequence[str], path: Path, loaded: LoadedExperiment) -> Iterator[str]:
-    """Yield that a table has columns in use that the policy does not list; the log names them."""
+    """Yield a message if used columns of a table are not in the policy; only the log names them."""
     data, suffix = loaded.experiment.data, path.suffix.lower()
-    tables = {one.resolve() for one in data_files(data, loaded.base) if suffix in TABLE_SUFFIXES}
+    tables = {file.resolve() for file in data_files(data, loaded.base) if suffix in TABLE_SUFFIXES}
     if path not in tables or not isinstance(data.dataset, FileDataset):
         yield f"files lists columns of {path}, which the experiment does not read as a table"
         return
     check_file(path)
-    dropped = {name for name, one in data.dataset.columns.items() if one == "drop"}
+    dropped = {name for name, column in data.dataset.columns.items() if column == "drop"}
     used = {*open_table(path, data.dataset).names} - dropped
     used |= {data.dataset.target, group_column(data.partition) or data.dataset.target}
     if others := sorted(used - {*allowed}):

@@ -1,4 +1,4 @@
-"""Files of a node: for its user alone, written whole, and changed by one process at a time."""
+"""Private files of a node: for its user only, written atomically, locked between processes."""
 
 import os
 import stat
@@ -14,7 +14,7 @@ from fedsim.core.errors import InputError
 
 
 class DeploymentError(InputError):
-    """A deployment cannot start or continue; the message is one line with the fix."""
+    """Raised if a deployment cannot start or continue; the message is one line with the fix."""
 
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
@@ -22,10 +22,10 @@ _LOCK = "lock"
 
 
 def private_directory(path: Path) -> None:
-    """Create a directory if there is none, and check that only its user can open it.
+    """Create a directory if it does not exist, and check that only its user can open it.
 
     Raises:
-        DeploymentError: it cannot be created, or other users can open it.
+        DeploymentError: creation fails, or other users can open the path.
     """
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -35,10 +35,10 @@ def private_directory(path: Path) -> None:
 
 
 def private_file(path: Path) -> None:
-    """Create an empty file if there is none, and check that only its user can open it.
+    """Create an empty file if it does not exist, and check that only its user can open it.
 
     Raises:
-        DeploymentError: it cannot be created, or other users can open it.
+        DeploymentError: creation fails, or other users can open the path.
     """
     try:
         os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
@@ -48,36 +48,36 @@ def private_file(path: Path) -> None:
 
 
 def refuse_open(path: Path, wanted: str) -> None:
-    """Check that a file or directory belongs to this user and is closed to others.
+    """Check that a file or directory belongs to this user and that no one else can open it.
 
     Args:
         path: the file or directory.
-        wanted: mode that the message recommends.
+        wanted: file mode that the message recommends.
 
     Raises:
-        DeploymentError: it belongs to another user, or other users can open it.
+        DeploymentError: the path belongs to another user, or other users can open it.
     """
     if sys.platform == "win32":  # access control lists, no mode bits
         return
-    found = path.stat()
-    if found.st_uid != os.geteuid():
+    status = path.stat()
+    if status.st_uid != os.geteuid():
         raise DeploymentError(
-            f"{path} belongs to user {found.st_uid}, and this node runs as {os.geteuid()}: "
+            f"{path} belongs to user {status.st_uid}, and this node runs as {os.geteuid()}: "
             "a client's state must be its own"
         )
-    if found.st_mode & _OTHERS:
+    if status.st_mode & _OTHERS:
         raise DeploymentError(
-            f"{path} can be opened by other users (mode {stat.S_IMODE(found.st_mode):o}): "
+            f"{path} can be opened by other users (mode {stat.S_IMODE(status.st_mode):o}): "
             f"chmod {wanted} {path}"
         )
 
 
 @contextmanager
 def exclusive(directory: Path) -> Iterator[None]:
-    """Hold a directory of the node against its other processes.
+    """Lock a directory of the node against the node's other processes.
 
-    The lock ends with the process, however the process ends. Without file locks (Windows), there
-    is one process.
+    The lock ends with the process, however the process ends. On systems without file locks
+    (Windows), only one process may run.
     """
     private_file(directory / _LOCK)
     with (directory / _LOCK).open("r+b") as file, hold(file):
@@ -85,16 +85,16 @@ def exclusive(directory: Path) -> Iterator[None]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file, whole or not at all; when this returns, it is on disk.
+    """Write a file atomically; when this function returns, the file is on disk.
 
     Args:
-        path: the file, in a directory that the caller holds (`exclusive`).
-        text: its content.
+        path: path of the file, in a directory that the caller locked (`exclusive`).
+        text: the content to write.
     """
     replace_file(path, text.encode(), open_new=_open_private)
 
 
 def _open_private(path: Path) -> BinaryIO:
-    """Create a file that only its user can open."""
+    """Create a file that only its user can open, and open it for writing."""
     path.unlink(missing_ok=True)  # of a crash before it got its name
     return os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb")

@@ -1,7 +1,7 @@
 """The ServerApp of a deployment: runs the rounds, notices restarts, writes the run directory.
 
-A SuperNode that is killed takes the requests that it had with it. Flower's SuperLink answers for it
-with an error while it is offline. If it is back between two looks, nobody ever answers.
+A killed SuperNode loses its open requests. Flower's SuperLink answers them with an error while the
+node is offline. If the node is back before the next poll, nobody ever answers.
 """
 
 import logging
@@ -30,16 +30,16 @@ _POLL_SECONDS = 1.0
 
 
 class DeployedGrid(WrappedGrid):
-    """Flower's grid with an answer to each request to a node that was restarted since.
+    """Flower's grid that also answers requests to a node that was restarted since.
 
     Guarantee: a request is answered by its node, by the SuperLink, or by an error of code
     `NODE_RESTARTED` as soon as its node has been activated again. Without such an error a round
     waits for the message to expire, 12 hours.
 
     Args:
-        grid: of Flower's ServerApp.
-        pause: waits between two looks for replies.
-        clock: seconds, for timeouts.
+        grid: the grid of Flower's ServerApp.
+        pause: function that waits between two polls for replies.
+        clock: function that returns the time in seconds, for timeouts.
     """
 
     def __init__(
@@ -55,11 +55,11 @@ class DeployedGrid(WrappedGrid):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterator[Message]:
-        """Yield the reply to each message, or the error in its place.
+        """Yield the reply to each message, or an error in place of the reply.
 
         Args:
-            messages: the requests.
-            timeout: seconds for all replies; None: no limit.
+            messages: the requests to send.
+            timeout: seconds to wait for all replies; None means no limit.
         """
         deadline = None if timeout is None else self._clock() + timeout
         sent, before = list(messages), self._activations()
@@ -80,18 +80,18 @@ class DeployedGrid(WrappedGrid):
                 self._pause()
 
     def wait_until_online(self, nodes: Collection[int], *, timeout: float) -> None:
-        """Return when all nodes are online, or after the timeout.
+        """Wait until all nodes are online, or until the timeout.
 
         Args:
-            nodes: node ids.
-            timeout: seconds.
+            nodes: Flower's ids of the nodes.
+            timeout: maximum waiting time in seconds.
         """
         deadline = self._clock() + timeout
         while not set(nodes) <= set(self.get_node_ids()) and self._clock() < deadline:
             self._pause()
 
     def _activations(self) -> dict[int, str]:
-        """Return when each node that is online became so."""
+        """Return the activation time of each online node, by node id."""
         return {node.node_id: node.last_activated_at for node in self.get_nodes()}
 
 
@@ -101,7 +101,7 @@ OUT_KEY = "out"  # key of the app's run config
 
 
 class DeployedEngine(Engine):
-    """Executes a federation on the grid of Flower's ServerApp."""
+    """Engine that executes a federation on the grid of Flower's ServerApp."""
 
     patience = 600.0  # a SuperNode may start a process for every message
     one_operator = False
@@ -116,7 +116,7 @@ class DeployedEngine(Engine):
         """Run `server_app` with the connected nodes, then collect the clients' ledgers.
 
         Args:
-            server_app: runs the rounds.
+            server_app: the ServerApp, which runs the rounds.
             client_app: not run here, since clients run on SuperNodes; names the ledger's copy.
             num_nodes: not used; `server_app` waits for the nodes.
         """
@@ -159,7 +159,7 @@ def deployed_server(directory: Path) -> ServerApp:
 
 
 class _RoundLog:
-    """Logs one line per round to Flower's log, which `flwr run --stream` shows."""
+    """Callback that logs one line per round to Flower's log (`flwr run --stream` shows it)."""
 
     def __init__(self, rounds: int) -> None:
         self._rounds = rounds

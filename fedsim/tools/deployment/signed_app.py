@@ -1,4 +1,4 @@
-"""Signed Flower apps: sign a bundle, and serve it with its signatures to the SuperLink.
+"""Signed Flower apps: sign an app bundle, and serve it with its signatures to the SuperLink.
 
 A SuperNode with `--trusted-entities` runs only apps that a key of its list has signed. Flower's
 SuperLink takes signatures from an app store alone, whose address is `FLWR_SUPERGRID_API_URL`. This
@@ -29,13 +29,13 @@ _SUFFIX = ".signatures.json"
 
 
 def sign_app(bundle: Path, key_file: Path, name: str, *, now: float | None = None) -> Path:
-    """Add a signature to the file of a bundle's signatures, and return that file.
+    """Add a signature to the signature file of an app bundle, and return the file's path.
 
     Args:
-        bundle: the app as `flwr build` wrote it, read by the signer.
-        key_file: private Ed25519 key of OpenSSH, without a passphrase.
-        name: of the public key in the nodes' `--trusted-entities`.
-        now: time of the signature, seconds since 1970; None: the system's.
+        bundle: path of the app bundle that `flwr build` wrote.
+        key_file: path of a private Ed25519 key in OpenSSH format, without a passphrase.
+        name: name of the public key in the nodes' `--trusted-entities`.
+        now: time of the signature in seconds since 1970; None means the system's time.
 
     Raises:
         DeploymentError: a file cannot be read, or the key is not Ed25519.
@@ -53,17 +53,17 @@ def sign_app(bundle: Path, key_file: Path, name: str, *, now: float | None = Non
     text = base64.urlsafe_b64encode(signature).rstrip(b"=").decode()
     entry = {"public_key_id": name, "signature": text, "signed_at": signed_at}
     path = Path(f"{bundle}{_SUFFIX}")
-    others = [one for one in _signatures(bundle) if one["public_key_id"] != name]
+    others = [signature for signature in _signatures(bundle) if signature["public_key_id"] != name]
     path.write_text(json.dumps([*others, entry]))
     return path
 
 
 def app_store(directory: Path, port: int) -> ThreadingHTTPServer:
-    """Return a server of the bundles in a directory, for SuperLinks of this machine only.
+    """Return an HTTP server of the bundles in a directory, for SuperLinks on this machine only.
 
     Args:
-        directory: has bundles and the files of their signatures.
-        port: of the loopback address.
+        directory: directory with the bundles and their signature files.
+        port: port on the loopback address.
     """
 
     class Store(BaseHTTPRequestHandler):
@@ -71,8 +71,8 @@ def app_store(directory: Path, port: int) -> ThreadingHTTPServer:
             body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
             bundles = _bundles(directory, body)
             if self.path != "/hub/fetch-fab" or len(bundles) != 1:
-                found = [bundle.name for bundle in bundles] or "no bundle"
-                self._send(404, json.dumps({"detail": f"expected one bundle, found {found}"}))
+                names = [bundle.name for bundle in bundles] or "no bundle"
+                self._send(404, json.dumps({"detail": f"expected one bundle, found {names}"}))
                 return
             address = f"http://127.0.0.1:{store.server_port}/{bundles[0].name}"
             verifications = _signatures(bundles[0])
@@ -97,7 +97,7 @@ def app_store(directory: Path, port: int) -> ThreadingHTTPServer:
 
 
 def _bundles(directory: Path, request: bytes) -> list[Path]:
-    """Return the bundles of an app, which `flwr build` names PUBLISHER.APP.VERSION.HASH.fab."""
+    """Return the bundles of the requested app, named PUBLISHER.APP.VERSION.HASH.fab."""
     try:
         asked = json.loads(request)
         wanted = asked["app_id"].removeprefix("@").split("/")
@@ -116,7 +116,7 @@ def _signatures(bundle: Path) -> list[dict[str, str | int]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Sign a bundle or serve a directory of bundles; see the head of this module."""
+    """Sign a bundle or serve a directory of bundles; the module docstring shows the commands."""
     parser = argparse.ArgumentParser(prog="python -m fedsim.tools.deployment.signed_app")
     commands = parser.add_subparsers(dest="command", required=True)
     sign = commands.add_parser("sign", help="sign a bundle that you have read")

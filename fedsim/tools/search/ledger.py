@@ -1,4 +1,4 @@
-"""The directory of a search, and its ledger: what was drawn and charged, what began, what ended.
+"""The directory of a search, and the ledger of its draws, charges, started and ended runs.
 
 `account/search.jsonl` is append-only and hash-chained. Each line is one record as JSON with sorted
 keys and no spaces. `hash` is the SHA-256 of the line without it, `previous` the hash of the line
@@ -35,7 +35,7 @@ _Hash = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
 class SearchLedgerError(FedsimError, ValueError):
-    """A search ledger that cannot be trusted; the message names the record."""
+    """Raised if a search ledger cannot be trusted; the message names the record."""
 
     exit_code = ExitCode.FAILED
 
@@ -44,9 +44,9 @@ class ClientCharge(Settings):
     """The charge of one run to one client.
 
     Attributes:
-        client: its number.
-        delta: δ of its guarantee.
-        ledger: the planned events of one run, as `PrivacyLedger.to_list`.
+        client: number of the client.
+        delta: δ of the client's guarantee.
+        ledger: the planned events of one run, in the form of `PrivacyLedger.to_list`.
     """
 
     client: int = Field(ge=0)
@@ -60,21 +60,21 @@ class ClientCharge(Settings):
 
 
 class Drawn(Settings):
-    """A search was drawn: the charge of all its runs, on disk before the first one.
+    """The record that a search was drawn, which charges all its runs before the first one.
 
     Attributes:
         search: number of the search in its directory, from 1.
-        fedsim: the version that drew it.
+        fedsim: version of fedsim that drew the search.
         digest: SHA-256 of everything that its runs depend on.
-        data: keyed digest of clients' examples and test set.
-        nonce: random, so that the hash of the record tells nobody the number of runs.
+        data: keyed digest of the clients' examples and the test set.
+        nonce: random text, so that the record's hash does not reveal the number of runs.
         candidates: names of the variants, of which each run draws one.
-        metric: of the public test set.
+        metric: metric on the public test set that selects the run.
         mean: expected number of runs.
-        shape: η of the truncated negative binomial law; None for the Poisson law.
-        adjacency: neighbouring datasets.
-        draws: most values of noise that a client draws in one run.
-        clients: the charge of one run, the same for every candidate.
+        shape: η of the truncated negative binomial distribution; None for Poisson.
+        adjacency: adjacency of the guarantees.
+        draws: maximum number of noise values that a client draws in one run.
+        clients: the charge of one run to each client, the same for every candidate.
         configurations: index of the drawn candidate of each run; its length is the number of runs.
     """
 
@@ -96,17 +96,17 @@ class Drawn(Settings):
 
     @property
     def runs(self) -> int:
-        """Number of runs that was drawn."""
+        """The drawn number of runs."""
         return len(self.configurations)
 
     @property
     def law(self) -> RunCountDistribution:
-        """Law of the number of runs."""
+        """Distribution of the number of runs."""
         return RunCountDistribution(self.mean, self.shape)
 
 
 class Begun(Settings):
-    """A run begins; from its second attempt on this is a charge of its own."""
+    """The record that a run begins; each attempt after the first is charged again."""
 
     record: Literal["begun"] = "begun"
     search: int = Field(ge=1)
@@ -115,7 +115,7 @@ class Begun(Settings):
 
 
 class Done(Settings):
-    """A run ended; `root` is that of its manifest."""
+    """The record that a run ended; `root` is the root of its manifest."""
 
     record: Literal["done"] = "done"
     search: int = Field(ge=1)
@@ -124,12 +124,12 @@ class Done(Settings):
 
 
 class Selected(Settings):
-    """A search ended with a model.
+    """The record that a search ended with a selected model.
 
     Attributes:
         search: number of the search.
-        variant: the candidate of the selected run; None if no run was drawn.
-        files: SHA-256 of the files that may be handed on.
+        variant: name of the selected run's candidate; None if no run was drawn.
+        files: SHA-256 of the files that may be published, by name.
     """
 
     record: Literal["selected"] = "selected"
@@ -139,7 +139,7 @@ class Selected(Settings):
 
 
 class Withdrawn(Settings):
-    """A search ended without a model: no selection is claimed, and all runs are charged."""
+    """The record that a search ended without a model; all runs stay charged."""
 
     record: Literal["withdrawn"] = "withdrawn"
     search: int = Field(ge=1)
@@ -152,13 +152,13 @@ RECORDS: TypeAdapter[Record] = TypeAdapter(Annotated[Record, Field(discriminator
 
 @dataclass
 class Search:
-    """One search, as far as its records go.
+    """The state of a search according to its records.
 
     Attributes:
-        drawn: its first record.
-        attempts: number of attempts of each run that began.
-        done: root of the manifest of each run that ended.
-        end: its last record; None while it is unfinished.
+        drawn: the first record of the search.
+        attempts: number of attempts by run, for runs that began.
+        done: root of the manifest by run, for runs that ended.
+        end: the last record of the search; None if the search is unfinished.
     """
 
     drawn: Drawn
@@ -168,7 +168,7 @@ class Search:
 
     @property
     def charged_runs(self) -> int:
-        """Number of charged runs: those drawn, and each further attempt."""
+        """Number of charged runs: the drawn runs, and each further attempt."""
         return self.drawn.runs + sum(number - 1 for number in self.attempts.values())
 
     @property
@@ -178,15 +178,15 @@ class Search:
 
     @property
     def is_selection(self) -> bool:
-        """Whether the selection may be claimed: every drawn run ended, and one was selected."""
+        """Whether the selection's guarantee holds: every drawn run ended, and one was selected."""
         return isinstance(self.end, Selected)
 
 
 def replay(records: Sequence[Record]) -> tuple[Search, ...]:
-    """Return the searches that records tell of.
+    """Return the searches that a sequence of records describes.
 
-    Guarantee: in the result, no search began before the one before had ended, no run of a search
-    was drawn twice or left out, and none was selected before all drawn runs had ended.
+    Guarantee: in the result, no search began before the previous one ended, no run of a search
+    was drawn twice or left out, and no run was selected before all drawn runs had ended.
 
     Raises:
         SearchLedgerError: a record contradicts those before it.
@@ -200,7 +200,7 @@ def replay(records: Sequence[Record]) -> tuple[Search, ...]:
 
 
 def _apply(searches: list[Search], record: Record) -> str | None:
-    """Add a record; return what is wrong with it."""
+    """Add a record to the searches; return what is wrong with it, or None."""
     if isinstance(record, Drawn):
         return _draw(searches, record)
     if not searches or record.search != len(searches):
@@ -243,7 +243,7 @@ def _draw(searches: list[Search], record: Drawn) -> str | None:
         return "its adjacency is not that of the search before"
     if any(index >= len(record.candidates) for index in record.configurations):
         return "a drawn configuration is no candidate"
-    if [one.client for one in record.clients] != list(range(len(record.clients))):
+    if [client.client for client in record.clients] != list(range(len(record.clients))):
         return "its clients are not numbered 0, 1, 2, ..."
     searches.append(Search(record))
     return None
@@ -255,14 +255,14 @@ PATH = f"account/{FILE}"
 class SearchLedger:
     """The ledger of the searches in one directory, for one process at a time.
 
-    Guarantee: when `append` returns, its record is on disk. A record that a crash cut short was
-    followed by nothing; the next `append` removes its remains.
+    Guarantee: when `append` returns, its record is on disk. A record truncated by a crash was
+    followed by no action; the next `append` removes its remains.
 
     Args:
-        out: the directory of the searches.
+        out: directory of the searches.
 
     Raises:
-        SearchLedgerError: a record was changed, does not continue the chain, or contradicts others.
+        SearchLedgerError: a record was changed, breaks the hash chain, or contradicts others.
         SchemaError: a record has another schema.
     """
 
@@ -284,10 +284,10 @@ class SearchLedger:
         return self._head
 
     def append(self, record: Record) -> None:
-        """Write a record and force it to disk.
+        """Append a record to the ledger and force it to disk.
 
         Raises:
-            SearchLedgerError: it contradicts the records before it; nothing was written.
+            SearchLedgerError: the record contradicts earlier records; nothing was written.
         """
         replay([*self._records, record])
         line, digest = line_of(record, self._head)
@@ -315,11 +315,11 @@ class SearchLedger:
 
 
 def line_of(record: Record, previous: str) -> tuple[str, str]:
-    """Return the line of a record and its hash.
+    """Return (line of a record, hash of the record).
 
     Args:
         record: the record.
-        previous: hash of the record before it.
+        previous: hash of the previous record.
     """
     content = {**record.model_dump(mode="json", by_alias=True), "previous": previous}
     digest = digest_of(content)
@@ -340,8 +340,8 @@ def _record_of(line: str, head: str, where: str, path: Path) -> tuple[Record, st
         raise
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         first = str(error).splitlines()[0]
-        what = "not a record" if isinstance(error, ValidationError) else f"not a record: {first}"
-        raise SearchLedgerError(f"{where}: {what}") from error
+        problem = "not a record" if isinstance(error, ValidationError) else f"not a record: {first}"
+        raise SearchLedgerError(f"{where}: {problem}") from error
     expected, digest = line_of(record, previous)
     if expected != line:
         raise SearchLedgerError(f"{where}: the record was changed after it was written")
@@ -361,10 +361,10 @@ WORK = "account/work"
 
 
 def check_search_directory(out: Path) -> None:
-    """Check that a directory is new, empty, or one of searches.
+    """Check that a directory is new, empty, or a directory of searches.
 
     Raises:
-        RunDirectoryError: it is none of these, or its ledger is missing.
+        RunDirectoryError: the directory is none of these, or its ledger is missing.
     """
     if out.exists() and not out.is_dir():
         raise RunDirectoryError(f"{out} is a file; choose another --out")
@@ -380,11 +380,11 @@ def check_search_directory(out: Path) -> None:
 
 
 def write_marker(comparison: LoadedComparison, out: Path) -> None:
-    """Write `search.yaml`: the settings of the search, which mark the directory.
+    """Write `search.yaml` with the settings of the search; the file marks the directory.
 
     Args:
-        comparison: the loaded file.
-        out: the directory.
+        comparison: the loaded comparison file.
+        out: directory of the searches.
     """
     select = comparison.settings.select
     content = {
@@ -398,19 +398,19 @@ def write_marker(comparison: LoadedComparison, out: Path) -> None:
 
 
 def public_folder(out: Path, search: int) -> Path:
-    """Return the folder of a selected model, which may be handed on."""
+    """Return the folder of a search's selected model, which may be published."""
     return out / PUBLIC / f"search-{search}"
 
 
 def run_folder(out: Path, search: int, run: int) -> Path:
-    """Return the folder of a run while the search lasts."""
+    """Return the folder of a run, which exists only during the search."""
     return out / WORK / f"search-{search}" / f"run-{run}"
 
 
 def destroy_runs(out: Path) -> None:
     """Remove all runs and the log of their processes; when this returns, they are gone.
 
-    The names are removed. What a disk keeps of removed files is beyond this program.
+    The files are deleted but not overwritten on the disk.
     """
     if (out / WORK).exists():
         shutil.rmtree(out / WORK)

@@ -1,4 +1,4 @@
-"""The files of a search, and its two figures, each with its observer.
+"""The files of a search, and its two guarantees, each against a named observer.
 
 Nothing in the public folder depends on another run, on another score, or on the number of runs.
 """
@@ -47,9 +47,9 @@ class Figure:
     """A guarantee of all searches of a directory against one observer.
 
     Attributes:
-        epsilon: the largest ε of any client; infinite where nothing can be proven.
+        epsilon: the largest ε of any client; infinite if nothing can be proven.
         delta: the largest δ of any client.
-        accountant: how ε was composed; pld turns to rdp for events without a PLD.
+        accountant: name of the accountant; rdp replaces pld for events without a PLD.
         clients: (client, ε, δ) of each client.
     """
 
@@ -59,7 +59,7 @@ class Figure:
     clients: tuple[tuple[int, float, float], ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the figure as a JSON value; an infinite ε is null."""
+        """Return the guarantee as JSON values; an infinite ε is null."""
         return {
             "epsilon": finite_or_none(self.epsilon),
             "delta": self.delta,
@@ -69,12 +69,12 @@ class Figure:
 
 @dataclass(frozen=True)
 class Figures:
-    """Both figures of the searches of a directory.
+    """Both guarantees of the searches of a directory.
 
     Attributes:
-        every_run: against the server and the clients, who saw every run.
-        selected: against an observer of nothing but the selected models.
-        runs: number of charged runs, attempts that a crash cut short included.
+        every_run: guarantee against the server and the clients, who saw every run.
+        selected: guarantee against an observer of only the selected models.
+        runs: number of charged runs, including attempts that a crash ended.
     """
 
     every_run: Figure
@@ -83,7 +83,7 @@ class Figures:
 
 
 def figures_of(searches: Sequence[Search]) -> Figures:
-    """Return both figures of at least one search.
+    """Return both guarantees of at least one search.
 
     Guarantee: for each training example of a client, under the adjacency of the searches,
     `every_run` bounds everything that all charged runs released, together; `selected` bounds the
@@ -110,12 +110,12 @@ def figures_of(searches: Sequence[Search]) -> Figures:
 
 @dataclass(frozen=True)
 class _Part:
-    """One search as an observer sees it.
+    """A search from the point of view of an observer.
 
     Attributes:
         search: the search.
-        runs: its charged runs; of a selection, the number that is not exceeded (`TAIL`).
-        is_selection: whether the observer sees the selected model alone.
+        runs: number of charged runs; for a selection, a bound on it (`most_runs`).
+        is_selection: whether the observer sees only the selected model.
     """
 
     search: Search
@@ -124,11 +124,11 @@ class _Part:
 
     @property
     def draws(self) -> int:
-        """Most values of noise that a client draws."""
+        """Maximum number of noise values that a client draws."""
         return self.runs * self.search.drawn.draws
 
     def releases(self, charge: ClientCharge) -> tuple[tuple[Event, int], ...]:
-        """Return what a client is charged with, as (event, count)."""
+        """Return the charged events of a client as pairs (event, count)."""
         entries = charge.events.entries
         if not self.is_selection:
             return tuple((event, count * self.runs) for event, count in entries)
@@ -140,7 +140,7 @@ class _Part:
 
 
 def _figure(parts: Sequence[_Part], accountant: AccountantName) -> Figure:
-    """Return the guarantee of all parts together.
+    """Return the joint guarantee of all parts.
 
     The slack of the sampler is proven for `MAX_DRAWS` values of noise. Half of them are kept for
     the case that a selection has more runs than `most_runs`, whose probability is far below what
@@ -174,7 +174,7 @@ def _epsilon(
     accountant: AccountantName,
     adjacency: Adjacency,
 ) -> float:
-    """Return ε with the sampler's slack; by Rényi DP where the accountant has no rule."""
+    """Return ε with the noise sampler's slack; Rényi DP replaces an accountant without a rule."""
     account = make_accountant(accountant, adjacency=adjacency)
     try:
         for event, count in entries:
@@ -200,7 +200,7 @@ _CONDITIONS = (
 
 
 def every_run_sentence(figures: Figures) -> str:
-    """Return the figure of all runs with its observer."""
+    """Return a sentence with the guarantee of all runs and its observer."""
     figure = figures.every_run
     method = {"pld": "PLD composition", "rdp": "Rényi composition"}.get(figure.accountant, "")
     runs = "the one charged run is" if figures.runs == 1 else f"all {figures.runs} charged runs are"
@@ -214,11 +214,11 @@ def every_run_sentence(figures: Figures) -> str:
 
 
 def selection_sentences(searches: Sequence[Search], figures: Figures) -> tuple[str, ...]:
-    """Return the figure of the selection with its observer; nothing in it depends on other runs.
+    """Return sentences with the selection's guarantee and observer, independent of other runs.
 
     Args:
         searches: all searches of the directory; the last one has ended.
-        figures: their figures.
+        figures: the guarantees of the searches.
     """
     last = searches[-1]
     if isinstance(last.end, Withdrawn):
@@ -233,9 +233,9 @@ def selection_sentences(searches: Sequence[Search], figures: Figures) -> tuple[s
         )
     drawn = last.drawn
     theorem = "Theorem 6" if drawn.shape is None else "Theorem 2"
-    what = "the selected model is" if len(searches) == 1 else _several(searches)
+    subject = "the selected model is" if len(searches) == 1 else _several(searches)
     return (
-        f"Against {OBSERVER_OF_SELECTION}: {what} {_pair(figures.selected)} for each training "
+        f"Against {OBSERVER_OF_SELECTION}: {subject} {_pair(figures.selected)} for each training "
         f"example of every client (Papernot, Steinke 2022, {theorem}, by Rényi DP). The figure "
         "covers every number of runs that could have been drawn, so it may be above that of the "
         "runs that were.",
@@ -268,13 +268,14 @@ SELECTION = "selection.json"
 def write_selected(
     out: Path, searches: Sequence[Search], run: Path | None, *, score: float | None
 ) -> None:
-    """Write the public folder of the last search, whole or not at all.
+    """Write the public folder of the last search atomically.
 
     Args:
         out: the directory of the searches.
         searches: all searches of the directory; the last one as if it had ended with the model.
         run: folder of the selected run; None if no run was drawn.
-        score: its metric on the public test set; None if it is not finite, or without a run.
+        score: the selected run's metric on the public test set; None if not finite, or without a
+            run.
     """
     folder = public_folder(out, len(searches))
     new = folder.with_name(f".{folder.name}.new")
@@ -291,11 +292,11 @@ def write_selected(
 
 
 def selection_json(searches: Sequence[Search], *, score: float | None) -> dict[str, Any]:
-    """Return `selection.json`, from the records and the score of the selected run.
+    """Return the content of `selection.json`, from the records and the selected run's score.
 
     Args:
         searches: all searches up to the one of the folder.
-        score: its metric on the public test set.
+        score: the selected run's metric on the public test set.
     """
     last, figures = searches[-1], figures_of(searches)
     drawn, end = last.drawn, last.end
@@ -318,7 +319,7 @@ def selection_json(searches: Sequence[Search], *, score: float | None) -> dict[s
 
 
 def digests_of(folder: Path) -> dict[str, str]:
-    """Return the SHA-256 of every file in a public folder, by name."""
+    """Return the SHA-256 of every file in a public folder, by file name."""
     return {
         path.name: hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.iterdir())
@@ -326,7 +327,7 @@ def digests_of(folder: Path) -> dict[str, str]:
 
 
 def account_json(searches: Sequence[Search], *, name: str, head: str) -> dict[str, Any]:
-    """Return `comparison.json` of the account, from the records alone.
+    """Return the content of the account's `comparison.json`, from the records alone.
 
     Args:
         searches: all searches of the directory.
@@ -344,8 +345,13 @@ def account_json(searches: Sequence[Search], *, name: str, head: str) -> dict[st
         "every_run": {"observer": OBSERVER_OF_RUNS, **figures.every_run.to_json()},
         "selection": {"observer": OBSERVER_OF_SELECTION, **figures.selected.to_json()},
         "clients": [
-            {"client": client, "delta": delta, "epsilon_every_run": one, "epsilon_selection": other}
-            for (client, one, delta), (_, other, _) in zip(
+            {
+                "client": client,
+                "delta": delta,
+                "epsilon_every_run": every_run,
+                "epsilon_selection": other,
+            }
+            for (client, every_run, delta), (_, other, _) in zip(
                 _finite(figures.every_run.clients), _finite(figures.selected.clients), strict=True
             )
         ],
@@ -358,7 +364,7 @@ def write_account(content: Mapping[str, Any], out: Path) -> None:
     """Write `comparison.json` and `comparison.html` of the account.
 
     Args:
-        content: as `account_json` returned it.
+        content: the value that `account_json` returned.
         out: the directory of the searches.
     """
     directory = RunDirectory(out / ACCOUNT)
@@ -367,7 +373,7 @@ def write_account(content: Mapping[str, Any], out: Path) -> None:
 
 
 def account_page(content: Mapping[str, Any]) -> str:
-    """Return `comparison.html` of the account."""
+    """Return the account's `comparison.html`."""
     here = Path(__file__).parent
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader([here, here.parent.parent / "report"], encoding="utf-8"),

@@ -49,13 +49,13 @@ from fedsim.tools.search.plan import SearchError, SearchPlan, is_within, plan_se
 
 
 class SearchWithdrawnError(FedsimError, RuntimeError):
-    """A search that ended without a model; the claim is withdrawn, and all runs are charged."""
+    """Raised if a search ended without a model; no selection is claimed, all runs stay charged."""
 
     exit_code = ExitCode.FAILED
 
 
 class Execute(Protocol):
-    """What executes jobs: `workers.execute`."""
+    """Protocol of a function that executes jobs, such as `fedsim.comparison.jobs.execute`."""
 
     def __call__(
         self,
@@ -66,7 +66,7 @@ class Execute(Protocol):
         on_message: Any,
         inherited: tuple[int, ...] = (),
     ) -> None:
-        """Run every job and report its last message, `finished` or `failed`."""
+        """Run every job, and pass on messages up to the last one, `finished` or `failed`."""
         ...
 
 
@@ -75,9 +75,9 @@ class SearchResult:
     """The result of a search.
 
     Attributes:
-        path: directory of the search; it tells the number of runs.
-        selected: folder of the selected model, which may be handed on.
-        variant: the selected candidate; None if no run was drawn.
+        path: directory of the search, which reveals the number of runs.
+        selected: folder of the selected model, which may be published.
+        variant: name of the selected candidate; None if no run was drawn.
         account: content of `account/comparison.json`, for the server and the clients.
     """
 
@@ -88,7 +88,7 @@ class SearchResult:
 
     @property
     def statement(self) -> tuple[str, ...]:
-        """Both figures in words, each with its observer."""
+        """Sentences with both guarantees, each with its observer."""
         return tuple(self.account["statement"])
 
 
@@ -110,15 +110,15 @@ def search(
         source: path of a comparison file, or its content as a mapping.
         out: the output directory; default `runs/<name>-search`.
         workers: number of parallel runs; default: one per processor, at most 16.
-        execute: executes the runs.
+        execute: function that executes the runs.
 
     Raises:
-        ExperimentError: the file, its base or a variant is wrong; it lists every mistake.
+        ExperimentError: the file, its base or a variant has mistakes; the error lists all.
         SearchError: the candidates cannot be searched, or `out` holds another unfinished search.
         SearchWithdrawnError: a run failed, so the search ended without a model.
-        RunDirectoryError: `out` holds something else, or another search is running in it.
+        RunDirectoryError: `out` contains other files, or another search is running in it.
         SearchLedgerError: the ledger in `out` was changed.
-        KeyboardInterrupt: the user interrupted; the same call continues.
+        KeyboardInterrupt: the user interrupted; the same call continues the search.
         ValueError: `workers` is below 1.
     """
     if workers is not None and workers < 1:
@@ -155,7 +155,7 @@ class _SearchRun:
         self._ledger = SearchLedger(out)
 
     def perform(self) -> SearchResult:
-        """Continue, return or start a search."""
+        """Continue an unfinished search, return a finished one, or start a search."""
         plan = plan_search(self._comparison, self._select, self._settings)
         before = self._ledger.searches
         if before and before[-1].end is None:
@@ -190,7 +190,7 @@ class _SearchRun:
                 f"{self._out} holds searches of other data, or whose digests have another user's "
                 "key, with which this one cannot add up; choose another --out"
             )
-        names = [one.name for one in self._comparison.candidates]
+        names = [candidate.name for candidate in self._comparison.candidates]
         runs = RunCountDistribution(self._settings.mean, self._settings.eta).draw()
         drawn = Drawn(
             search=number,
@@ -210,7 +210,7 @@ class _SearchRun:
         self._ledger.append(drawn)
 
     def _run(self, runs: Sequence[int]) -> None:
-        """Execute some runs at once; each begins on disk before it starts."""
+        """Execute runs in parallel; each is recorded as begun before it starts."""
         current = self._current
         number = current.drawn.search
         if not current.done and not current.attempts:
@@ -251,7 +251,7 @@ class _SearchRun:
         }
 
     def _end_run(self, run: int, folder: Path, message: Mapping[str, Any]) -> str | None:
-        """Record the end of a run; return why the search cannot go on."""
+        """Record the end of a run; return why the search cannot continue, or None."""
         if message["event"] not in ("finished", "failed"):
             return None
         status = message.get("status", "failed")
@@ -274,7 +274,7 @@ class _SearchRun:
         )
 
     def _select_best(self) -> None:
-        """Write the public folder of the best run, the earliest of equals, and end the search."""
+        """Publish the best run, the earliest one if several are equal, and end the search."""
         current = self._current
         number, drawn = current.drawn.search, current.drawn
         folders = [run_folder(self._out, number, run) for run in range(drawn.runs)]
@@ -296,7 +296,7 @@ class _SearchRun:
         self._ledger.append(end.model_copy(update={"files": files}))
 
     def _withdraw(self, reason: str) -> None:
-        """End the search without a model, for good."""
+        """End the search permanently without a model."""
         self._ledger.append(Withdrawn(search=self._current.drawn.search, reason=reason))
         self._conclude()
 
@@ -304,7 +304,7 @@ class _SearchRun:
         """Destroy all runs, write the account and return the result of an ended search.
 
         Raises:
-            SearchWithdrawnError: it ended without a model.
+            SearchWithdrawnError: the search ended without a model.
         """
         destroy_runs(self._out)
         searches = self._ledger.searches
@@ -343,7 +343,7 @@ def _score(folder: Path, metric: str) -> float | None:
 
 
 def _best(scores: Sequence[float | None], *, smaller: bool) -> int | None:
-    """Return the index of the best score, the first of equals; one that is not finite is worst."""
+    """Return the index of the best score, the first if several are equal; non-finite is worst."""
     if not scores:
         return None
     worst = float("inf") if smaller else -float("inf")

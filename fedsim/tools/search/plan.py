@@ -1,6 +1,6 @@
-"""The plan of a search: candidates whose runs are one and the same event, and what one run costs.
+"""The plan of a search: all candidates must have the same events, which are the cost of a run.
 
-Everything here follows from settings and public sizes: plans of clients are fixed before round 1.
+Everything here follows from settings and public sizes, as clients' plans are fixed before round 1.
 """
 
 import hashlib
@@ -29,23 +29,23 @@ _NOISE = ("noise_multiplier", "noise_multipliers")
 
 
 class SearchError(InputError):
-    """A search that cannot be performed, or cannot go on; the message names the fix."""
+    """Raised if a search cannot start or continue; the message names the fix."""
 
 
 class OtherEventError(ValueError):
-    """Two events that are not one and the same."""
+    """Raised if two events that must be equal differ."""
 
 
 @dataclass(frozen=True)
 class SearchPlan:
-    """What is charged for each run of a search, and what its runs depend on.
+    """The charge of each run of a search, and digests of what its runs depend on.
 
     Attributes:
         digest: SHA-256 of everything that the runs depend on.
-        data: SHA-256 of clients' examples and test set.
-        adjacency: neighbouring datasets.
-        draws: most values of noise that a client draws in one run.
-        clients: the charge of one run.
+        data: SHA-256 of the clients' examples and the test set.
+        adjacency: adjacency of the guarantees.
+        draws: maximum number of noise values that a client draws in one run.
+        clients: the charge of one run to each client.
     """
 
     digest: str
@@ -57,15 +57,15 @@ class SearchPlan:
 
 @dataclass(frozen=True)
 class SearchCandidate:
-    """What one candidate releases.
+    """The planned releases of one candidate.
 
     Attributes:
-        name: its name.
-        data: SHA-256 of clients' examples and test set.
-        adjacency: neighbouring datasets.
+        name: name of the candidate.
+        data: SHA-256 of the clients' examples and the test set.
+        adjacency: adjacency of the guarantees.
         deltas: δ of each client.
         ledgers: planned events of each client.
-        draws: most values of noise that a client draws.
+        draws: maximum number of noise values that a client draws in one run.
     """
 
     name: str
@@ -85,12 +85,12 @@ def plan_search(
     charged events: the same samplings and counts, with at least the charged noise.
 
     Args:
-        comparison: the loaded file.
-        select: its `select` section.
-        search: its `select.search` section.
+        comparison: the loaded comparison file.
+        select: the `select` section of the file.
+        search: the `select.search` section of the file.
 
     Raises:
-        SearchError: a candidate has another event, data or metric, or no finite ε.
+        SearchError: a candidate differs in events, data or metric, or has no finite ε.
         PrivacyBudgetError: a candidate exceeds a client's budget.
     """
     candidates: list[SearchCandidate] = []
@@ -107,7 +107,7 @@ def plan_search(
         if other.data != first.data:
             raise SearchError(f"candidates {first.name!r} and {other.name!r} have other data")
     clients = common_charges(candidates)
-    draws = max(one.draws for one in candidates)
+    draws = max(candidate.draws for candidate in candidates)
     _check_draws(draws, RunCountDistribution(search.mean, search.eta))
     content = {"candidates": prints, "metric": select.metric, "law": [search.mean, search.eta]}
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
@@ -156,7 +156,7 @@ def _check_draws(draws: int, law: RunCountDistribution) -> None:
 
 
 def common_charges(candidates: Sequence[SearchCandidate]) -> tuple[ClientCharge, ...]:
-    """Return the event of one run for each client, with the least noise of any candidate."""
+    """Return each client's charge for one run, with the least noise of any candidate."""
     first = candidates[0]
     charges = [
         ClientCharge(client=client, delta=delta, ledger=ledger.to_list())
@@ -178,18 +178,18 @@ def common_charges(candidates: Sequence[SearchCandidate]) -> tuple[ClientCharge,
 
 
 def least_noise(one: Any, other: Any, key: str = "") -> Any:
-    """Return the JSON form of two events as one, with the smaller noise multipliers.
+    """Merge the JSON forms of two equal events into one, with the smaller noise multipliers.
 
-    Noise multipliers may differ by `GRID_SHARE`. A release with less noise is charged: one with
-    more noise is post-processing of it.
+    Noise multipliers may differ by `GRID_SHARE`. The release with less noise is charged, since one
+    with more noise is post-processing of it.
 
     Args:
-        one: an event, or a part of it.
-        other: the same part of the other event.
+        one: the first event, or a part of it.
+        other: the second event, or the same part of it.
         key: the key of the part.
 
     Raises:
-        OtherEventError: they differ in anything else.
+        OtherEventError: the events differ in anything else.
     """
     if isinstance(one, Mapping) and isinstance(other, Mapping) and set(one) == set(other):
         return {name: least_noise(one[name], other[name], name) for name in one}
@@ -202,11 +202,11 @@ def least_noise(one: Any, other: Any, key: str = "") -> Any:
     return one
 
 
-def _least(one: float, other: float) -> float:
-    """Return the smaller of two noise multipliers that are the same but for the grid."""
-    if abs(one - other) > GRID_SHARE * max(one, other):
+def _least(noise: float, other: float) -> float:
+    """Return the smaller of two noise multipliers that are equal up to the grid."""
+    if abs(noise - other) > GRID_SHARE * max(noise, other):
         raise OtherEventError
-    return min(one, other)
+    return min(noise, other)
 
 
 def _other_event(first: SearchCandidate, other: SearchCandidate, client: int) -> str:
@@ -223,16 +223,18 @@ def _events_text(ledger: PrivacyLedger) -> str:
 
 
 def is_within(spent: PrivacyLedger, charge: ClientCharge) -> bool:
-    """Whether what a run spent is part of its charge: the same events, no more of each.
+    """Return whether a run spent no more than its charge: the same events with counts not above.
 
     Args:
-        spent: everything in the run's durable ledger for the client.
+        spent: the client's events in the run's durable ledger.
         charge: the charge of one run.
     """
     charged = [to_dict(event) for event, _ in charge.events.entries]
     left = [count for _, count in charge.events.entries]
     for event, count in spent.entries:
-        place = next((n for n, one in enumerate(charged) if _covers(one, to_dict(event))), None)
+        place = next(
+            (n for n, charge in enumerate(charged) if _covers(charge, to_dict(event))), None
+        )
         if place is None:
             return False
         left[place] -= count
@@ -240,7 +242,7 @@ def is_within(spent: PrivacyLedger, charge: ClientCharge) -> bool:
 
 
 def _covers(charged: Mapping[str, Any], event: Mapping[str, Any]) -> bool:
-    """Whether an event is the charged one, with at least its noise."""
+    """Return whether an event equals the charged one, with at least as much noise."""
     try:
         return least_noise(charged, event) == charged
     except OtherEventError:

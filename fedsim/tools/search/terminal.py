@@ -1,4 +1,4 @@
-"""A search in the terminal: performed, and printed with both of its figures."""
+"""Terminal command of a search: perform it and print both of its guarantees."""
 
 import click
 from rich.console import Console
@@ -25,11 +25,11 @@ def perform(file: str, *, out: str | None, workers: int | None, quiet: bool, as_
 
 
 def print_search(result: SearchResult, console: Console | None = None) -> None:
-    """Print the selected candidate, both figures, and which folder may be handed on.
+    """Print the selected candidate, both guarantees, and which folder may be published.
 
     Args:
-        result: the search.
-        console: where to print; default: stdout.
+        result: the result of the search.
+        console: console to print to; None means stdout.
     """
     console = console or Console()
     chosen = "no run was drawn, so nothing is selected"

@@ -1,4 +1,4 @@
-"""Check a directory of searches: its ledger, both figures recomputed, and what may be handed on."""
+"""Verification of a directory of searches: ledger, recomputed guarantees and public folders."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -42,13 +42,14 @@ _RELATIVE = 1e-9  # the same figure on another machine
 
 @dataclass(frozen=True)
 class SearchVerification:
-    """Result of the check of a directory of searches.
+    """The result of verifying a directory of searches.
 
     Attributes:
         problems: one line for each discrepancy; empty for sound searches.
         unchecked: one line for each fact that could not be checked.
         root: hash of the last record of the ledger; None if it cannot be read.
-        statement: both figures in words, recomputed from the ledger; empty if it cannot be read.
+        statement: sentences with both guarantees, recomputed from the ledger; empty if the ledger
+            cannot be read.
     """
 
     problems: tuple[str, ...]
@@ -58,7 +59,7 @@ class SearchVerification:
 
 
 def is_search(path: Path) -> bool:
-    """Whether a directory is one of searches."""
+    """Return whether a path is a directory of searches."""
     return (path / PATH).is_file() or (path / MARKER).is_file()
 
 
@@ -71,8 +72,8 @@ def verify_search(out: Path, *, root: str | None = None) -> SearchVerification:
     folders hold the recorded files and nothing else; and no run is left.
 
     Args:
-        out: the directory.
-        root: hash of the last record that was kept elsewhere; None: it is not compared.
+        out: directory of the searches.
+        root: hash of the last record, as kept elsewhere; None if it is not compared.
 
     Raises:
         SchemaError: the ledger has another schema.
@@ -102,8 +103,8 @@ def _problems(out: Path, ledger: SearchLedger) -> Iterator[str]:
     if (out / WORK).exists():
         yield f"{WORK}: runs that must be destroyed are left; run the same command again"
     public = {public_folder(out, search.drawn.search).name for search in _selections(searches)}
-    found = {path.name for path in (out / PUBLIC).iterdir()} if (out / PUBLIC).is_dir() else set()
-    for name in sorted(found - public):
+    present = {path.name for path in (out / PUBLIC).iterdir()} if (out / PUBLIC).is_dir() else set()
+    for name in sorted(present - public):
         yield f"{PUBLIC}/{name}: the ledger has no such selection"
     for search in _selections(searches):
         yield from _public_problems(out, searches[: search.drawn.search])
@@ -132,9 +133,9 @@ def _account_problems(out: Path, ledger: SearchLedger) -> Iterator[str]:
     path = out / ACCOUNT / "comparison.json"
     content = find_object(path)
     expected = account_json(ledger.searches, name=content.get("name", ""), head=ledger.head)
-    found = _differing(content, expected)
-    yield from (f"{ACCOUNT}/comparison.json: {key} differs from the ledger" for key in found)
-    if found:
+    differing = _differing(content, expected)
+    yield from (f"{ACCOUNT}/comparison.json: {key} differs from the ledger" for key in differing)
+    if differing:
         return
     page = path.with_suffix(".html")
     if not page.is_file() or page.read_text(encoding="utf-8") != account_page(content):
@@ -142,7 +143,7 @@ def _account_problems(out: Path, ledger: SearchLedger) -> Iterator[str]:
 
 
 def _differing(content: Any, expected: Any) -> list[str]:
-    """Return the keys in which a file differs from what the ledger gives."""
+    """Return the keys in which a file differs from the content that the ledger implies."""
     keys = dict.fromkeys([*expected, *content])
     return [
         key for key in keys if not alike(content.get(key), expected.get(key), relative=_RELATIVE)
@@ -150,29 +151,29 @@ def _differing(content: Any, expected: Any) -> list[str]:
 
 
 def check_command(directory: str, *, root: str | None, replay: bool, as_json: bool) -> bool:
-    """Verify a directory of searches and print what was found; return False for any other.
+    """Verify a directory of searches and print the result; return False for any other directory.
 
     Exits with code 1 if a check fails.
 
     Raises:
-        BadParameter: a replay was asked for.
+        BadParameter: a replay was requested.
     """
     if not is_search(Path(directory)):
         return False
     if replay:
         raise click.BadParameter("the runs of a search are destroyed", param_hint="--replay")
-    found = verify_search(Path(directory), root=root)
+    verified = verify_search(Path(directory), root=root)
     if as_json:
-        content = {name: value for name, value in vars(found).items() if name != "problems"}
-        print_json({"sound": not found.problems, "problems": list(found.problems), **content})
-    elif found.problems:
-        click.echo("\n".join(f"{directory}: {problem}" for problem in found.problems), err=True)
+        content = {name: value for name, value in vars(verified).items() if name != "problems"}
+        print_json({"sound": not verified.problems, "problems": list(verified.problems), **content})
+    elif verified.problems:
+        click.echo("\n".join(f"{directory}: {problem}" for problem in verified.problems), err=True)
     else:
         click.echo(f"{directory}: sound")
-        click.echo("\n".join(found.statement))
-        click.echo(f"root: {found.root}")
-    for item in found.unchecked:
+        click.echo("\n".join(verified.statement))
+        click.echo(f"root: {verified.root}")
+    for item in verified.unchecked:
         click.echo(f"{directory}: not checked: {item}", err=True)
-    if found.problems:
+    if verified.problems:
         sys.exit(ExitCode.FAILED)
     return True

@@ -1,4 +1,4 @@
-"""Which clients of several runs are the same, and what holds where nobody knows."""
+"""Matching of clients between runs, and the guarantee where the matching is unknown."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,17 +14,17 @@ _MOST_CHOICES = 1000
 
 
 def same_clients(sources: Sequence[Source]) -> bool:
-    """Whether it is known which clients of several runs are the same: by name or by number.
+    """Return whether it is known, by name or number, which clients of several runs are the same.
 
     Args:
-        sources: without repetitions.
+        sources: the sources, without repetitions.
     """
     runs = [source.terms for source in sources if source.terms is not None]
-    return len(runs) < 2 or _have_names(sources) or len({one.assignment for one in runs}) == 1
+    return len(runs) < 2 or _have_names(sources) or len({run.assignment for run in runs}) == 1
 
 
 def aligned(sources: Sequence[Source]) -> list[Source]:
-    """Return sources of which the same clients are known, with equal keys for them."""
+    """Return the sources with equal keys for the same clients, which must be known."""
     several = sum(source.terms is not None for source in sources) > 1
     if not several or not _have_names(sources):
         return list(sources)
@@ -36,15 +36,15 @@ def _have_names(sources: Sequence[Source]) -> bool:
 
 
 def every_choice(sources: Sequence[Source]) -> list[Source]:
-    """Return the sources with a key for every choice of one client of each.
+    """Return the sources with a key for every combination of one client from each source.
 
-    Clients that spend no more than another one of their source are left out.
+    Clients that spend no more than another client of their source are left out.
 
     Args:
-        sources: of which nobody knows the same clients.
+        sources: the sources, whose clients cannot be matched.
 
     Raises:
-        SourceError: the unit is a client, which no other run has, or there are too many choices.
+        SourceError: the unit is a client, or there are too many combinations.
     """
     way_out = (
         "use one seed and secure noise, a partition by a column or files, or --clients FILE where "
@@ -62,20 +62,20 @@ def every_choice(sources: Sequence[Source]) -> list[Source]:
             f"each run, and the clients of {sources[0].name} spent {len(kept[0])} different "
             f"amounts: too many combinations to add up; {way_out}"
         )
-    found = [dict[str, str]() for _ in sources]
+    names = [dict[str, str]() for _ in sources]
     choices = list(product(*kept))
     for number, choice in enumerate(choices, 1):
-        for new, client in zip(found, choice, strict=True):
+        for new, client in zip(names, choice, strict=True):
             new["any" if len(choices) == 1 else f"any ({number})"] = client
-    return [_chosen(source, new) for source, new in zip(sources, found, strict=True)]
+    return [_chosen(source, new) for source, new in zip(sources, names, strict=True)]
 
 
 def _chosen(source: Source, clients: Mapping[str, str]) -> Source:
-    """Return a source with the ledgers of chosen clients.
+    """Return a source reduced to the ledgers of chosen clients.
 
     Args:
         source: the source.
-        clients: client by new key.
+        clients: the chosen client by new key.
     """
 
     def of(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def _chosen(source: Source, clients: Mapping[str, str]) -> Source:
 
 
 def _largest(source: Source) -> list[str]:
-    """Return clients of a source such that each other one spent no more than one of them."""
+    """Return clients of a source such that every other client spent no more than one of them."""
     kept: list[str] = []
     for client in source.ledgers:
         if any(_covers(source, other, client) for other in kept):
@@ -102,30 +102,30 @@ def _largest(source: Source) -> list[str]:
     return kept
 
 
-def _covers(source: Source, one: str, other: str) -> bool:
-    """Whether one client spent at least what another one did, at every δ."""
-    if source.terms is not None and source.terms.deltas[one] != source.terms.deltas[other]:
+def _covers(source: Source, client: str, other: str) -> bool:
+    """Return whether `client` spent at least as much as `other`, at every δ."""
+    if source.terms is not None and source.terms.deltas[client] != source.terms.deltas[other]:
         return False
     views = [source.ledgers, *([source.against_server] if source.against_server else [])]
-    return all(_dominates(view[one], view[other]) for view in views)
+    return all(_dominates(view[client], view[other]) for view in views)
 
 
-def _dominates(one: PrivacyLedger, other: PrivacyLedger) -> bool:
-    """Whether a ledger has the other one's events, each with as much sampling and as little noise.
+def _dominates(ledger: PrivacyLedger, other: PrivacyLedger) -> bool:
+    """Return whether a ledger has the other's events, with no smaller rate and no more noise.
 
     A Poisson-sampled Gaussian loses more with a larger rate, with less noise and with more steps.
     """
-    if one.entries == other.entries:
+    if ledger.entries == other.entries:
         return True
-    pairs = list(zip(one.entries, other.entries, strict=False))
-    return len(one) == len(other) == len(pairs) and all(
+    pairs = list(zip(ledger.entries, other.entries, strict=False))
+    return len(ledger) == len(other) == len(pairs) and all(
         count >= less and _is_larger(event, smaller) for (event, count), (smaller, less) in pairs
     )
 
 
-def _is_larger(one: Event, other: Event) -> bool:
-    if isinstance(one, Gaussian) and isinstance(other, Gaussian):
-        return one.noise_multiplier <= other.noise_multiplier
-    if isinstance(one, PoissonSampled) and isinstance(other, PoissonSampled):
-        return one.sampling_rate >= other.sampling_rate and _is_larger(one.event, other.event)
-    return one == other
+def _is_larger(event: Event, other: Event) -> bool:
+    if isinstance(event, Gaussian) and isinstance(other, Gaussian):
+        return event.noise_multiplier <= other.noise_multiplier
+    if isinstance(event, PoissonSampled) and isinstance(other, PoissonSampled):
+        return event.sampling_rate >= other.sampling_rate and _is_larger(event.event, other.event)
+    return event == other

@@ -26,10 +26,10 @@ class RegistryFacts:
     """What an entry of the registry says about a deployment.
 
     Attributes:
-        name: of the experiment.
-        account: totals of its clients.
-        points: sentences of the privacy statement, by what they are about.
-        releases: how many releases there were, in words.
+        name: name of the experiment.
+        account: privacy totals of the clients.
+        points: sentences of the privacy statement, by topic.
+        releases: the number of releases, in words.
         utility: metrics of the final model, in words.
         is_simulation: whether a run had seeded noise.
     """
@@ -42,16 +42,16 @@ class RegistryFacts:
     is_simulation: bool
 
     def text(self, *points: str) -> str:
-        """Return the sentences of some points of the statement; "" without any."""
+        """Return the statement's sentences on some topics, joined; "" without any."""
         return " ".join(self.points[point] for point in points if point in self.points)
 
 
 def facts_of(account: Totals, sources: Sequence[Source]) -> RegistryFacts:
-    """Return the facts of the last finished run of an account.
+    """Return the facts about the last finished run of the sources.
 
     Args:
-        account: the totals.
-        sources: of the account.
+        account: the privacy totals.
+        sources: the sources of the totals.
 
     Raises:
         SourceError: no source is a finished run, or a client has an infinite ε.
@@ -80,14 +80,16 @@ def facts_of(account: Totals, sources: Sequence[Source]) -> RegistryFacts:
 
 
 def _points(points: Sequence[Mapping[str, Any]], *, of_one_run: bool) -> dict[str, str]:
-    """Return the sentences of each point; those with figures of one run only if it is alone."""
-    found: dict[str, str] = {}
+    """Return the sentences by topic; those with numbers of one run only if there is one run."""
+    sentences: dict[str, str] = {}
     for point in points:
         name = point["point"]
         if name in _OF_ONE_RUN and not of_one_run:
             continue
-        found[name] = f"{found[name]} {point['text']}" if name in found else point["text"]
-    return found
+        sentences[name] = (
+            f"{sentences[name]} {point['text']}" if name in sentences else point["text"]
+        )
+    return sentences
 
 
 _UNITS = {"example": "Example-level", "client": "Client-level"}

@@ -1,4 +1,4 @@
-"""What was spent in one run, or is recorded in one file, also of another tool or the registry.
+"""Sources of totals: the privacy ledgers of a run directory or of a file, also of other tools.
 
 - fedsim: `{"type": "PoissonSampled", "sampling_rate": q, "event": {...}}`.
 - dp-accounting: `{"type": "PoissonSampledDpEvent", "sampling_probability": q, "event": {...}}`,
@@ -40,14 +40,14 @@ from fedsim.runs.files import DamagedRunError
 
 
 class EventError(InputError):
-    """An event that no accountant here knows; the message names it."""
+    """Raised for an event that no accountant here supports; the message names it."""
 
 
 def ledger_of(records: object) -> PrivacyLedger:
-    """Return the ledger of a list of events, or of `{"event": EVENT, "count": n}`, or a mixture.
+    """Return the ledger of a list whose elements are events or `{"event": EVENT, "count": n}`.
 
     Raises:
-        EventError: an element is no event, or has a wrong value; its position is named.
+        EventError: an element is not an event, or has a wrong value; the message has its position.
     """
     if not isinstance(records, list):
         raise EventError(f"a ledger must be a list of events, got {records!r:.80}")
@@ -59,8 +59,8 @@ def ledger_of(records: object) -> PrivacyLedger:
             else:
                 ledger.record(event_of(record))
         except (KeyError, TypeError, ValueError) as error:
-            what = f"key {error} is missing" if isinstance(error, KeyError) else error
-            raise EventError(f"event {place}: {what}") from error
+            problem = f"key {error} is missing" if isinstance(error, KeyError) else error
+            raise EventError(f"event {place}: {problem}") from error
     return ledger
 
 
@@ -71,7 +71,7 @@ def opacus_ledger(history: Any) -> PrivacyLedger:
     the loader shuffled (`poisson_sampling=False`).
 
     Raises:
-        EventError: it is not a list of [noise_multiplier, sample_rate, steps].
+        EventError: `history` is not a list of [noise_multiplier, sample_rate, steps].
     """
     ledger = PrivacyLedger()
     for place, entry in enumerate(history if isinstance(history, list) else [history]):
@@ -90,7 +90,8 @@ def event_of(record: Any) -> Event:
     """Return the event of a JSON object in the notation of fedsim or of dp-accounting.
 
     Raises:
-        ValueError: it is no event; a key that is missing raises KeyError.
+        ValueError: the object is not an event.
+        KeyError: a key is missing.
     """
     name = record.get("type") if isinstance(record, Mapping) else None
     if not isinstance(name, str) or not name.endswith(_SUFFIX):
@@ -132,7 +133,7 @@ _DP_ACCOUNTING: Mapping[str, Callable[[Mapping[str, Any]], Event]] = {
 
 
 def registry_ledger(entry: Mapping[str, Any]) -> PrivacyLedger:
-    """Return the ledger of an entry: one release with the declared guarantee.
+    """Return the ledger of a registry entry: one release with the declared guarantee.
 
     `rho` is a zCDP guarantee; `epsilon` with `delta` (0 if absent) an approximate one. Of an entry
     with both, `rho` counts, from which the other follows. An entry without either is of tier 1 and
@@ -160,31 +161,31 @@ def registry_ledger(entry: Mapping[str, Any]) -> PrivacyLedger:
 
 
 class SourceError(InputError):
-    """A run or a file that no totals can be made of; the message names it."""
+    """Raised if a run or file cannot enter totals; the message names it."""
 
 
 EVERYONE = ""
-"""Key of the ledger of a file that names no client."""
+"""Key of the ledger in a file that names no clients."""
 
 
 @dataclass(frozen=True)
 class SourceTerms:
-    """What the ε of a run of fedsim is about.
+    """The terms under which the ε of a fedsim run holds.
 
     Attributes:
-        name: of the experiment.
-        unit: what one ε protects.
-        adjacency: which data sets are neighbours.
-        observer: the strongest observer that the ledgers hold against.
-        accountant: of the run, at its orders where it has any.
-        deltas: δ by client; None where the run has not ended and has none yet.
-        seed: of all noise; None: noise of the operating system.
-        chains: hashes of the records by client: equal ones are the same charges.
-        releases: a text of what was released in each finished round.
-        charged_rounds: the last round that a client was charged for.
-        assignment: a text that is equal where all clients have the same examples by number.
-        follows_request: whether equal charges mean equal releases: seeded noise of each client's
-            own, which a charge's request digest determines with its examples.
+        name: name of the experiment.
+        unit: the privacy unit that ε protects.
+        adjacency: adjacency of the guarantee.
+        observer: the strongest observer against whom the ledgers hold.
+        accountant: accountant of the run, with its Rényi orders if it has any.
+        deltas: δ by client; None if the run has not ended and has no δ yet.
+        seed: seed of all noise; None for noise from the operating system.
+        chains: hashes of the ledger records by client; equal hashes mean the same charges.
+        releases: a text of the releases in each finished round, to compare runs.
+        charged_rounds: number of the last round that a client was charged for.
+        assignment: a text that is equal for runs whose clients of a number have the same examples.
+        follows_request: whether equal charges imply equal releases, as with each client's seeded
+            noise: a charge's request digest then determines noise and examples.
     """
 
     name: str
@@ -203,14 +204,14 @@ class SourceTerms:
 
 @dataclass(frozen=True)
 class Source:
-    """The ledgers of one run or file.
+    """The privacy ledgers of one run or file.
 
     Attributes:
-        name: the path as it was given.
-        ledgers: by client.
-        names: names of clients, where they have any.
-        terms: of a run of fedsim; None for a file.
-        against_server: in distributed trust, the ledgers against a server.
+        name: path of the run or file as the user gave it.
+        ledgers: ledger by client key.
+        names: name by client key, for clients that have a name.
+        terms: the terms of a fedsim run; None for a file.
+        against_server: under distributed trust, the ledgers against a server; else None.
         is_finished: whether the run has ended.
     """
 
@@ -226,10 +227,10 @@ def read_source(name: str) -> Source:
     """Read a run directory, a ledger, a list of events or an entry of the registry.
 
     Raises:
-        SourceError: there is no such file, or its content is none of these.
-        RunDirectoryError: the directory holds no run.
+        SourceError: the file does not exist, or its content is none of these.
+        RunDirectoryError: the directory contains no run.
         SchemaError: the run has another schema.
-        ExperimentError: `experiment.yaml` is not what a run writes.
+        ExperimentError: `experiment.yaml` is not valid for this version.
         DamagedRunError: a file of a run is damaged, or its ledger lacks records.
         JournalError: a record of the ledger is damaged.
     """
@@ -267,8 +268,8 @@ def _read_run(name: str, directory: RunDirectory) -> Source:
     for client, row in rows.items():
         hashes = [GENESIS, *(charge.hash for charge in histories.get(client, ()))]
         if row["ledger_head"] not in hashes:  # a run that goes on may have more
-            what = f"it lacks the record of client {client} that privacy.json names as its last"
-            raise DamagedRunError.of(directory.ledger, what)
+            damage = f"it lacks the record of client {client} that privacy.json names as its last"
+            raise DamagedRunError.of(directory.ledger, damage)
         ledger = ledgers.setdefault(client, PrivacyLedger())
         if row["epsilon"] is None:  # a condition of the claim failed
             ledger.record(NonPrivate())
@@ -288,9 +289,12 @@ def _read_run(name: str, directory: RunDirectory) -> Source:
         seed=experiment.seed if is_seeded else None,
         chains={c: tuple(charge.hash for charge in charges) for c, charges in histories.items()},
         releases=tuple(
-            json.dumps([one.model, sorted(one.uploads.items())]) for one in files.releases
+            json.dumps([release.model, sorted(release.uploads.items())])
+            for release in files.releases
         ),
-        charged_rounds=max((c.round_number for own in histories.values() for c in own), default=0),
+        charged_rounds=max(
+            (c.round_number for history in histories.values() for c in history), default=0
+        ),
         assignment=_assignment(experiment),
         follows_request=is_seeded and trust == "local",
     )
@@ -307,7 +311,7 @@ def _read_run(name: str, directory: RunDirectory) -> Source:
 
 
 def _assignment(experiment: Experiment) -> str:
-    """Return what decides which examples a client has: a drawn partition follows from the seed."""
+    """Return a text of the settings that decide which examples each client has."""
     data = experiment.data
     is_natural = data.partition.scheme in ("column", "files")
     content = [data.model_dump(mode="json"), None if is_natural else experiment.seed]
@@ -315,9 +319,9 @@ def _assignment(experiment: Experiment) -> str:
 
 
 def _rows(files: RunFiles) -> dict[str, Any]:
-    """Return the clients of `privacy.json`, by number; none before the run has ended."""
-    found = files.optional("privacy.json") or {"clients": []}
-    return {str(row["client"]): row for row in found["clients"]}
+    """Return the clients of `privacy.json` by number; empty before the run has ended."""
+    privacy = files.optional("privacy.json") or {"clients": []}
+    return {str(row["client"]): row for row in privacy["clients"]}
 
 
 def _read_journal(name: str, path: Path) -> Source:
@@ -329,7 +333,7 @@ def _read_journal(name: str, path: Path) -> Source:
 
 
 def _ledgers(content: Any) -> tuple[dict[str, PrivacyLedger], dict[str, str]]:
-    """Return ledgers by client, and the names of clients, of a file's content."""
+    """Return (ledger by client, name by client) from a file's content."""
     if isinstance(content, list):
         return {EVERYONE: ledger_of(content)}, {}
     if isinstance(content, Mapping):
@@ -364,9 +368,9 @@ def _of_clients(clients: Any) -> tuple[dict[str, PrivacyLedger], dict[str, str]]
 
 
 def without_repetitions(sources: Iterable[Source]) -> list[Source]:
-    """Return sources without runs whose releases are those of another one, bit for bit.
+    """Return the sources without runs whose releases repeat those of another run bit for bit.
 
-    A run and its copy, or a run and the interrupted one that it repeats, are one spend.
+    A run and its copy, or a run and the interrupted run that it repeats, are charged once.
     """
     kept: list[Source] = []
     for source in sources:
@@ -382,7 +386,7 @@ def without_repetitions(sources: Iterable[Source]) -> list[Source]:
 
 
 def repeats(one: Source, other: Source) -> bool:
-    """Whether every release of a run is one of another run.
+    """Return whether every release of a run is also a release of another run.
 
     Charges alone do not tell: the examples are in no charge under secure noise or where the draw of
     clients is secret, and a sum holds parts of clients whose charges are elsewhere. So the records
@@ -390,14 +394,14 @@ def repeats(one: Source, other: Source) -> bool:
     equal charges suffice where a release follows from them.
 
     Args:
-        one: the run with the releases in question.
-        other: the run that may have them all.
+        one: the run whose releases are looked up.
+        other: the run that may have all of these releases.
     """
     if one.terms is None or other.terms is None or not one.terms.chains:
         return False
-    own, known = one.terms.releases, other.terms.releases
-    is_recorded = one.terms.charged_rounds <= len(own)
-    if own != known[: len(own)] or not (is_recorded or one.terms.follows_request):
+    releases, known = one.terms.releases, other.terms.releases
+    is_recorded = one.terms.charged_rounds <= len(releases)
+    if releases != known[: len(releases)] or not (is_recorded or one.terms.follows_request):
         return False
     return all(
         other.terms.chains.get(client, ())[: len(chain)] == chain
@@ -406,11 +410,11 @@ def repeats(one: Source, other: Source) -> bool:
 
 
 def renamed(source: Source, clients: Mapping[str, str]) -> Source:
-    """Return a source whose clients have other keys.
+    """Return a source with new client keys.
 
     Args:
         source: the source.
-        clients: new key by old one, of every client.
+        clients: new key by old key, for every client.
     """
 
     def moved(ledgers: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,11 +12,11 @@ _MAX_TABLE_CLIENTS = 25
 
 
 def print_account(account: Totals, console: Console | None = None) -> None:
-    """Print the total of each client, and the largest one as a sentence.
+    """Print the privacy total of each client, and the largest total as a sentence.
 
     Args:
-        account: the totals.
-        console: where to print; None: stdout.
+        account: the totals to print.
+        console: console to print to; None means stdout.
     """
     console = console or Console()
     names = list(account.clients[0].epsilons)
@@ -58,24 +58,24 @@ def _sentences(account: Totals) -> list[str]:
     whose = f", of client {largest.client}" if largest.client else ""
     unit = "" if account.unit is None else f"for each {account.unit}, "
     against = "" if account.observer is None else f"against {OBSERVER_NAMES[account.observer]}, "
-    found = [
+    lines = [
         f"largest ε = {epsilons} at δ = {delta_text(largest.delta)}{whose}",
         f"every ε is {unit}{against}under {account.adjacency} adjacency",
     ]
     if len(account.sources) > 1:
-        found.append(
+        lines.append(
             "an example may be in any client of each run: the partitions are drawn by their seeds"
             if account.is_of_any_client
             else "each total holds if the data of the client are the same in all of these"
         )
-    found += [
+    lines += [
         f"{name} repeats another run bit for bit, and is counted once" for name in account.repeated
     ]
-    found += [
+    lines += [
         f"{name} has not ended; it is counted up to its last record" for name in account.unfinished
     ]
-    return found
+    return lines
 
 
-def _count(n: int, what: str) -> str:
-    return f"{n} {what}" if n == 1 else f"{n} {what}s"
+def _count(n: int, noun: str) -> str:
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"

@@ -1,4 +1,4 @@
-"""Totals of clients over several sources: their ledgers, composed."""
+"""Privacy totals of clients over several sources: the composition of their ledgers."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -25,16 +25,17 @@ from fedsim.tools.totals.sources import (
 
 @dataclass(frozen=True)
 class ClientTotal:
-    """Everything that one client spent in the sources.
+    """The total privacy spend of one client over all sources.
 
     Attributes:
-        client: its number, or its name in a map of clients; "" where the files name no client.
-        name: its name in the data, where it has one.
-        sources: the sources that it spent in.
-        ledger: all of its charges.
+        client: number of the client, or its name in a map of clients; "" if files name no clients.
+        name: name of the client in the data; None without one.
+        sources: names of the sources that charged the client.
+        ledger: all charges of the client.
         delta: δ of every ε.
-        epsilons: by accountant.
-        epsilon_against_server: in distributed trust, by the first accountant; None elsewhere.
+        epsilons: total ε by accountant.
+        epsilon_against_server: under distributed trust, ε against a server by the first
+            accountant; else None.
     """
 
     client: str
@@ -47,11 +48,11 @@ class ClientTotal:
 
     @property
     def epsilon(self) -> float:
-        """ε by the first accountant."""
+        """The total ε by the first accountant."""
         return next(iter(self.epsilons.values()))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the total as JSON values, which `read_source` reads again; null is infinite."""
+        """Return the total as JSON values, which `read_source` can read; an infinite ε is null."""
         return {
             "client": self.client,
             "name": self.name,
@@ -66,18 +67,18 @@ class ClientTotal:
 
 @dataclass(frozen=True)
 class Totals:
-    """Totals of all clients.
+    """The privacy totals of all clients.
 
     Attributes:
-        sources: names of the sources, without those that repeat another one.
+        sources: names of the counted sources, without those that repeat another source.
         repeated: names of sources that repeat another one bit for bit, so that they cost nothing.
         unfinished: names of runs that have not ended; they are counted up to their last record.
-        unit: what one ε protects; None without a run of fedsim.
-        adjacency: which data sets are neighbours.
-        observer: whom every ε is against; None without a run of fedsim.
-        clients: in the order of their numbers.
-        is_of_any_client: whether each total is of one client of each run, whichever: the partitions
-            are drawn by their seeds, and an example may be in any client.
+        unit: the privacy unit that ε protects; None without a fedsim run.
+        adjacency: adjacency of every ε.
+        observer: the observer against whom every ε holds; None without a fedsim run.
+        clients: the totals of clients, in the order of their numbers.
+        is_of_any_client: whether a total is for a combination of any one client of each run, since
+            partitions are drawn with different seeds and an example may be in any client.
     """
 
     sources: tuple[str, ...]
@@ -91,11 +92,11 @@ class Totals:
 
     @property
     def largest(self) -> ClientTotal:
-        """The client with the largest ε."""
+        """The total of the client with the largest ε."""
         return max(self.clients, key=lambda total: total.epsilon)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the account as JSON values."""
+        """Return the totals as JSON values."""
         return {
             "schema": 1,
             "sources": list(self.sources),
@@ -134,9 +135,9 @@ def account_of(
 
     Args:
         sources: runs and files.
-        delta: δ of every ε; None: that of the runs.
-        accountants: names; by default that of the runs, or "pld".
-        adjacency: of the files; None: that of the runs, or "zero_out".
+        delta: δ of every ε; None means the δ of the runs.
+        accountants: accountants; the default is that of the runs, or "pld".
+        adjacency: adjacency of the files; None means that of the runs, or "zero_out".
         clients: for each name the places `SOURCE:CLIENT` of the same client (or `SOURCE` for a file
             that names no client); None: clients of one number are the same.
         independent_noise: whether to take seeded noise of runs with one seed as independent, as
@@ -149,7 +150,7 @@ def account_of(
     if clients is not None:
         sources = _mapped(sources, clients)
     kept = without_repetitions(sources)
-    repeated = [source.name for source in sources if not any(source is one for one in kept)]
+    repeated = [source.name for source in sources if not any(source is counted for counted in kept)]
     unit, chosen, observer, names = _terms(kept, adjacency, accountants)
     if not independent_noise:
         _refuse_common_noise(kept)
@@ -158,7 +159,7 @@ def account_of(
     if clients is None:
         kept = aligned(kept) if known else every_choice(kept)
     keys = sorted({key for source in kept for key in source.ledgers}, key=_by_number)
-    found = tuple(_total(key, kept, delta, names, chosen) for key in keys)
+    totals = tuple(_total(key, kept, delta, names, chosen) for key in keys)
     return Totals(
         tuple(source.name for source in kept),
         tuple(repeated),
@@ -166,7 +167,7 @@ def account_of(
         unit,
         chosen,
         observer,
-        found,
+        totals,
         not known,
     )
 
@@ -178,23 +179,23 @@ def _total(
     accountants: Sequence[AccountantChoice],
     adjacency: Adjacency,
 ) -> ClientTotal:
-    own = [source for source in sources if key in source.ledgers]
-    delta = _delta(key, own) if delta is None else delta
+    counted = [source for source in sources if key in source.ledgers]
+    delta = _delta(key, counted) if delta is None else delta
     total, server = PrivacyLedger(), PrivacyLedger()
-    for source in own:
+    for source in counted:
         total.merge(source.ledgers[key])
         server.merge((source.against_server or {}).get(key, PrivacyLedger()))
-    runs = sum(source.terms is not None for source in own)
-    has_server = bool(own) and all(source.against_server is not None for source in own)
+    runs = sum(source.terms is not None for source in counted)
+    has_server = bool(counted) and all(source.against_server is not None for source in counted)
     who = f"client {key}" if key else "the ledger"
     epsilons = {
-        accountant_name(one): _epsilon(total, delta, one, adjacency, runs, who=who)
-        for one in accountants
+        accountant_name(accountant): _epsilon(total, delta, accountant, adjacency, runs, who=who)
+        for accountant in accountants
     }
     return ClientTotal(
         key,
-        next((source.names[key] for source in own if key in source.names), None),
-        tuple(source.name for source in own),
+        next((source.names[key] for source in counted if key in source.names), None),
+        tuple(source.name for source in counted),
         total,
         delta,
         epsilons,
@@ -211,7 +212,7 @@ def _epsilon(
     *,
     who: str,
 ) -> float:
-    """Return ε of a ledger, with the slack of the sampler once for each run of fedsim.
+    """Return ε of a ledger, with the noise sampler's slack once for each fedsim run.
 
     The slack of a run covers the values that the run may draw. Replacing the noise of one run after
     another by what was drawn adds it each time.
@@ -231,29 +232,29 @@ def _epsilon(
 
 def _delta(key: str, sources: Sequence[Source]) -> float:
     deltas = [source.terms.deltas[key] for source in sources if source.terms is not None]
-    found = {delta for delta in deltas if delta is not None}
-    if len(found) != 1 or None in deltas:
-        given = "no δ" if not found else "several δ: " + ", ".join(f"{d:g}" for d in sorted(found))
+    known = {delta for delta in deltas if delta is not None}
+    if len(known) != 1 or None in deltas:
+        given = "no δ" if not known else "several δ: " + ", ".join(f"{d:g}" for d in sorted(known))
         who = f"client {key}" if key else "the ledger"
         raise SourceError(f"{who} has {given}; pass the δ of the total with --delta")
-    return found.pop()
+    return known.pop()
 
 
 def _terms(
     sources: Sequence[Source], adjacency: Adjacency | None, accountants: Sequence[AccountantChoice]
 ) -> tuple[str | None, Adjacency, Observer | None, Sequence[AccountantChoice]]:
-    """Return unit, adjacency, observer and accountants that all runs share."""
+    """Return (unit, adjacency, observer, accountants) that all runs share."""
     runs = [(source.name, source.terms) for source in sources if source.terms is not None]
     if not runs:
         return None, adjacency or "zero_out", None, accountants or ("pld",)
     first_name, first = runs[0]
     for name, terms in runs[1:]:
-        for what in ("unit", "adjacency", "observer"):
-            one, other = getattr(first, what), getattr(terms, what)
-            if one != other:
+        for key in ("unit", "adjacency", "observer"):
+            value, other = getattr(first, key), getattr(terms, key)
+            if value != other:
                 raise SourceError(
-                    f"{first_name} has {what} {one!r} and {name} {other!r}: an ε of both together "
-                    f"has no meaning; account for the runs of each {what} apart"
+                    f"{first_name} has {key} {value!r} and {name} {other!r}: an ε of both together "
+                    f"has no meaning; account for the runs of each {key} apart"
                 )
     if adjacency not in (None, first.adjacency):
         raise SourceError(
@@ -265,18 +266,20 @@ def _terms(
 
 
 def _refuse_common_noise(sources: Sequence[Source]) -> None:
-    """Refuse different runs with seeded noise of one seed: noise of one cancels that of the other.
+    """Refuse different runs with seeded noise of the same seed, since their noise can cancel.
 
     Noise is keyed by (seed, client, round), so only clients of both runs share it.
     """
-    seeded = [one for one in sources if one.terms is not None and one.terms.seed is not None]
-    for one, other in combinations(seeded, 2):
-        if one.terms is None or other.terms is None or one.terms.seed != other.terms.seed:
+    seeded = [
+        source for source in sources if source.terms is not None and source.terms.seed is not None
+    ]
+    for run, other in combinations(seeded, 2):
+        if run.terms is None or other.terms is None or run.terms.seed != other.terms.seed:
             continue
-        if repeats(one, other) or repeats(other, one):
+        if repeats(run, other) or repeats(other, run):
             continue
         raise SourceError(
-            f"{one.name} and {other.name} have seed {one.terms.seed} and seeded noise, so the "
+            f"{run.name} and {other.name} have seed {run.terms.seed} and seeded noise, so the "
             "noise of one is that of the other, and together they have no ε. Give each run a seed "
             "of its own, or use privacy.noise: secure; --independent-noise accounts for what the "
             "two simulate, with noise of their own"
@@ -301,31 +304,31 @@ def _refuse_same_name(sources: Sequence[Source]) -> None:
 
 
 def _mapped(sources: Sequence[Source], clients: Mapping[str, Sequence[str]]) -> list[Source]:
-    """Return the sources with the keys of a map, which must place every client once."""
+    """Return the sources with client keys from a map, which must contain every client once."""
     places: dict[str, str] = {}
     for client, given in clients.items():
         for place in given:
             if place in places:
                 raise SourceError(f"--clients: {place} is in {places[place]} and in {client}")
             places[place] = client
-    found = list[Source]()
+    matched = list[Source]()
     for source in sources:
-        own = {
+        place_of = {
             key: source.name if key == EVERYONE else f"{source.name}:{key}"
             for key in source.ledgers
         }
-        missing = [place for place in own.values() if place not in places]
+        missing = [place for place in place_of.values() if place not in places]
         if missing:
             raise SourceError(
                 f"--clients: {missing[0]} is in no entry, so its spend would be in no total"
             )
-        keys = {key: places.pop(place) for key, place in own.items()}
+        keys = {key: places.pop(place) for key, place in place_of.items()}
         if len(set(keys.values())) < len(keys):
             raise SourceError(f"--clients: an entry has two clients of {source.name}")
-        found.append(renamed(source, keys))
+        matched.append(renamed(source, keys))
     if places:
         raise SourceError(f"--clients: {next(iter(places))} is no client of any source")
-    return found
+    return matched
 
 
 def _by_number(key: str) -> tuple[float, str]:

@@ -39,7 +39,8 @@ def test_secure_equals_quantized_bit_for_bit(
 
 
 @pytest.mark.parametrize(
-    "weighting", ["uniform", "examples", pytest.param("examples_over_noise", marks=pytest.mark.slow), "capped"]
+    "weighting",
+    ["uniform", "examples", pytest.param("examples_over_noise", marks=pytest.mark.slow), "capped"],
 )
 def test_the_first_round_is_plain_averaging_within_the_printed_bound(
     lab: Any, tmp_path: Path, weighting: str

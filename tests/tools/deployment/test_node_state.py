@@ -75,7 +75,7 @@ def test_what_others_can_open_is_refused(
     ("change", "said"),
     [
         ({"fedsim": "0.1.9"}, "was written by fedsim 0.1.9; .*continue with fedsim 0.1.9 on every"),
-        ({"schema": 2}, r"experiment\.json of fedsim .* has schema 2, and .* reads schema 4"),
+        ({"schema": 2}, r"experiment\.json of fedsim .* has schema 2, and .* reads schema 5"),
     ],
 )
 def test_the_state_of_another_version_or_schema_is_refused(
