@@ -409,7 +409,7 @@ def test_words_that_do_not_follow_from_the_figures_are_found_in_every_key(run: P
 def test_a_run_that_passes_for_one_of_another_schema_is_refused(run: Path) -> None:
     """No number that it may claim spares it a check; tests/runs/test_schema.py has the rest."""
     forger = Forger(run)
-    forger.edit("environment.json", '"schema": 6', '"schema": 3')
+    forger.edit("environment.json", '"schema": 7', '"schema": 3')
     assert "environment.json of fedsim" in refusal(run)
     (run / FILE).unlink()
     assert "has schema 3, and fedsim" in refusal(run)

@@ -70,7 +70,7 @@ class NodeJournal:
         self.append_all([charge])
 
     def append_all(self, charges: Sequence[Charge]) -> None:
-        """Append charges in order to both ledgers, if the policy allows all of them.
+        """Append charges to both ledgers, in their order, if the policy allows all of them.
 
         Raises:
             PolicyRefusalError: the policy forbids a charge.
