@@ -16,7 +16,7 @@ import numpy as np
 from fedsim.accountant.accountants import RdpAccountant
 from fedsim.accountant.checks import Floats
 from fedsim.accountant.events import Adjacency, check_adjacency
-from fedsim.accountant.ledger.journal import FileJournal, total_of
+from fedsim.accountant.ledger.journal import total_of
 from fedsim.accountant.rdp.conversion import epsilon_from_rdp
 from fedsim.accountant.rdp.curves import total_rdp
 from fedsim.accountant.rdp.poisson import DEFAULT_ORDERS
@@ -27,6 +27,7 @@ from fedsim.comparison.settings import SelectSettings
 from fedsim.core.formatting import epsilon_text
 from fedsim.core.metrics import metric_entry
 from fedsim.core.settings import written_name
+from fedsim.runs.directory import RunDirectory, RunFiles
 from fedsim.runs.files import read_yaml_object
 from fedsim.statement.observers import OBSERVER_NAMES
 
@@ -159,18 +160,19 @@ def _spends(paths: Sequence[Path]) -> Iterator[RunSpend]:
             adjacency = check_adjacency(written_name(privacy["adjacency"]))
             yield RunSpend(
                 adjacency,
-                _largest_rdp(path, adjacency),
+                _largest_rdp(RunFiles(RunDirectory(path)), adjacency),
                 unit=privacy["unit"],
                 trust=written_name(privacy["trust"]),
             )
 
 
-def _largest_rdp(path: Path, adjacency: Adjacency) -> Floats:
+def _largest_rdp(files: RunFiles, adjacency: Adjacency) -> Floats:
     """Return the largest RDP of any client at each order, from the run's durable ledger."""
-    journal = FileJournal(path / "ledger.jsonl")
     largest = np.zeros(len(DEFAULT_ORDERS))
-    for client in journal.clients():
-        ledger = total_of(journal.history(client))
+    if not (files.directory.ledger.exists() or files.optional("privacy.json")):
+        return largest  # the run failed before its first charge
+    for charges in files.histories.values():
+        ledger = total_of(charges)
         accountant = ledger.compose_into(RdpAccountant(adjacency=adjacency))
         if math.isinf(accountant.get_epsilon(0.5)):
             return np.full(len(DEFAULT_ORDERS), np.inf)

@@ -13,9 +13,9 @@ from typing import Any, cast
 import numpy as np
 from pydantic import BaseModel, ConfigDict, RootModel
 
-from fedsim.accountant.ledger.journal import FileJournal
+from fedsim.accountant.ledger.journal import Charge, FileJournal
 from fedsim.algorithms.state import ServerState
-from fedsim.core.durable import sync_directory
+from fedsim.core.durable import GENESIS, sync_directory
 from fedsim.experiment import ExperimentError, ExperimentWithClients, load_experiment, read_settings
 from fedsim.runs.client_columns import clients_table
 from fedsim.runs.files import (
@@ -428,6 +428,22 @@ class RunFiles:
         if not self.directory.ledger.is_file():
             raise DamagedRunError.of(self.directory.ledger, "the file is missing")
         return FileJournal(self.directory.ledger)
+
+    @cached_property
+    def histories(self) -> dict[int, Sequence[Charge]]:
+        """The charges of each client in `ledger.jsonl`, for a total of what was spent.
+
+        Raises:
+            DamagedRunError: the file is missing, or lacks the record that `privacy.json` names as
+                the last one of a client. A run that goes on may have more records.
+        """
+        histories = {client: self.journal.history(client) for client in self.journal.clients()}
+        for row in (self.optional("privacy.json") or {"clients": []})["clients"]:
+            hashes = [GENESIS, *(charge.hash for charge in histories.get(row["client"], ()))]
+            if row["ledger_head"] not in hashes:
+                damage = f"the record of client {row['client']} that privacy.json names as its last"
+                raise DamagedRunError.of(self.directory.ledger, f"it lacks {damage}")
+        return histories
 
     @cached_property
     def checkpoint(self) -> RunCheckpoint | None:

@@ -1,5 +1,6 @@
 """What several runs cost together: recomputed by the accountants, and never claimed away."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from fedsim.comparison.settings import SelectSettings
 from fedsim.comparison.statistics import t_interval
 from fedsim.comparison.tuning import Tuning, tuning_cost
 from fedsim.core.durable import GENESIS
+from fedsim.runs.files import SCHEMAS, DamagedRunError
 
 DELTA = 1e-5
 STRONG, WEAK = PoissonSampled(0.1, Gaussian(2.0)), PoissonSampled(0.1, Gaussian(1.0))
@@ -116,6 +118,15 @@ def test_superseded_runs_count(out: Path) -> None:
     write_run(out / "superseded" / "a" / "seed-0-1", (WEAK, 30))
     expected = RdpAccountant().compose(WEAK, 5 * 30).get_epsilon(DELTA)
     assert cost(out, None).everything.epsilon == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_run_whose_ledger_lacks_records_has_no_cost(out: Path) -> None:
+    """What is left of a ledger is not what was spent."""
+    clients = [{"client": 0, "ledger_head": "1" * 64}]
+    content = {"schema": SCHEMAS["privacy.json"], "clients": clients}
+    (out / "runs" / "a" / "seed-0" / "privacy.json").write_text(json.dumps(content))
+    with pytest.raises(DamagedRunError, match="it lacks the record of client 0 that privacy"):
+        cost(out, None)
 
 
 def test_clients_that_are_worst_at_different_orders_are_both_covered(tmp_path: Path) -> None:
