@@ -51,7 +51,7 @@ _GONE = {3, 4, 5, NODE_RESTARTED}
 
 
 @dataclass(frozen=True)
-class Roll:
+class RegisteredNodes:
     """Maps node ids to the numbers of clients and of helpers.
 
     Attributes:
@@ -63,8 +63,8 @@ class Roll:
     helpers: Mapping[int, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, nodes: Mapping[int, NodeIdentity]) -> "Roll":
-        """Return the roll of registered nodes, given the identity of each node by node id."""
+    def of(cls, nodes: Mapping[int, NodeIdentity]) -> "RegisteredNodes":
+        """Return the registered nodes, given the identity of each node by node id."""
 
         def numbers(role: str) -> dict[int, int]:
             return {
@@ -74,12 +74,9 @@ class Roll:
         return cls(numbers("client"), numbers("helper"))
 
 
-def call_roll(grid: Grid, num_clients: int, *, patience: float) -> Mapping[int, int]:
-    """Wait for all clients and return the client number of each node by node id (`whole_roll`)."""
-    return whole_roll(grid, num_clients, 0, patience=patience).clients
-
-
-def whole_roll(grid: Grid, num_clients: int, num_helpers: int, *, patience: float) -> Roll:
+def register_nodes(
+    grid: Grid, num_clients: int, num_helpers: int, *, patience: float
+) -> RegisteredNodes:
     """Wait until all clients and helpers have registered, and return the role of each node.
 
     Flower's simulation starts the server before its nodes exist. A round with the nodes of that
@@ -102,7 +99,7 @@ def whole_roll(grid: Grid, num_clients: int, num_helpers: int, *, patience: floa
     expected = num_clients + num_helpers
     known = grid.numbered_nodes() if isinstance(grid, NumberedGrid) else None
     if known is not None and len(known) == expected:
-        return Roll(
+        return RegisteredNodes(
             {node: client for client, node in enumerate(known[:num_clients])},
             {node: helper for helper, node in enumerate(known[num_clients:], start=1)},
         )
@@ -119,10 +116,10 @@ def whole_roll(grid: Grid, num_clients: int, num_helpers: int, *, patience: floa
             if time.monotonic() > deadline:
                 break
             time.sleep(0.5)
-    roll = Roll.of(there)
-    _check_all("client", roll.clients, range(num_clients))
-    _check_all("helper", roll.helpers, range(1, num_helpers + 1))
-    return roll
+    registered = RegisteredNodes.of(there)
+    _check_all("client", registered.clients, range(num_clients))
+    _check_all("helper", registered.helpers, range(1, num_helpers + 1))
+    return registered
 
 
 def _is_gone(answer: Message | ClientError) -> bool:

@@ -21,7 +21,7 @@ from fedsim.federation.federation import Federation
 from fedsim.federation.nodes import client_app
 from fedsim.protocol.flower_internals import server_identity
 from fedsim.server.aggregation.aggregator import PlainAggregator
-from fedsim.server.app import call_roll, run_round
+from fedsim.server.app import register_nodes, run_round
 from fedsim.server.client_ledgers import ClientLedgers
 from fedsim.server.round_parts import Charges
 from fedsim.server.train_round import RoundSetup
@@ -139,7 +139,7 @@ class _Server:
         self._setup = RoundSetup(
             federation.algorithm,
             federation.plan.participation,
-            call_roll(grid, federation.num_clients, patience=60.0),
+            register_nodes(grid, federation.num_clients, 0, patience=60.0).clients,
             PlainAggregator(federation.plan.weights),
             evaluate=lambda _: {},
             weights=federation.plan.weights,

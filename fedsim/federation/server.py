@@ -13,7 +13,7 @@ from fedsim.protocol.noisy_sums import BoundRule
 from fedsim.protocol.upload_tags import UploadTags
 from fedsim.server.aggregation.aggregator import Aggregator, PlainAggregator
 from fedsim.server.aggregation.noisy_sum import IntegerSum, NoisySum, ServerNoise
-from fedsim.server.app import Roll, make_server_app, whole_roll
+from fedsim.server.app import RegisteredNodes, make_server_app, register_nodes
 from fedsim.server.client_ledgers import ClientLedgers
 from fedsim.server.evaluation import ClientEvaluation
 from fedsim.server.round_parts import (
@@ -62,12 +62,12 @@ def server_app(
 
     def prepare(grid: Grid) -> RoundSetup:
         helpers = federation.num_nodes - federation.num_clients
-        roll = whole_roll(grid, federation.num_clients, helpers, patience=patience)
+        registered = register_nodes(grid, federation.num_clients, helpers, patience=patience)
         return RoundSetup(
             federation.algorithm,
             federation.plan.participation,
-            roll.clients,
-            _aggregator(federation, roll, opened_sums),
+            registered.clients,
+            _aggregator(federation, registered, opened_sums),
             federation.test_metrics,
             weights=federation.plan.weights,
             steps=federation.plan.steps,
@@ -81,7 +81,9 @@ def server_app(
     return make_server_app(settings, prepare, start=start, on_round=on_round, on_stop=on_stop)
 
 
-def _aggregator(federation: Federation, roll: Roll, opened_sums: OpenedSums) -> Aggregator[Any]:
+def _aggregator(
+    federation: Federation, registered: RegisteredNodes, opened_sums: OpenedSums
+) -> Aggregator[Any]:
     """Return the aggregator: secure or in clear, of models or of integers."""
     experiment, weights, sums = federation.experiment, federation.plan.weights, federation.plan.sums
     aggregator: Aggregator[Any]
@@ -91,7 +93,7 @@ def _aggregator(federation: Federation, roll: Roll, opened_sums: OpenedSums) -> 
         aggregator = SecureAggregator(
             settings=federation.secure.settings,
             codec=federation.secure.codec,
-            roll=roll,
+            registered=registered,
             opened_sums=opened_sums,
             weights=weights,
             plan=federation.plan.digest,

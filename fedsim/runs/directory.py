@@ -430,7 +430,7 @@ class RunFiles:
         return FileJournal(self.directory.ledger)
 
     @cached_property
-    def histories(self) -> dict[int, Sequence[Charge]]:
+    def histories(self) -> Mapping[int, Sequence[Charge]]:
         """The charges of each client in `ledger.jsonl`, for a total of what was spent.
 
         Raises:

@@ -24,7 +24,7 @@ from fedsim.server.aggregation.aggregator import (
     RoundAbortedError,
 )
 from fedsim.server.aggregation.weights import ClientWeights
-from fedsim.server.app import Roll
+from fedsim.server.app import RegisteredNodes
 from fedsim.server.secure.leader import Leader
 from fedsim.server.secure.masked_sum import MaskedSum
 from fedsim.server.secure.opened_sums import OpenedSums
@@ -50,7 +50,7 @@ class SecureAggregator(Aggregator[SealedReply]):
     Args:
         settings: the settings of secure aggregation.
         codec: the encoder of updates as ring elements.
-        roll: the nodes of all clients and helpers.
+        registered: the nodes of all clients and helpers.
         opened_sums: the record of opened sums, also of earlier processes.
         weights: the weights of all clients; a sum with other weights is refused.
         plan: the digest of the privacy plan; "" without privacy.
@@ -63,7 +63,7 @@ class SecureAggregator(Aggregator[SealedReply]):
         *,
         settings: SecureAggregationSettings,
         codec: PayloadCodec,
-        roll: Roll,
+        registered: RegisteredNodes,
         opened_sums: OpenedSums,
         weights: ClientWeights,
         plan: str = "",
@@ -74,8 +74,8 @@ class SecureAggregator(Aggregator[SealedReply]):
         self._settings, self._codec = settings, codec
         protocol = settings.protocol
         self._combine = protocol if isinstance(protocol, AdditiveSettings) else _NO_HELPERS
-        self._clients = {client: node for node, client in roll.clients.items()}
-        self._helpers = {helper: node for node, helper in roll.helpers.items()}
+        self._clients = {client: node for node, client in registered.clients.items()}
+        self._helpers = {helper: node for node, helper in registered.helpers.items()}
         self._opened_sums, self._weights, self._plan = opened_sums, weights, plan
         self._round_number = 0
         self._run_id = os.urandom(NONCE_BYTES).hex()

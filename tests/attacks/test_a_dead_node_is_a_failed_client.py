@@ -1,7 +1,7 @@
 """A node that dies, answers twice or is not known fails alone; the run and its other clients go on.
 
 Flower's SuperLink answers in its own name for a node that died (`kill -9`), so the source of that
-reply is no node of the roll. Each loop over replies gets such a reply, a second reply, none, and
+reply is no registered node. Each loop over replies gets such a reply, a second reply, none, and
 the reply of a stranger.
 """
 

@@ -54,7 +54,7 @@ from fedsim.secagg.settings import EncodingSettings, LastingKeySettings
 from fedsim.secagg.shamir import PRIME
 from fedsim.secagg.wire import from_record, to_record
 from fedsim.server.aggregation.weights import ClientWeights
-from fedsim.server.app import Roll
+from fedsim.server.app import RegisteredNodes
 from fedsim.server.secure.aggregator import SecureAggregator
 from fedsim.server.secure.helper import Helper
 from fedsim.server.secure.masked_sum import MaskedSum
@@ -619,7 +619,7 @@ def taken_keys(scene: Any, reply: HelloReply) -> Mapping[int, HelloReply]:
     server = SecureAggregator(
         settings=scene.settings,
         codec=scene.codec,
-        roll=Roll({}, {1: 1}),
+        registered=RegisteredNodes({}, {1: 1}),
         opened_sums=NO_OPENED_SUMS,
         weights=ClientWeights("examples", tuple(scene.weights.values())),
     )

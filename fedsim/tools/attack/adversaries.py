@@ -72,7 +72,7 @@ def adversaries_of(federation: Federation, client: int) -> list[Adversary]:
         ValueError: the federation has no privacy.
     """
     if federation.plan.clients is None:
-        raise ValueError("an observer needs plans")
+        raise ValueError("an adversary needs plans")
     plans = federation.plan.clients
     plan, step_length = plans[client], step_length_of(federation, client)
     claimed = _epsilon(federation, plan, against_server=False)

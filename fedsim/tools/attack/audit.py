@@ -1,10 +1,10 @@
 """Privacy audit of an experiment: canaries attack the mechanism of each client.
 
-The audit uses the experiment's data, model, loss, plans and random streams. The attacker is an
-observer of the client (`observers`): it knows everything except whether an example was in the
-batch, and the noise of honest parties. A violation shows a bug, up to the confidence: a lower bound
-of ε above the claim, less noise than charged, or repeated noise. An audit without violations is
-evidence, not proof. docs/howto/attack.md has the limits.
+The audit uses the experiment's data, model, loss, plans and random streams. An adversary
+(`adversaries`) knows everything except whether an example was in the batch, and the noise of honest
+parties. A violation shows a bug, up to the confidence: a lower bound of ε above the claim, less
+noise than charged, or repeated noise. An audit without violations is evidence, not proof.
+docs/howto/attack.md has the limits.
 """
 
 from collections.abc import Callable
@@ -92,15 +92,15 @@ def _audit(
         )
     federation = assemble(loaded, ledger=None, phases=phases)
     chosen = _choose_clients(federation, clients)
-    num_views = sum(len(observers) for _, observers in chosen)
+    num_views = sum(len(adversaries) for _, adversaries in chosen)
     interval_ends = NUM_INTERVAL_ENDS * num_views + 2 * (len(chosen) - 1)
     miss = (1.0 - confidence) / interval_ends
     audited: list[ClientAudit] = []
     with one_thread():
-        for done, (client, observers) in enumerate(chosen, start=1):
+        for done, (client, adversaries) in enumerate(chosen, start=1):
             phases.begin(f"auditing client {client}, {done} of {len(chosen)}")
-            for observer in observers:
-                audited.append(_audit_client(federation, client, observer, steps=steps, miss=miss))
+            for adversary in adversaries:
+                audited.append(_audit_client(federation, client, adversary, steps=steps, miss=miss))
             phases.end()  # the caller may print
             on_client(done, len(chosen))
     phases.begin("comparing with the claims")
@@ -142,7 +142,7 @@ def _choose_clients(federation: Federation, most: int) -> list[tuple[int, list[A
 
 
 def _audit_client(
-    federation: Federation, client: int, observer: Adversary, *, steps: int, miss: float
+    federation: Federation, client: int, adversary: Adversary, *, steps: int, miss: float
 ) -> ClientAudit:
     experiment, plans, terms = (
         federation.experiment,
@@ -153,7 +153,7 @@ def _audit_client(
         raise ValueError("an audit needs plans")
     plan, size = plans[client], federation.data.clients.size(client)
     if plan.release.protects_client:
-        return _audit_updates(federation, client, observer, steps=steps, miss=miss)
+        return _audit_updates(federation, client, adversary, steps=steps, miss=miss)
     release = plan.release_as(DpSgdMechanism)
     has_canary = _choose_canaries(experiment.seed, client, size)
     gradients, targets = _canary_gradients(
@@ -165,7 +165,7 @@ def _audit_client(
         groups=num_groups(release),
     )
     step = with_canaries(release, gradients.parameters)
-    view = observer.view
+    view = adversary.view
     seen = observe(
         gradients,
         targets,
@@ -189,9 +189,9 @@ def _audit_client(
         ),
     )
     claim = Claim(
-        epsilon=observer.epsilon,
+        epsilon=adversary.epsilon,
         delta=plan.delta,
-        noise=observer.noise_factor * charged_noise(step, gradients),
+        noise=adversary.noise_factor * charged_noise(step, gradients),
         sampling=step.sampling,
         steps=plan.steps_to_take,
         accountant=experiment.privacy.accounting,
@@ -199,21 +199,21 @@ def _audit_client(
         is_fixed=step.clipping.adapted_clip_norm is None,
     )
     findings = measure_leakage(seen, claim, round_steps=plan.round_steps, miss=miss)
-    return ClientAudit(client, size, claim, findings, against=observer.against)
+    return ClientAudit(client, size, claim, findings, against=adversary.against)
 
 
 def _audit_updates(
-    federation: Federation, client: int, observer: Adversary, *, steps: int, miss: float
+    federation: Federation, client: int, adversary: Adversary, *, steps: int, miss: float
 ) -> ClientAudit:
     """Audit a client that releases whole updates: all of its data together are one canary."""
     experiment, plan = federation.experiment, (federation.plan.clients or ())[client]
     if experiment.privacy is None:
         raise ValueError("an audit needs plans")
-    rounds = UpdateRounds(federation, client, observer.view)
+    rounds = UpdateRounds(federation, client, adversary.view)
     claim = Claim(
-        epsilon=observer.epsilon,
+        epsilon=adversary.epsilon,
         delta=plan.delta,
-        noise=observer.noise_factor * rounds.update.charged_multipliers[0],
+        noise=adversary.noise_factor * rounds.update.charged_multipliers[0],
         sampling=PoissonSampling(plan.release.sampling_rate),
         steps=plan.steps_to_take,
         accountant=experiment.privacy.accounting,
@@ -222,7 +222,7 @@ def _audit_updates(
     )
     findings = measure_leakage(rounds.observe(steps), claim, round_steps=1, miss=miss)
     size = federation.data.clients.size(client)
-    return ClientAudit(client, size, claim, findings, against=observer.against)
+    return ClientAudit(client, size, claim, findings, against=adversary.against)
 
 
 def _choose_canaries(seed: int, client: int, size: int) -> NDArray[np.bool_]:
