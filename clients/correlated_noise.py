@@ -80,6 +80,11 @@ class NoiseCorrelation:
         """L2 norm ‖c‖ of the coefficients: how far an example of norm 1 in one batch moves C x."""
         return math.hypot(*self.coefficients)
 
+    @cached_property
+    def noise_growth(self) -> float:
+        """Largest ratio of the standard deviation of a step's noise to that of fresh noise."""
+        return float(np.linalg.norm(inverse_coefficients(self.coefficients, self.planned_steps)))
+
     def charges(self, cycle: Charges, first_step: int, steps: int) -> Charges:
         """Return the charges of some steps: the whole plan with step 0, and no charge later.
 

@@ -185,6 +185,7 @@ class ViewSettings(Settings):
 DEFAULT_VIEWS = (ViewSettings(shift=1),)
 
 
+_LARGEST_ADAM_STEP = 7.3  # in learning rates
 _ROUNDING = 1e-9  # largest relative rounding error of a whole number of steps
 
 
@@ -196,6 +197,20 @@ class SgdSettings(Settings):
     momentum: float = Field(default=0.0, ge=0, lt=1, description="momentum factor")
     weight_decay: float = Field(default=0.0, ge=0, description="L2 penalty")
 
+    def largest_change(self, largest_gradient: float, steps: int) -> float | None:
+        """Return a bound on how far the steps of a round move each parameter.
+
+        Args:
+            largest_gradient: upper bound of each value of each step's gradient.
+            steps: number of steps.
+
+        Returns:
+            The bound, or None with weight decay, which depends on the parameter's own size.
+        """
+        if self.weight_decay:
+            return None
+        return steps * self.lr * largest_gradient / (1.0 - self.momentum)
+
 
 class AdamSettings(Settings):
     """Settings of Adam, or of AdamW with decoupled weight decay."""
@@ -203,6 +218,21 @@ class AdamSettings(Settings):
     name: Literal["adam", "adamw"] = Field(description="the optimizer")
     lr: float = Field(gt=0, description="learning rate")
     weight_decay: float = Field(default=0.0, ge=0, description="L2 penalty")
+
+    def largest_change(self, largest_gradient: float, steps: int) -> float | None:
+        """Return a bound on how far the steps of a round move each parameter.
+
+        By Cauchy and Schwarz, |m| / √v is at most (1 − β₁) / √((1 − β₂)(1 − β₁² / β₂)) = 7.27 for
+        any gradients, and the correction of the moments only lowers it.
+
+        Args:
+            largest_gradient: unused, as Adam divides by the size of the gradients.
+            steps: number of steps.
+
+        Returns:
+            The bound, or None with weight decay, which depends on the parameter's own size.
+        """
+        return None if self.weight_decay else steps * self.lr * _LARGEST_ADAM_STEP
 
 
 OptimizerSettings = Annotated[SgdSettings | AdamSettings, Field(discriminator="name")]

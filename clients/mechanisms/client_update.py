@@ -18,8 +18,9 @@ from torch import Tensor
 from fedsim.accountant import Event, Gaussian, JointGaussian, PoissonSampled
 from fedsim.accountant.groups import adaptive_clip_noise_multiplier, group_noise_multiplier
 from fedsim.clients.gradients.parameters import FlatParameters
+from fedsim.clients.local_settings import OptimizerSettings
 from fedsim.clients.mechanisms.contract import ReleasedUpdates, SummedMechanism, UpdateRelease
-from fedsim.clients.mechanisms.noise_range import NoiseRangeError, check_deviations
+from fedsim.clients.mechanisms.noise_range import NoiseRangeError, check_deviations, normal_tail
 from fedsim.clients.mechanisms.plan import Draft, PlanRequest, PrivacyPlanError, check_draws
 from fedsim.clients.sampling.sampling import Charges
 from fedsim.noise.grid import DEVIATION, SATURATION, effective_multiplier
@@ -192,6 +193,14 @@ class UpdateMechanism(UpdateRelease, SummedMechanism):
     ) -> float | None:
         """Return the expected squared L2 norm of a round's noise."""
         return parameters.size * (self.update_noise * self.max_update_norm) ** 2
+
+    def largest_update(
+        self, optimizer: OptimizerSettings, round_steps: int, *, chance: float
+    ) -> float | None:
+        """Return a bound on each value of a client's update, or None under adaptive clipping."""
+        if self.count_noise is not None:
+            return None
+        return self.max_update_norm * (1.0 + normal_tail(chance) * self.update_noise)
 
     def with_share(self, own: float, honest: int) -> Self:
         """Return the mechanism with one client's share of the noise in a sum.

@@ -17,6 +17,7 @@ from torch import Tensor
 from fedsim.accountant import Event, Gaussian, JointGaussian
 from fedsim.clients.correlated_noise import NoiseCorrelation
 from fedsim.clients.gradients.parameters import FlatParameters
+from fedsim.clients.local_settings import OptimizerSettings
 from fedsim.clients.sampling.sampling import Charges, PoissonSampling, Sampling
 from fedsim.noise.grid import nominal_multiplier
 from fedsim.noise.sources import NoiseSource
@@ -199,6 +200,19 @@ class Mechanism(ABC):
             parameters: the model's trained parameters.
             lr: learning rate of plain SGD; None for an optimizer with a state.
             round_steps: number of releases in a round.
+        """
+        return None
+
+    def largest_update(
+        self, optimizer: OptimizerSettings, round_steps: int, *, chance: float
+    ) -> float | None:
+        """Return a bound on each value of a client's update in a round, or None if none is known.
+
+        Args:
+            optimizer: the optimizer of local steps, with the largest learning rate of the run.
+            round_steps: number of releases in a round.
+            chance: largest probability with which one draw of noise, or of a batch, may break the
+                bound.
         """
         return None
 

@@ -5,6 +5,7 @@ A model trained with noise that underflows to 0, or overflows, is useless.
 """
 
 from collections.abc import Iterable
+from statistics import NormalDist
 
 import torch
 
@@ -38,6 +39,15 @@ def check_deviations(
                 f"{what} is {deviation:.3g}; {str(dtype).removeprefix('torch.')} keeps the "
                 f"normal distribution from {low:.2g} to {high:.2g} only"
             )
+
+
+def normal_tail(chance: float) -> float:
+    """Return the number of standard deviations that |N(0, 1)| exceeds with a given probability.
+
+    Args:
+        chance: the probability, between 0 and 1.
+    """
+    return -NormalDist().inv_cdf(chance / 2.0)
 
 
 _HEADROOM = 2.0**20

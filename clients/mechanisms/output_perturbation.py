@@ -19,10 +19,11 @@ from torch import Tensor
 
 from fedsim.accountant import Event, Gaussian
 from fedsim.clients.gradients.parameters import FlatParameters
+from fedsim.clients.local_settings import OptimizerSettings
 from fedsim.clients.mechanisms.bounded_examples import BoundedExamples, bounded_rows
 from fedsim.clients.mechanisms.contract import ModelRelease
 from fedsim.clients.mechanisms.dp_sgd.draft import whole_round_steps
-from fedsim.clients.mechanisms.noise_range import NoiseRangeError, check_deviations
+from fedsim.clients.mechanisms.noise_range import NoiseRangeError, check_deviations, normal_tail
 from fedsim.clients.mechanisms.plan import Draft, PlanRequest, check_draws, draft_of_bounded
 from fedsim.clients.sampling.sampling import Charges
 from fedsim.noise.grid import DEVIATION, SATURATION, effective_multiplier
@@ -264,6 +265,17 @@ class OutputMechanism(ModelRelease):
     ) -> float | None:
         """Return the expected squared L2 norm of a round's noise, or None if it is unknown."""
         return None if self.descent is None else parameters.size * self.deviation**2
+
+    def largest_update(
+        self, optimizer: OptimizerSettings, round_steps: int, *, chance: float
+    ) -> float | None:
+        """Return a bound on each value of a client's update, or None if the training is unknown.
+
+        The client starts from a mean of such releases, which its training projects into the ball.
+        """
+        if self.descent is None:
+            return None
+        return 3.0 * self.descent.radius + 2.0 * normal_tail(chance) * self.deviation
 
     def for_training(self, descent: Descent, dtype: torch.dtype) -> Self:
         """Return the mechanism with the noise for the sensitivity of a client's training.

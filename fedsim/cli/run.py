@@ -1,6 +1,7 @@
 """The command `run`."""
 
 from pathlib import Path
+from time import monotonic
 
 import click
 
@@ -38,6 +39,7 @@ def run_command(
 
     KEY.PATH=VALUE replaces a key of the file: fedsim run exp.yaml federation.rounds=5 privacy=off
     """
+    began = monotonic()
     with quick_imports():
         from fedsim.profiling import profile_to
         from fedsim.report.progress import ProgressCallback
@@ -69,7 +71,7 @@ def run_command(
         summary = directory.read_json("summary.json")
         print_json({**summary, "path": str(result.path), "root": root_of(directory)})
     else:
-        print_result(RunDirectory(result.path))
+        print_result(RunDirectory(result.path), waited=monotonic() - began)
     if result.status == "interrupted":
         go_on = resume_command(file, overrides, result.path)
         fail(f"{result.reason}; to go on: {go_on}", ExitCode.INTERRUPTED)

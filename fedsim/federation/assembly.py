@@ -116,15 +116,7 @@ def _assemble(
         from fedsim.federation.secure_setup import check_train_metrics, secure_channel
 
         upload = upload_base(model_arrays(parts.shared_model.model))
-        secure = secure_channel(
-            experiment,
-            settings,
-            upload,
-            plan.weights,
-            plan.sums,
-            base=base,
-            plan=plan.digest,
-        )
+        secure = secure_channel(experiment, settings, upload, plan, base=base)
         public = public_examples(data, NUM_CHECK_EXAMPLES)
         check_train_metrics(settings.metrics, model, loss, task, public)
     federation = Federation(

@@ -9,6 +9,7 @@ allows.
 import csv
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 from pydantic import ValidationError
 
 import fedsim
+from fedsim.algorithms.algorithm import Algorithm
 from fedsim.clients.client_settings import ClientPrivacySettings, OwnPrivacySettings, is_client
 from fedsim.clients.gradients.parameters import FlatParameters
 from fedsim.clients.mechanisms.client_privacy import ClientPrivacy, Table
@@ -119,6 +121,39 @@ def client_weights(
     )
 
 
+def largest_update(
+    experiment: Experiment, plans: Sequence[PrivacyPlan], parameters: int, algorithm: Algorithm
+) -> float | None:
+    """Return a bound on each value of all planned updates, or None if none is known.
+
+    Guarantee: no update of the whole run exceeds the bound, but with a probability of 10⁻⁹. The
+    bound is a function of public numbers. It is a power of two, so that all parties compute the
+    same one, and at least 1, since a smaller one leaves no more bits for an encoded update.
+
+    Args:
+        experiment: the settings.
+        plans: the privacy plan of each client.
+        parameters: the number of values that a client uploads.
+        algorithm: the federated algorithm; one that changes local steps has no known bound.
+    """
+    secure = experiment.secure_aggregation
+    uploads_models = secure is not None and secure.encoding.payload == "parameters"
+    if uploads_models or algorithm.client() is not None:
+        return None
+    rounds, local = range(1, experiment.federation.rounds + 1), experiment.local
+    rate = max(map(local.learning_rate, rounds))
+    optimizer = local.optimizer.model_copy(update={"lr": rate})
+    draws = (parameters + 1) * sum(plan.planned_steps for plan in plans)
+    bounds = [
+        plan.release.largest_update(optimizer, plan.round_steps, chance=_CHANCE / max(draws, 1))
+        for plan in plans
+    ]
+    known = [bound for bound in bounds if bound is not None and math.isfinite(bound)]
+    if len(known) < len(bounds):
+        return None
+    return 2.0 ** math.ceil(math.log2(max(1.0, *known) * _ROUNDED_UP))
+
+
 def ignored_weighting(experiment: Experiment, weights: ClientWeights) -> str | None:
     """Return a warning if the strategy ignores `federation.weighting`, else None.
 
@@ -144,6 +179,8 @@ def _noise(plan: PrivacyPlan) -> float:
     return plan.release.noise_multiplier / plan.release.sampling_rate
 
 
+_CHANCE = 1e-9  # that any update of a run is above the bound of `largest_update`
+_ROUNDED_UP = 1.001  # more than float32 adds to an update by rounding
 _SECTIONS = ("federation", "local", "privacy")
 
 
@@ -152,6 +189,7 @@ def plan_digest(
     plans: Sequence[PrivacyPlan] | None,
     weights: ClientWeights,
     sums: SumPlan | None = None,
+    largest: float | None = None,
 ) -> str:
     """Return the SHA-256 of the privacy plan in hex; "" without privacy.
 
@@ -165,6 +203,7 @@ def plan_digest(
         plans: the privacy plan of each client; None without privacy.
         weights: the weights of all clients.
         sums: the plan of noisy sums; None where clients send models or their changes.
+        largest: the bound on all updates of `value_bound: auto`; None where none is known.
     """
     if plans is None:
         return ""
@@ -174,6 +213,7 @@ def plan_digest(
         **experiment.model_dump(mode="json", include=set(_SECTIONS)),
         "secure_aggregation": None if secure is None else secure.plan(),
         "weights": list(weights.values),
+        "largest_update": largest,
         "sums": None if sums is None else [_text(sums.unit), sums.server_noise, sums.divisor],
         "clients": [*map_shared(_facts, plans)],
     }

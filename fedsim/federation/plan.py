@@ -16,6 +16,7 @@ from fedsim.federation.aggregate_noise import share_noise
 from fedsim.federation.client_plans import (
     client_plans,
     client_weights,
+    largest_update,
     plan_digest,
     read_client_tables,
 )
@@ -37,6 +38,8 @@ class FederationPlan:
         clients: the privacy plan of each client; None without privacy.
         weights: the weights of all clients' updates.
         sums: the plan of noisy sums; None with local trust.
+        largest_update: a bound on each value of the updates that secure aggregation encodes; None
+            if none is known.
         digest: the digest of all public facts that fix the clients' releases; "" without privacy.
     """
 
@@ -45,6 +48,7 @@ class FederationPlan:
     clients: tuple[PrivacyPlan, ...] | None
     weights: ClientWeights
     sums: SumPlan | None = None
+    largest_update: float | None = None
     digest: str = ""
 
     @property
@@ -102,19 +106,21 @@ def plan_of(
     Raises:
         ValueError: no noise meets the settings; the message names the setting and the fix.
     """
-    plans, sizes = None, data.clients.sizes
+    plans, largest, sizes = None, None, data.clients.sizes
     if client_privacy is not None:
         parameters = release_parameters(experiment, parts.gradients, parts.shared_model)
         problem = problem_of(experiment, parts.shared_model.model, data, algorithm)
         plans = client_plans(experiment, client_privacy, sizes, steps, parameters, problem)
+        if experiment.secure_aggregation is not None:
+            largest = largest_update(experiment, plans, parameters.size, algorithm)
     weights = client_weights(experiment, sizes, plans, takes_weights=algorithm.takes_weights)
     sums, privacy = None, experiment.privacy
     if privacy is not None and privacy.trust.name != "local" and client_privacy and plans:
         shapes = parts.shared_model.trained_shapes
         plans, sums = share_noise(experiment, client_privacy, plans, weights, shapes)
         sums = _with_public_divisor(sums, steps.participation, weights)
-    digest = plan_digest(experiment, plans, weights, sums)
-    return FederationPlan(steps, client_privacy, plans, weights, sums, digest)
+    digest = plan_digest(experiment, plans, weights, sums, largest)
+    return FederationPlan(steps, client_privacy, plans, weights, sums, largest, digest)
 
 
 def _with_public_divisor(

@@ -22,6 +22,7 @@ from fedsim.core.errors import InputError
 from fedsim.data import Examples
 from fedsim.experiment import ExperimentWithClients
 from fedsim.federation.client_tensors import PREFIX
+from fedsim.federation.plan import FederationPlan
 from fedsim.federation.schedule import participation_of
 from fedsim.models.catalog import TRAIN_METRICS
 from fedsim.models.losses import PerExampleLoss
@@ -34,8 +35,7 @@ from fedsim.secagg.hpke import HpkeMissingError, check_hpke
 from fedsim.secagg.identity import IdentityKey
 from fedsim.secagg.metrics import MetricGrids
 from fedsim.secagg.payload import PayloadCodec, TensorLayout
-from fedsim.secagg.settings import SecureAggregationSettings
-from fedsim.server.aggregation.weights import ClientWeights
+from fedsim.secagg.settings import EncodingSettings, SecureAggregationSettings
 
 HELPER_KEY = "helper-key"  # keys of a SuperNode's --node-config
 CLIENT_KEY = "client-key"
@@ -156,11 +156,9 @@ def secure_channel(
     experiment: ExperimentWithClients,
     settings: SecureAggregationSettings,
     upload: ArrayRecord,
-    weights: ClientWeights,
-    sums: SumPlan | None = None,
+    plan: FederationPlan,
     *,
     base: Path,
-    plan: str,
 ) -> SecureChannel:
     """Return the channel of secure uploads: settings, encoding, weights and keys.
 
@@ -168,14 +166,13 @@ def secure_channel(
         experiment: the experiment.
         settings: the `secure_aggregation` section of the experiment.
         upload: arrays with the names, shapes and dtypes of an upload.
-        weights: the weights of all clients.
-        sums: the plan of noisy sums; None where clients send models or their changes.
+        plan: the plan of the federation.
         base: the directory in which the experiment's relative paths start.
-        plan: the digest of the privacy plan; "" without privacy.
 
     Raises:
         SecureSetupError: the sum does not fit into the ring, a client weighs more than
-            `max_weight`, or the installed `cryptography` is too old.
+            `max_weight`, planned updates may be above `value_bound`, or the installed
+            `cryptography` is too old.
     """
     if settings.protocol.name != "quantized":
         try:
@@ -184,13 +181,20 @@ def secure_channel(
             raise SecureSetupError(str(error)) from error
     identity_of = partial(_identity_of, settings, base)
     _, per_round = participation_of(experiment).round_sizes
-    if sums is not None:
-        codec, planned = _integer_codec(sums, per_round), (1,) * len(weights.values)
-        return SecureChannel(settings, codec, planned, experiment.seed, plan, identity_of)
-    weighted = not experiment.federation.weights.is_uniform
-    encoder = FixedPointEncoder.from_settings(
-        settings.encoding, num_clients=per_round, weighted=weighted
-    )
+    weights = plan.weights
+    if plan.sums is not None:
+        codec, planned = _integer_codec(plan.sums, per_round), (1,) * len(weights.values)
+        return SecureChannel(settings, codec, planned, experiment.seed, plan.digest, identity_of)
+    _check_value_bound(settings.encoding, plan.largest_update)
+    try:
+        encoder = FixedPointEncoder.from_settings(
+            settings.encoding,
+            num_clients=per_round,
+            weighted=not experiment.federation.weights.is_uniform,
+            largest_update=plan.largest_update,
+        )
+    except CapacityError as error:
+        raise SecureSetupError(f"the sum does not fit into the ring: {error}") from error
     heaviest = max(weights.values)
     if heaviest > encoder.max_weight:
         raise SecureSetupError(
@@ -205,8 +209,20 @@ def secure_channel(
         PayloadCodec(encoder, layout, metrics),
         weights.values,
         experiment.seed,
-        plan,
+        plan.digest,
         identity_of,
+    )
+
+
+def _check_value_bound(encoding: EncodingSettings, largest: float | None) -> None:
+    """Raise an error if a client may be left out of sums for the size of a planned update."""
+    given = encoding.value_bound
+    if given == "auto" or largest is None or encoding.range_policy == "clip" or given >= largest:
+        return
+    raise SecureSetupError(
+        f"secure_aggregation.encoding.value_bound is {given:g}, but planned updates may reach "
+        f"{largest:g} (by learning rate, clipping norm and noise), and a client with a larger "
+        "update is left out of the sum; remove value_bound, or set range_policy: clip"
     )
 
 

@@ -16,6 +16,7 @@ from fedsim.runs.directory import RunDirectory, RunFiles
 from fedsim.runs.files import DamagedRunError, read_bytes
 from fedsim.runs.recorded_figures import CLIENT_DATA, PERSONALIZATION
 from fedsim.runs.recorded_figures import SCORES as FILE
+from fedsim.runs.records import absent_clients
 from fedsim.statement import Facts, RunFacts, read_facts
 
 _MAX_LISTED = 4  # classes in a line of a terminal; of more classes, those with the lowest recall
@@ -318,8 +319,14 @@ class RunContents(RunFiles):
             rounds=self.summary["rounds"],
             planned_rounds=self.planned_rounds,
             lost_updates=sum(len(row["failed"]) for row in self.rounds),
+            absent_clients=absent_clients(self.rounds),
         )
         return read_facts(self.privacy, run=run)
+
+    @property
+    def has_times(self) -> bool:
+        """Whether times are recorded; they are not where it is secret which clients took part."""
+        return self.summary["seconds"] > 0 or bool(self.summary.get("setup"))
 
     @property
     def metrics(self) -> dict[str, float | None]:

@@ -240,6 +240,8 @@ def environment_rows(contents: RunContents) -> list[tuple[str, str]]:
 
 
 def _time_card(contents: RunContents) -> Card:
+    if not contents.has_times:
+        return Card("Time", "not recorded", "it would tell how many clients took part")
     seconds, setup = contents.summary["seconds"], sum(_setup(contents).values())
     detail = f"wall clock, {duration_text(setup)} of it set-up" if setup else "wall clock"
     return Card("Time", duration_text(seconds + setup), detail)

@@ -6,6 +6,7 @@ IPython is never imported here: a notebook has loaded it already.
 import io
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from html import escape
@@ -39,6 +40,7 @@ from fedsim.federation.federation import Federation
 from fedsim.federation.first_checks import still_warnings
 from fedsim.federation.plan_checks import full_batch_note
 from fedsim.report.terminal import print_sentence
+from fedsim.runs.records import MIN_REPETITIONS
 from fedsim.server.round_report import numbers_of
 
 _MAX_NAMES = 5
@@ -250,6 +252,7 @@ class ProgressCallback:
         self._task: TaskID | None = None
         self._rounds = 0
         self._pace = _Pace()
+        self._failures = Counter[tuple[int, str]]()
 
     def phase(self, name: str) -> None:
         """Show a phase outside of the rounds; "" shows none."""
@@ -274,10 +277,11 @@ class ProgressCallback:
     def round_finished(self, row: Mapping[str, Any]) -> None:
         """Advance the bar, or print a line."""
         figures = _figures(row)
-        for word, key in (("failed", "failed"), ("withdrew", "withdrawn")):
-            for entry in row[key]:
-                text = f"round {row['round']}: client {entry['client']} {word}: {entry['reason']}"
-                print_sentence(self._console, text, style="yellow")
+        for entry in row["failed"]:
+            self._print_failure(row["round"], entry["client"], str(entry["reason"]))
+        for entry in row["withdrawn"]:
+            text = f"round {row['round']}: client {entry['client']} withdrew: {entry['reason']}"
+            print_sentence(self._console, text, style="yellow")
         for entry in (row.get("evaluated") or {"failed": ()})["failed"]:
             text = (
                 f"round {row['round']}: client {entry['client']} did not evaluate: "
@@ -302,6 +306,20 @@ class ProgressCallback:
         else:
             left = f", {text}" if (text := _left_text(end)) else ""
             self._console.print(f"round {done}/{self._rounds}{left}  {figures}", highlight=False)
+
+    def _print_failure(self, round_number: int, client: int, reason: str) -> None:
+        """Print that a client failed; a reason that repeats is a warning once, and silent later."""
+        self._failures[client, reason] += 1
+        count = self._failures[client, reason]
+        if count > MIN_REPETITIONS:
+            return
+        text = f"round {round_number}: client {client} failed: {reason}"
+        if count == MIN_REPETITIONS:
+            text = (
+                f"warning: client {client} failed in {count} rounds with the same reason (later "
+                f"rounds like these are counted in the report): {reason}"
+            )
+        print_sentence(self._console, text, style="yellow")
 
     def ended(self) -> None:
         """Stop the bar."""

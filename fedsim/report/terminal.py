@@ -63,6 +63,7 @@ def print_sentence(console: Console, text: str, style: str | None = None) -> Non
 _MAX_WIDTH_CHARACTERS = 1000
 _MAX_NAME_CHARS = 30
 MAX_TABLE_CLIENTS = 25
+_MAX_FAILING = 5
 
 
 def figure_table(title: str, numbers: list[str], *, texts: Sequence[str] = ()) -> Table:
@@ -101,21 +102,30 @@ def client_text(client: int, name: str | None) -> str:
     return f"{client} {name if len(name) <= _MAX_NAME_CHARS else name[: _MAX_NAME_CHARS - 1] + '…'}"
 
 
-def print_result(directory: RunDirectory, console: Console | None = None) -> None:
+def print_result(
+    directory: RunDirectory, console: Console | None = None, *, waited: float | None = None
+) -> None:
     """Print the summary, the privacy table and the manifest's root of a run directory.
 
     Guarantee: an ε is stated only where the privacy statement of the run states it.
+
+    Args:
+        directory: the run directory.
+        console: the console to print to; None for standard output.
+        waited: seconds that the user waited for the run, from the command on; None where they are
+            not known.
     """
     console = console or Console()
     contents = read_contents(directory)
     if contents.facts.is_private:
         print_table(console, _privacy_table(contents))
-    for line in _summary(contents):
+    for line in _summary(contents, waited):
         print_sentence(console, line)
     _print_warnings(contents, console)
     lines = [f"report: {directory.report}"]
     if (root := root_of(directory)) is not None:
         lines.append(f"root: {root}")
+        lines.append("to keep: the root, elsewhere; fedsim verify --root then finds any change")
     if contents.facts.is_private:
         lines.append(f"to share: everything but {KEPT}")
     for line in lines:
@@ -164,7 +174,7 @@ def _privacy_table(contents: RunContents) -> Table:
     return table
 
 
-def _summary(contents: RunContents) -> list[str]:
+def _summary(contents: RunContents, waited: float | None) -> list[str]:
     """Return the summary of a run: a line each on the run, the model and the guarantee."""
     summary, lost = contents.summary, contents.facts.run.lost_updates if contents.facts.run else 0
     reason = f": {summary['reason']}" if summary["status"] == "stopped" else ""
@@ -176,15 +186,43 @@ def _summary(contents: RunContents) -> list[str]:
     events = [f"{left} of {count_text(len(contents.clients), 'client')} withdrew"] * bool(left)
     events += [f"{count_text(lost, 'update')} lost"] * bool(lost)
     return [
-        f"{summary['name']}: {summary['status']} after {count_text(summary['rounds'], 'round')} in "
-        f"{duration_text(summary['seconds'])}{reason}",
+        f"{summary['name']}: {summary['status']} after {count_text(summary['rounds'], 'round')} "
+        f"{_time(contents, waited)}{reason}",
         metrics or "no round finished",
         *_recall_line(contents),
         *_held_out_line(contents),
         *_personal_line(contents),
         *[", ".join(events)] * bool(events),
+        *_failing_lines(contents),
         guarantee_words(contents.facts),
     ]
+
+
+def _time(contents: RunContents, waited: float | None) -> str:
+    """Return the time of a run in words: as the user waited, or as it is recorded."""
+    rounds = contents.summary["seconds"]
+    if contents.has_times:
+        whole = waited or rounds + sum(contents.summary.get("setup", {}).values())
+        return f"in {duration_text(whole)} (rounds: {duration_text(rounds)})"
+    hidden = "not recorded, as times would tell how many clients took part"
+    return f"({hidden})" if waited is None else f"in {duration_text(waited)} ({hidden})"
+
+
+def _failing_lines(contents: RunContents) -> list[str]:
+    """Return a line for each client that failed repeatedly with the same reason."""
+    repeated = contents.summary.get("repeated_failures", [])
+    lines = [
+        f"warning: client {failure['client']} failed in {count_text(failure['rounds'], 'round')}"
+        f"{_never_took_part(contents, failure['client'])}: {failure['reason']}"
+        for failure in repeated[:_MAX_FAILING]
+    ]
+    if len(repeated) > _MAX_FAILING:
+        lines.append(f"warning: {len(repeated) - _MAX_FAILING} more clients failed repeatedly")
+    return lines
+
+
+def _never_took_part(contents: RunContents, client: int) -> str:
+    return " and never took part" if client in contents.facts.absent_clients else ""
 
 
 def _baseline(contents: RunContents, name: str) -> str:

@@ -14,10 +14,11 @@ read its outputs, and its origin. So a model keeps its card when the file leaves
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, cast
+from typing import Annotated, Any, Literal, Self, TypedDict, cast
 
 import numpy as np
 from flwr.app import ArrayRecord
@@ -203,6 +204,41 @@ def read_rounds(path: Path) -> list[RoundRow]:
         DamagedRunError: the file is missing, or a line is no round.
     """
     return [cast(RoundRow, content) for _, content in read_lines(path, _Row)]
+
+
+class RepeatedFailure(TypedDict):
+    """A client that failed in several rounds with the same reason.
+
+    Attributes:
+        client: the client's number.
+        rounds: the number of these rounds, at least `MIN_REPETITIONS`.
+        reason: the client's reason, as its answer gave it.
+    """
+
+    client: int
+    rounds: int
+    reason: str
+
+
+MIN_REPETITIONS = 3
+
+
+def repeated_failures(rows: Sequence[RoundRow]) -> list[RepeatedFailure]:
+    """Return the failures that clients repeated with the same reason, ascending by client."""
+    counts = Counter(
+        (failure["client"], str(failure["reason"])) for row in rows for failure in row["failed"]
+    )
+    return [
+        RepeatedFailure(client=client, rounds=count, reason=reason)
+        for (client, reason), count in sorted(counts.items())
+        if count >= MIN_REPETITIONS
+    ]
+
+
+def absent_clients(rows: Sequence[RoundRow]) -> tuple[int, ...]:
+    """Return the clients that failed and never took part in an average, in ascending order."""
+    failed = {failure["client"] for row in rows for failure in row["failed"]}
+    return tuple(sorted(failed - {client for row in rows for client in row["participants"]}))
 
 
 def digest_of_lines(path: Path, count: int) -> str:

@@ -39,7 +39,7 @@ from fedsim.runs.recorded_figures import (
     public_metrics,
     summary_of,
 )
-from fedsim.runs.records import ModelCard, Releases, RunCheckpoint
+from fedsim.runs.records import ModelCard, Releases, RunCheckpoint, repeated_failures
 from fedsim.runs.resume import refuse_changes, refuse_contradictions, resume_command
 from fedsim.runs.run_result import RunFailedError as RunFailedError
 from fedsim.runs.run_result import RunResult as RunResult
@@ -399,6 +399,7 @@ class _Recorder:
             "seconds": round(seconds, 3),
             "sizes": self._federation.sizes,
             "setup": self._setup,
+            **({"repeated_failures": repeated} if (repeated := repeated_failures(rows)) else {}),
         }
         directory.write_json("summary.json", summary)
         return RunResult(

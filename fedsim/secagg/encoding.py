@@ -25,6 +25,7 @@ Ring = NDArray[np.unsignedinteger]
 BLOCK_VALUES = 1 << 15  # 256 kB of float64, which stay in the cache between passes
 MAX_FRAC_BITS = 32
 _AUTO_MAX_WEIGHT = 100_000
+_AUTO_VALUE_BOUND = 8.0  # far more than updates of usual models
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,13 +69,22 @@ class FixedPointEncoder:
             )
 
     @classmethod
-    def from_settings(cls, settings: EncodingSettings, *, num_clients: int, weighted: bool) -> Self:
+    def from_settings(
+        cls,
+        settings: EncodingSettings,
+        *,
+        num_clients: int,
+        weighted: bool,
+        largest_update: float | None = None,
+    ) -> Self:
         """Return the encoder of a federation.
 
         Args:
             settings: the section `encoding` of the federation; `auto` values are computed here.
             num_clients: the largest number of clients in one round.
             weighted: whether clients have different weights.
+            largest_update: a bound on |x| of all planned uploads, for `value_bound: auto`; None
+                where no bound is known, which stands for 8.
 
         Raises:
             CapacityError: the largest sum does not fit, or a round has more than `max_clients`.
@@ -88,18 +98,20 @@ class FixedPointEncoder:
         max_weight = settings.max_weight
         if max_weight == "auto":
             max_weight = _AUTO_MAX_WEIGHT if weighted else 1
-        frac_bits = settings.frac_bits
+        value_bound, frac_bits = settings.value_bound, settings.frac_bits
+        if value_bound == "auto":
+            value_bound = _AUTO_VALUE_BOUND if largest_update is None else largest_update
         if frac_bits == "auto":
             frac_bits = largest_frac_bits(
                 ring_bits=settings.ring_bits,
                 guard_bits=settings.guard_bits,
                 units=max_clients * max_weight,
-                value_bound=settings.value_bound,
+                value_bound=value_bound,
             )
         return cls(
             ring_bits=settings.ring_bits,
             frac_bits=max(frac_bits, 0),  # with -1 not even f = 0 fits: the constructor raises
-            value_bound=settings.value_bound,
+            value_bound=value_bound,
             max_weight=max_weight,
             max_clients=max_clients,
             guard_bits=settings.guard_bits,

@@ -95,8 +95,10 @@ class EncodingSettings(Settings):
         default="auto",
         description="fraction bits that are kept of every value; auto: as many as fit, at most 32",
     )
-    value_bound: float = Field(
-        default=8.0, gt=0, description="largest |value| of an uploaded coordinate"
+    value_bound: Annotated[float, Field(gt=0)] | Literal["auto"] = Field(
+        default="auto",
+        description="largest |value| of an uploaded coordinate; auto: from learning rate, clipping "
+        "norm and noise, so that no planned upload is above it; 8 where nothing bounds an upload",
     )
     range_policy: Literal["error", "clip"] = Field(
         default="error",

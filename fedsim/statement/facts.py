@@ -99,12 +99,14 @@ class RunFacts:
         rounds: number of finished rounds.
         planned_rounds: number of rounds in the experiment; None where it is not known.
         lost_updates: number of charged updates that never reached the average.
+        absent_clients: clients that failed in the run, and of which no update reached the average.
     """
 
     status: str
     rounds: int
     planned_rounds: int | None = None
     lost_updates: int = 0
+    absent_clients: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,6 +272,11 @@ class Facts:
     def lost_updates(self) -> int:
         """Number of charged updates that never reached the average; 0 if it is not known."""
         return 0 if self.run is None else self.run.lost_updates
+
+    @property
+    def absent_clients(self) -> tuple[int, ...]:
+        """The clients of which no update reached the average; empty if they are not known."""
+        return () if self.run is None else self.run.absent_clients
 
     @cached_property
     def clients_over_target(self) -> tuple[int, ...]:

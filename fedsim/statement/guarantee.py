@@ -149,6 +149,22 @@ def no_server_guarantee(facts: Facts) -> str:
     )
 
 
+@warning(
+    "Clients without any part in the model",
+    holds=lambda facts: facts.is_private and bool(facts.absent_clients),
+    values=lambda facts: {"clients": list(facts.absent_clients)},
+)
+def absent_clients(facts: Facts) -> str:
+    """State which clients spent their ε in vain."""
+    absent = facts.absent_clients
+    whose = "its" if len(absent) == 1 else "their"
+    return (
+        f"{clients_text(absent).capitalize()} never took part: every update of {whose} rounds was "
+        f"lost. The model has learned nothing from {whose} examples, and {whose} ε is spent all "
+        "the same."
+    )
+
+
 @TABLE.sentence("threat model", "claim", "Against whom")
 def threat_model(facts: Facts) -> str:
     """State against whom the guarantee holds."""

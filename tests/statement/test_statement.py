@@ -194,6 +194,7 @@ def test_every_statement_is_json_without_nan_or_infinity(facts_strategy, data):
 
 def test_the_ids_of_sentences_in_files_do_not_follow_renamed_functions():
     ids = """
+        absent_clients
         accounting active_server adjacency against_server attack_bound client_unit client_update
         collusion correlation data_access drawn_clients every_round
         delta_below_one_in_n delta_too_large dp_sgd error_messages floating_point gaussian_bound

@@ -26,6 +26,7 @@ from fedsim.clients.correlated_noise import NoiseCorrelation
 from fedsim.clients.gradients.padded_batches import padded_rows
 from fedsim.clients.gradients.parameters import FlatParameters
 from fedsim.clients.gradients.per_example import BatchStatistics
+from fedsim.clients.local_settings import OptimizerSettings
 from fedsim.clients.mechanisms.contract import SummedMechanism
 from fedsim.clients.mechanisms.dp_sgd.noise_allocation import (
     ChosenNoise,
@@ -33,7 +34,7 @@ from fedsim.clients.mechanisms.dp_sgd.noise_allocation import (
     check_allocation,
     group_noise,
 )
-from fedsim.clients.mechanisms.noise_range import NoiseRangeError, check_deviations
+from fedsim.clients.mechanisms.noise_range import NoiseRangeError, check_deviations, normal_tail
 from fedsim.clients.sampling.sampling import Charges, Sampling
 from fedsim.noise.grid import DEVIATION, SATURATION, SumRounding, effective_multiplier
 from fedsim.noise.release import release_
@@ -343,6 +344,30 @@ class DpSgdMechanism(SummedMechanism):
         deviations = self.standard_deviations(groups)
         square = sum(d * s**2 for d, s in zip(sizes, deviations, strict=True))
         return square * (lr / self.expected_batch) ** 2
+
+    def largest_update(
+        self, optimizer: OptimizerSettings, round_steps: int, *, chance: float
+    ) -> float | None:
+        """Return a bound on each value of a client's update in a round, or None if none is known.
+
+        It is unknown before `for_model`, and under adaptive clipping.
+        """
+        groups = self.bound_groups
+        if groups is None or self.adapted_clip_norm is not None:
+            return None
+        sigmas, tail = self.standard_deviations(groups), normal_tail(chance)
+        if self.correlation is not None:
+            tail *= self.correlation.noise_growth
+        batch = self._largest_likely_batch(chance)
+        sums = [batch * c + tail * s for c, s in zip(groups.bounds, sigmas, strict=True)]
+        return optimizer.largest_change(max(sums) / self.expected_batch, round_steps)
+
+    def _largest_likely_batch(self, chance: float) -> float:
+        """Return a batch size that a draw exceeds with at most this chance (Bernstein 1946)."""
+        mean = self.sampling_rate * self.largest_batch
+        log = -math.log(chance)
+        spread = log / 3.0 + math.sqrt(log**2 / 9.0 + 2.0 * log * mean * (1.0 - self.sampling_rate))
+        return min(mean + spread, float(self.largest_batch))
 
     def _with_clipping(self, clipping: Clipping) -> Self:
         """Return the mechanism with another clipping, and its clip norms in `bound_groups`."""

@@ -20,6 +20,7 @@ from fedsim.runs.manifest import (
 )
 from fedsim.runs.recorded_figures import FIGURES, is_scored, public_metrics
 from fedsim.runs.recorded_terms import TERMS, recorded_terms
+from fedsim.runs.records import repeated_failures
 from fedsim.runs.saved_model import read_model_card
 from fedsim.runs.verification.plans import (
     charge_problems,
@@ -140,6 +141,8 @@ def summary_problems(files: RunFiles) -> Iterator[str]:
         yield "the metrics of summary.json are not those of the last round"
     if summary["seconds"] != round(sum(row["seconds"] for row in rows), 3):
         yield "the seconds of summary.json are not those of its rounds"
+    if summary.get("repeated_failures", []) != repeated_failures(rows):
+        yield "the repeated failures of summary.json are not those of its rounds"
     yield from _epsilon_of_rounds(files)
 
 

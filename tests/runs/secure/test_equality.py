@@ -15,9 +15,7 @@ PROTOCOLS: dict[str, dict[str, Any]] = {
     **{f"additive-{k}": {"aggregators": k} for k in (2, 3, 4, 5)},
     "secagg": {"protocol": "secagg"},
     "secagg_plus": {"protocol": "secagg_plus"},
-    "additive-32": {
-        "encoding": {"ring_bits": 32, "guard_bits": 1, "max_weight": 600, "value_bound": 1.0}
-    },
+    "additive-32": {"encoding": {"ring_bits": 32, "guard_bits": 1, "max_weight": 600}},
     "stochastic": {"encoding": {"rounding": "stochastic"}},
     "parameters": {"encoding": {"payload": "parameters"}},
 }

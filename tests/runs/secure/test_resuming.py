@@ -36,7 +36,7 @@ def test_patience_may_change_on_resume_and_numbers_may_not(lab: Any) -> None:
 
     patient = {"name": "additive", "combine_retries": 5, "combine_timeout_s": 1.0}
     refuse_changes(experiment({}), experiment({"on_abort": "skip_round", "protocol": patient}))
-    with pytest.raises(RunDirectoryError, match=r"encoding.value_bound was 8.0 in the run and is"):
+    with pytest.raises(RunDirectoryError, match=r"encoding.value_bound was auto in the run and is"):
         refuse_changes(experiment({}), experiment({"encoding": {"value_bound": 4.0}}))
 
 
