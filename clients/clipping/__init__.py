@@ -1,1 +1,1 @@
-"""Clipping of per-example gradients, to a fixed or an adaptive clip norm."""
+"""Clipping of per-example gradients to a fixed or an adaptive clipping norm."""

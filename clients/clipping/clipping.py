@@ -1,7 +1,8 @@
 """Clipping of per-example gradients: flat, automatic, in groups of parameters, and adaptive.
 
-A clip norm bounds the whole gradient or a group of parameters. Adaptive clipping moves it to a
-private quantile of the gradient norms (Andrew et al. 2021).
+A clipping norm C bounds the L2 norm of the whole gradient, or of a group of parameters. Adaptive
+clipping moves it to a private quantile of the gradient norms (Andrew et al. 2021). Automatic
+clipping has a constant γ > 0 besides.
 
 Edge cases of the clip factor, by the L2 norm of a per-example gradient:
 
@@ -13,7 +14,7 @@ Edge cases of the clip factor, by the L2 norm of a per-example gradient:
 | NaN or infinite in any group   | 0 in all groups           | 0                      |
 | finite, and C infinite         | 1: nothing is clipped     | refused: C must be finite |
 
-Factors are smaller by 1e-6, so that rounding to float32 raises no contribution above C.
+Factors are smaller by a relative 1e-6, so that rounding to float32 raises no contribution above C.
 """
 
 import math
@@ -42,12 +43,12 @@ ClipRule = Literal["equal", "by_dimension"]
 
 @dataclass(frozen=True)
 class Groups:
-    """Disjoint groups of a model's parameters, with the clip norm and the size of each group.
+    """Disjoint groups of a model's parameters, with the clipping norm and the size of each group m.
 
     Attributes:
         members: indices of the parameter tensors in each group; together they are all parameters.
-        bounds: C_m, clip norm of a per-example gradient in each group.
-        dimensions: d_m, number of scalar parameters in each group.
+        bounds: clipping norm C_m of a per-example gradient in each group.
+        dimensions: number d_m of scalar parameters in each group.
     """
 
     members: tuple[tuple[int, ...], ...]
@@ -61,26 +62,27 @@ class Groups:
 
 
 class Clipping(ABC):
-    """A rule that clips per-example gradients, in one or several groups of parameters.
+    """Rule that clips per-example gradients, in one or several groups of parameters.
 
-    Guarantee: in each group m, an example's contribution `factor * gradient` has an L2 norm of
-    at most C_m, so adding or removing an example changes the sum of the group by at most C_m and
-    the whole sum by at most `Groups.sensitivity`. An example whose gradient is not finite
-    contributes exactly zero.
+    Guarantee: in each group m, an example's contribution `factor * gradient` has an L2 norm of at
+    most the clipping norm C_m. So adding or removing an example changes the sum of the group by at
+    most C_m and the whole sum by at most `Groups.sensitivity`. An example whose gradient is not
+    finite contributes exactly zero.
     """
 
     @abstractmethod
     def groups(self, parameters: FlatParameters) -> Groups:
-        """Return the groups of a model's parameters, with their clip norms."""
+        """Return the groups of a model's parameters, with their clipping norms."""
 
     def clip_factors(self, norms: Tensor, bounds: Tensor) -> Tensor:
-        """Return the clip factors (n, m), float64: min(1, C_m / norm).
+        """Return the factors min(1, clipping norm / norm) that clip each example in each group.
 
-        If the norm of an example in any group is not finite, all its factors are 0.
+        The result is float64 (n, m). If the norm of an example is not finite in any group, all its
+        factors are 0.
 
         Args:
             norms: L2 norms of n per-example gradients in m groups (n, m), float64.
-            bounds: C_m of each group (m,), or one row for each example (n, m).
+            bounds: clipping norm of each group (m,), or one row for each example (n, m).
         """
         # A norm of 0 makes the quotient infinite, and the factor 1.
         factors = (bounds * _ROUNDING_MARGIN / norms).clamp_(max=1.0)
@@ -88,16 +90,18 @@ class Clipping(ABC):
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """Key that is equal for two clippings if they differ in their clip norms only."""
+        """Key that is equal for two clipping rules if they differ in their clipping norms only."""
         return (self,)
 
     @property
     def count_noises(self) -> tuple[float, ...]:
-        """σ_b, noise on each released count of unclipped gradients; empty for a fixed clip norm."""
+        """Standard deviation of the noise on each count of adaptive clipping; empty otherwise."""
         return ()
 
     def gradient_noise(self, noise_multiplier: float) -> float:
-        """Return the noise multiplier of the gradients if the whole step has `noise_multiplier`.
+        """Return the gradients' noise multiplier, given the noise multiplier of the whole step.
+
+        The noisy counts that adaptive clipping releases spend a part of the step's privacy.
 
         Raises:
             ValueError: the released counts alone spend more privacy.
@@ -105,7 +109,7 @@ class Clipping(ABC):
         return noise_multiplier
 
     def adapt(self, *shares: float) -> "Clipping":
-        """Return the clipping of the next batch.
+        """Return the clipping rule for the next batch.
 
         Args:
             shares: the noisy share of unclipped gradients in each group of the current batch.
@@ -114,14 +118,14 @@ class Clipping(ABC):
 
     @property
     def adapted_clip_norm(self) -> AdaptiveClipNorm | None:
-        """The current clip norm of adaptive clipping, or None if the clip norm is fixed."""
+        """Current clipping norm of adaptive clipping, or None if the clipping norm is fixed."""
         return None
 
     def resume(self, clip_norm: AdaptiveClipNorm) -> "Clipping":
-        """Return the clipping that continues from the adaptive clip norm `clip_norm`.
+        """Return the clipping rule that continues from the given adaptive clipping norm.
 
         Raises:
-            ValueError: the clip norm is fixed, or cannot be `clip_norm`.
+            ValueError: the rule has a fixed clipping norm, or never reaches the given one.
         """
         raise ValueError(
             f"clipping with a fixed clip norm cannot resume from an adapted one, got {clip_norm}"
@@ -130,27 +134,28 @@ class Clipping(ABC):
 
 @dataclass(frozen=True)
 class FlatClipping(Clipping):
-    """Scales each per-example gradient down to an L2 norm of at most `max_grad_norm` (C)."""
+    """Clipping that scales each per-example gradient down to L2 norm at most `max_grad_norm`."""
 
     max_grad_norm: float
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """Key that is equal for two clippings if they differ in their clip norms only."""
+        """Key that is equal for two clipping rules if they differ in their clipping norms only."""
         return (type(self),)
 
     def groups(self, parameters: FlatParameters) -> Groups:
-        """Return one group of all parameters."""
+        """Return one group that holds all parameters."""
         members = (tuple(range(len(parameters.tensors))),)
         return Groups(members, (self.max_grad_norm,), (parameters.size,))
 
 
 @dataclass(frozen=True)
 class AutomaticClipping(FlatClipping):
-    """Scales each per-example gradient to norm C · norm / (norm + γ) (Bu et al. 2023, AUTO-S).
+    """Clipping that scales a per-example gradient to L2 norm C · norm / (norm + γ).
 
-    Gradients are normalised rather than clipped: C then only scales the learning rate, and there is
-    no threshold to tune. γ keeps small gradients small.
+    C is `max_grad_norm` and γ is `gamma` (AUTO-S, Bu et al. 2023). Gradients are normalised rather
+    than clipped: C then only scales the learning rate, and there is no threshold to tune. γ keeps
+    small gradients small.
 
     Guarantee: the norm of a scaled gradient is below C.
 
@@ -162,7 +167,7 @@ class AutomaticClipping(FlatClipping):
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """Key that is equal for two clippings if they differ in their clip norms only."""
+        """Key that is equal for two clipping rules if they differ in their clipping norms only."""
         return (AutomaticClipping, self.gamma)
 
     def __post_init__(self) -> None:
@@ -173,20 +178,21 @@ class AutomaticClipping(FlatClipping):
                 )
 
     def clip_factors(self, norms: Tensor, bounds: Tensor) -> Tensor:
-        """Return the factors C / (norm + γ), and 0 where the norm is not finite (n, 1)."""
+        """Return the factors C / (norm + γ), (n, 1), and 0 where the norm is not finite."""
         return _zero_where_not_finite(bounds * _ROUNDING_MARGIN / (norms + self.gamma), norms)
 
 
 @dataclass(frozen=True)
 class GroupClipping(Clipping):
-    """Clips groups of parameters separately, to clip norms C_m with Σ C_m² ≤ C².
+    """Clipping of groups of parameters, each to its own clipping norm C_m, with Σ C_m² ≤ C².
 
     Attributes:
         max_grad_norm: C, bound on the L2 norm of the whole clipped gradient.
         patterns: patterns of parameter names (`fnmatch`: `encoder.*`, `*.bias`), one for each
-            group; a parameter belongs to the first that fits. None makes one group of each layer,
-            with weight and bias together.
-        bounds: "equal" (C_m = C / √M), "by_dimension" (C_m = C √(d_m / d)), or the C_m themselves.
+            group; a parameter belongs to the first pattern that fits. With None, each layer is a
+            group, with weight and bias together.
+        bounds: "equal" (C_m = C / √M for M groups), "by_dimension" (C_m = C √(d_m / d), where the
+            group has d_m of all d values), or a tuple of the C_m.
     """
 
     max_grad_norm: float
@@ -195,11 +201,11 @@ class GroupClipping(Clipping):
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """Key that is equal for two clippings if they differ in their clip norms only."""
+        """Key that is equal for two clipping rules if they differ in their clipping norms only."""
         return (GroupClipping, self.patterns)
 
     def groups(self, parameters: FlatParameters) -> Groups:
-        """Return the groups of a model in the order of the patterns, or of its layers.
+        """Return the groups of a model's parameters, in the order of the patterns or of its layers.
 
         Raises:
             ValueError: a parameter fits no pattern, a pattern fits no parameter, or explicit
@@ -267,18 +273,20 @@ BATCH_OVER_COUNT_NOISE = 20.0
 
 @dataclass(frozen=True)
 class AdaptiveClipping(FlatClipping):
-    """Clips each per-example gradient to a norm C that follows a quantile of the gradient norms.
+    """Clipping to a norm that follows a quantile of the gradient norms.
 
-    With each batch, Σ (b_i − ½) is released with noise σ_b, where b_i is 1 if gradient i has norm
-    at most C, else 0. With b̄ the noisy count over the public expected batch size, plus ½, the next
-    clip norm is C · exp(−η (b̄ − γ)) (Andrew et al. 2021, arXiv:1905.03871, Algorithm 1).
+    With each batch, the count Σ (b_i − ½) is released with Gaussian noise of standard deviation
+    σ_b. Here b_i is 1 if gradient i has norm at most the clipping norm C, else 0. Let b̄ be the
+    noisy count over the public expected batch size, plus ½. The next clipping norm is C · exp(−η
+    (b̄ − γ)), with learning rate η and target share γ (Andrew et al. 2021, arXiv:1905.03871,
+    Algorithm 1).
 
-    Guarantee: an example changes the count by at most ½, so gradients at z_Δ and the count together
-    are one Gaussian release with z = (z_Δ⁻² + (2 σ_b)⁻²)^(−1/2), whatever the batch. C changes
-    between batches only, and is a function of the releases.
+    Guarantee: an example changes the count by at most ½. So gradients with noise multiplier z_Δ and
+    the count together are one Gaussian release with z = (z_Δ⁻² + (2 σ_b)⁻²)^(−1/2), whatever the
+    batch. C changes between batches only, and is a function of the releases.
 
     Attributes:
-        max_grad_norm: C, clip norm of the next batch, and the only state: see `resume`.
+        max_grad_norm: C, clipping norm of the next batch, and the only state: see `resume`.
         count_noise: σ_b, standard deviation of the noise on the count.
         quantile: γ, target share of unclipped gradients.
         learning_rate: η of the geometric update.
@@ -307,42 +315,42 @@ class AdaptiveClipping(FlatClipping):
         quantile: float = 0.5,
         learning_rate: float = 0.2,
     ) -> Self:
-        """Return adaptive clipping with σ_b = expected_batch / 20.
+        """Return adaptive clipping whose count noise is the expected batch size over 20.
 
         Args:
             expected_batch: public expected batch size.
-            max_grad_norm: C of the first batch.
-            quantile: γ in [0, 1], target share of unclipped gradients.
-            learning_rate: η > 0 of the geometric update.
+            max_grad_norm: clipping norm of the first batch.
+            quantile: target share of unclipped gradients, in [0, 1].
+            learning_rate: learning rate > 0 of the geometric update of the clipping norm.
         """
         return cls(max_grad_norm, expected_batch / BATCH_OVER_COUNT_NOISE, quantile, learning_rate)
 
     @property
     def adapted_clip_norm(self) -> float:
-        """C, the clip norm of the next batch."""
+        """Clipping norm of the next batch."""
         return self.max_grad_norm
 
     def resume(self, clip_norm: AdaptiveClipNorm) -> Self:
-        """Return the clipping that continues from the adaptive clip norm `clip_norm`.
+        """Return the clipping rule that continues from the given adaptive clipping norm.
 
-        Guarantee: a batch costs the same under every C: gradients are clipped to C, their noise is
-        z_Δ C, and an example changes the count by at most ½.
+        Guarantee: a batch costs the same under every clipping norm C: gradients are clipped to C,
+        their noise is proportional to C, and an example changes the count by at most ½.
 
         Raises:
-            ValueError: `adapt` never returns such a clip norm.
+            ValueError: `adapt` never returns such a clipping norm.
         """
         return replace(self, max_grad_norm=check_bound(clip_norm))
 
     @property
     def count_noises(self) -> tuple[float, ...]:
-        """σ_b, noise on the count of unclipped gradients, as a tuple of one."""
+        """Standard deviation of the noise on the count of unclipped gradients, a tuple of one."""
         return (self.count_noise,)
 
     def gradient_noise(self, noise_multiplier: float) -> float:
-        """Return z_Δ, the noise multiplier of the gradients if the whole step has z.
+        """Return the gradients' noise multiplier, given the noise multiplier of the whole step.
 
         Args:
-            noise_multiplier: z of gradients and count together.
+            noise_multiplier: noise multiplier of gradients and count together.
 
         Raises:
             ValueError: the count alone would spend the whole budget.
@@ -359,10 +367,10 @@ class AdaptiveClipping(FlatClipping):
         return adaptive_clip_noise_multiplier(noise_multiplier, self.count_noise)
 
     def adapt(self, *shares: float) -> Self:
-        """Return the clipping of the next batch.
+        """Return the clipping rule for the next batch.
 
         Args:
-            shares: b̄, the noisy share of unclipped gradients, as the only argument.
+            shares: the noisy share of unclipped gradients in the current batch, a single number.
         """
         (share,) = shares
         bound = self._rule().next_bound(self.max_grad_norm, share)

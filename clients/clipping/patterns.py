@@ -1,4 +1,4 @@
-"""Clipping of parameter groups chosen by name patterns, to fixed or adaptive clip norms."""
+"""Clipping of parameter groups that name patterns select, to fixed or adaptive clipping norms."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,25 +18,26 @@ ALL_OTHERS = "*"
 
 @dataclass(frozen=True)
 class PatternClipping(Clipping):
-    """Clips each group of parameters to a separate clip norm.
+    """Clipping of parameter groups, chosen by name patterns, to one clipping norm each.
 
-    A parameter is in the one group whose pattern (`fnmatch`: `conv.*`, `*.bias`) fits its name; the
+    A parameter is in the one group whose pattern (`fnmatch`: `conv.*`, `*.bias`) fits its name. The
     pattern `*` takes all parameters that no other pattern fits.
 
-    With `count_noise`, each clip norm follows a quantile of the group's gradient norms as in
-    `AdaptiveClipping`, by one count for each group that is released with the batch.
+    With `count_noise`, each clipping norm follows a quantile of the group's gradient norms, as in
+    `AdaptiveClipping`. One noisy count for each group is then released with the batch.
 
-    Guarantee: an example changes each count by at most ½, so gradients at z_Δ and all M counts are
-    one Gaussian release with z = (z_Δ⁻² + M (2 σ_b)⁻²)^(−1/2) (Andrew et al. 2021, Theorem 1, for
-    each group; McMahan et al. 2018, section 3). Clip norms change between batches only, and are a
-    function of the releases.
+    Guarantee: an example changes each count by at most ½. So gradients with noise multiplier z_Δ
+    and all M counts with noise σ_b are one Gaussian release with z = (z_Δ⁻² + M (2 σ_b)⁻²)^(−1/2)
+    (Andrew et al. 2021, Theorem 1, for each group; McMahan et al. 2018, section 3). Clipping norms
+    change between batches only, and are a function of the releases.
 
     Attributes:
         patterns: name pattern of each group.
-        bounds: C_m, clip norm of each group; under adaptive clipping that of the next batch.
-        count_noise: σ_b, noise on the count of each group, or None if the clip norms are fixed.
-        quantile: γ, target share of unclipped gradients in each group.
-        learning_rate: η of the geometric update.
+        bounds: clipping norm of each group; under adaptive clipping that of the next batch.
+        count_noise: σ_b, standard deviation of the noise on the count of each group, or None if the
+            clipping norms are fixed.
+        quantile: target share of unclipped gradients in each group.
+        learning_rate: learning rate of the geometric update of the clipping norms.
 
     Raises:
         ValueError: an attribute is outside its range.
@@ -61,11 +62,11 @@ class PatternClipping(Clipping):
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """Key that is equal for two clippings if they differ in their clip norms only."""
+        """Key that is equal for two clipping rules if they differ in their clipping norms only."""
         return PatternClipping, self.patterns, self.count_noise is None
 
     def groups(self, parameters: FlatParameters) -> Groups:
-        """Return the groups of a model in the order of the patterns.
+        """Return the groups of a model's parameters, in the order of the patterns.
 
         Raises:
             ValueError: a parameter is in no group or in several, or a group has no parameter; the
@@ -77,14 +78,14 @@ class PatternClipping(Clipping):
 
     @property
     def count_noises(self) -> tuple[float, ...]:
-        """σ_b, noise on the count of each group; empty if the clip norms are fixed."""
+        """Standard deviation of the noise on each group's count; empty for fixed clipping norms."""
         return () if self.count_noise is None else (self.count_noise,) * len(self.patterns)
 
     def gradient_noise(self, noise_multiplier: float) -> float:
-        """Return z_Δ, the noise multiplier of the gradients if the whole step has z.
+        """Return the gradients' noise multiplier, given the noise multiplier of the whole step.
 
         Args:
-            noise_multiplier: z of gradients and counts together.
+            noise_multiplier: noise multiplier of gradients and counts together.
 
         Raises:
             ValueError: the counts alone would spend the whole budget.
@@ -102,10 +103,10 @@ class PatternClipping(Clipping):
             ) from error
 
     def whole_noise(self, gradient_noise: float) -> float:
-        """Return z of gradients and counts together, the inverse of `gradient_noise`.
+        """Return the noise multiplier of the whole step, given that of the gradients.
 
         Args:
-            gradient_noise: z_Δ, noise multiplier of the gradients.
+            gradient_noise: noise multiplier of the gradients, as `gradient_noise` returns it.
         """
         if self.count_noise is None:
             return gradient_noise
@@ -115,18 +116,18 @@ class PatternClipping(Clipping):
 
     @property
     def adapted_clip_norm(self) -> tuple[float, ...] | None:
-        """C_m of the next batch under adaptive clipping, or None if the clip norms are fixed."""
+        """Clipping norms of the next batch under adaptive clipping, or None if they are fixed."""
         return None if self.count_noise is None else self.bounds
 
     def resume(self, clip_norm: AdaptiveClipNorm) -> Self:
-        """Return the clipping that continues from adaptive clip norms.
+        """Return the clipping rule that continues from the given adaptive clipping norms.
 
         Args:
-            clip_norm: a tuple with the clip norm of each group.
+            clip_norm: a tuple with the clipping norm of each group.
 
         Raises:
-            ValueError: the clip norms are fixed, or `clip_norm` has not one valid value for each
-                group.
+            ValueError: the clipping norms are fixed, or `clip_norm` has not one valid value for
+                each group.
         """
         if self.count_noise is None:
             raise ValueError(
@@ -140,10 +141,10 @@ class PatternClipping(Clipping):
         return replace(self, bounds=tuple(check_bound(bound) for bound in clip_norm))
 
     def adapt(self, *shares: float) -> Self:
-        """Return the clipping of the next batch.
+        """Return the clipping rule for the next batch.
 
         Args:
-            shares: b̄, the noisy share of unclipped gradients, of each group.
+            shares: the noisy share of unclipped gradients of each group in the current batch.
         """
         rule = self._rule()
         moved = (rule.next_bound(*pair) for pair in zip(self.bounds, shares, strict=True))
@@ -154,7 +155,7 @@ class PatternClipping(Clipping):
 
 
 def exclusive_groups(names: Sequence[str], patterns: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-    """Divide parameter names into groups by patterns, so that each name is in exactly one group.
+    """Return groups of parameter names by patterns, with each name in exactly one group.
 
     Args:
         names: names of the trained parameters.

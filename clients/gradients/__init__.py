@@ -1,7 +1,7 @@
-"""Sums of clipped per-example gradients, computed by layer rules for vectorized clients.
+"""Sums of clipped per-example gradients, for one client or for several clients at once.
 
-A pass runs a model once on a padded batch: the rows of K clients, R rows each. Known layers run
-their rule (`layers`) on each client's own parameters; every other use of parameters runs through
-`torch.func` (`fallback`). `choice` tries a model on public examples to find the parts that need
-`torch.func`.
+A pass runs a model once on a padded batch, which holds R rows (examples or zeros) of each of K
+clients. A known layer runs its layer rule (`layers`) on each client's own parameters. All other
+modules run through `torch.func` (`fallback`). `choice` tries a model on public examples to find
+the modules that need `torch.func`.
 """

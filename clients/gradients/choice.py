@@ -1,4 +1,4 @@
-"""Chooses the fastest method that computes a model's per-example gradients correctly."""
+"""Choice of the fastest method that computes a model's per-example gradients correctly."""
 
 import logging
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ _FAILURES = (
 
 
 class BackendError(FedsimError, RuntimeError):
-    """The requested method computes wrong per-example gradients for a model."""
+    """Error: the requested gradient method computes wrong per-example gradients for a model."""
 
 
 def gradients_for(
@@ -48,18 +48,19 @@ def gradients_for(
     mode: GradientMode = "auto",
     is_isolated: bool = False,
 ) -> PerExampleGradients:
-    """Return per-example gradients by layer rules where these are correct, else by a loop.
+    """Return an object that computes a model's per-example gradients: by layer rules, or by a loop.
 
-    The rules are tried on the given examples and compared, example by example, with gradients of
-    single examples, for batches of several sizes and for two clients; modules that no rule covers
-    run through `torch.func`, together with the modules around them where needed. The choice is
-    logged unless all modules run by rules.
+    Layer rules compute the gradients of all examples of a batch together. They are used if they are
+    correct for the model. To find out, they are tried on the given examples and compared with the
+    gradients of single examples, for several batch sizes and for two clients. Modules that no rule
+    covers run through `torch.func`, together with the modules around them where needed. The choice
+    is logged unless all modules run by rules.
 
     Args:
         model: the model; its trainable parameters become views of one flat tensor.
         loss: function of (outputs, targets) that returns one value per example.
-        features: a few public or synthetic examples (n ≥ 1, ...), never private ones: the choice
-            must not depend on private data.
+        features: a few public or synthetic examples (n, ...), at least one; never private examples,
+            as the choice must not depend on private data.
         targets: targets of these examples (n, ...).
         mode: "rules" or "loop" to request a method, "auto" to choose one.
         is_isolated: whether these examples have passed `check_isolation` already.
@@ -68,7 +69,7 @@ def gradients_for(
         the model's values, buffers and modes and the global random generators are unchanged.
 
     Raises:
-        BackendError: rules were requested and are not correct for the model.
+        BackendError: `mode` is "rules", and layer rules are not correct for the model.
     """
     exact = OneAtATime(model, loss)
     if mode == "loop":
@@ -90,23 +91,23 @@ def gradients_for(
 def training_gradients(
     model: nn.Module, loss: PerExampleLoss, features: Tensor, targets: Tensor, *, private: bool
 ) -> PerExampleGradients | None:
-    """Return the gradients that clients of an experiment train with; None for torch's autograd.
+    """Return the gradient method that clients train with, or None for training by torch's autograd.
 
-    Without privacy, rules are used where they cover the whole model and vectorized clients can
-    share a padded batch; a model whose buffers may change trains by torch.
+    Without privacy, the method is layer rules if they cover the whole model, several clients can
+    share a padded batch, and the model has no buffers. Otherwise the result is None.
 
-    With privacy, a model in which an example changes another one's gradient is refused.
+    With privacy, a model in which one example changes the gradient of another example is refused.
 
     Args:
         model: the model; its trainable parameters become views of one flat tensor.
         loss: function of (outputs, targets) that returns one value per example.
-        features: a few public examples (n ≥ 1, ...).
+        features: a few public examples (n, ...), at least one.
         targets: targets of these examples (n, ...).
         private: whether gradients are clipped.
 
     Raises:
-        UnsafeModelError: gradients are clipped and examples are coupled; the message names the
-            layer.
+        UnsafeModelError: gradients are clipped, and an example changes the gradient of another one;
+            the message names the layer.
     """
     if private:
         x, y = _several(features, targets)

@@ -1,10 +1,10 @@
 """Per-example gradients without layer rules: by `torch.func`, or one example at a time.
 
-A unit is a module as a function of its parameters and of one example. `vmap` runs a unit on all
-rows of a padded batch, each with the parameters of its client. One backward pass gives the
+A unit is a module that runs as a function of its parameters and of one example. `vmap` runs a unit
+on all rows of a padded batch, each with the parameters of its client. One backward pass gives the
 gradients of all rows.
 
-`OneAtATime`, by plain autograd, is the reference for any model.
+`OneAtATime` computes gradients by plain autograd and is the reference for any model.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,27 +26,27 @@ from fedsim.clients.gradients.per_example import (
 
 
 class Pass(Protocol):
-    """The recording of a forward and backward pass, as a unit sees it."""
+    """Protocol of a recorded forward and backward pass, for modules that run by `torch.func`."""
 
     parameters: FlatParameters
     rows: int
 
     @property
     def anchor(self) -> Tensor:
-        """A leaf tensor that every recorded output depends on."""
+        """Leaf tensor that all recorded outputs depend on, so a backward pass reaches them all."""
         ...
 
     @property
     def clients(self) -> int:
-        """Number of clients K."""
+        """Number of clients K in the padded batch of the pass."""
         ...
 
     def values_of(self, index: int) -> Tensor:
-        """Return a parameter of all clients (K, *shape), by its index."""
+        """Return the values (K, *shape) of a parameter for all K clients, by its index."""
         ...
 
     def note(self, use: ExampleUse) -> None:
-        """Store a parameter use whose gradients a backward pass has filled in."""
+        """Store the per-example gradients of one module call after the backward pass."""
         ...
 
 
@@ -57,20 +57,20 @@ Layout = dict[Any, bool]
 def run_unit(module: nn.Module, layout: Layout, recording: Pass, *args: Any, **kwargs: Any) -> Any:
     """Run a module on each row of a padded batch through `torch.func`, and return its output.
 
-    Tensors with one row per example are split among the rows; all other arguments are passed whole
+    Tensors with one row per example are split among the rows. All other arguments are passed whole
     to each row. The first call decides which arguments are split, as a mask may happen to be as
     long as a later batch.
 
     Args:
-        module: the unit.
-        layout: which arguments are split, from the unit's earlier calls; updated in place.
-        recording: the recording of the pass, which gets the gradients.
+        module: the module to run.
+        layout: whether each argument is split, from the module's earlier calls; updated in place.
+        recording: the record of the pass, which gets the gradients.
         args: positional arguments of the call.
         kwargs: keyword arguments of the call.
 
     Raises:
-        UncoveredParameterError: no argument has one row per example, or an argument that had rows
-            in an earlier call has none.
+        UncoveredParameterError: no argument has one row per example, or an argument that had one
+            row per example in an earlier call no longer has.
     """
     index = recording.parameters.index
     trained = {name: index[id(p)] for name, p in module.named_parameters() if id(p) in index}
@@ -191,10 +191,10 @@ def _has_rows(leaf: Tensor, rows: int) -> bool:
 
 
 class OneAtATime(PerExampleGradients):
-    """Computes per-example gradients in a loop, with each example alone in its batch."""
+    """Gradient method that computes per-example gradients in a loop, one example at a time."""
 
     def row_gradients(self, values: Tensor, padded: PaddedBatch) -> Mapping[int, ExampleUse]:
-        """Return the gradients of a padded batch's rows by parameter.
+        """Return the gradient of each row of a padded batch, by index of the parameter.
 
         Args:
             values: not used, as the model holds the client's parameters.

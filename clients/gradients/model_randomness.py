@@ -1,8 +1,9 @@
 """Random numbers inside a model, such as dropout masks, keyed by example.
 
-If they were drawn by the place in the batch, adding or removing one example would change the masks,
-and so the gradients, of all others. Here an example's random numbers follow from the client's key,
-the step, the call and the example's number, and do not depend on the rest of the batch.
+If random numbers were drawn by the position in the batch, adding or removing one example would
+change the masks of all others, and so their gradients. Here an example's random numbers follow
+from the client's key, the step, the call and the example's number. They do not depend on the rest
+of the batch.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,10 +26,10 @@ class ModelRandomness(TorchDispatchMode):
     """Context in which torch's random functions return numbers that are keyed by example.
 
     Guarantee: a row's numbers are a function of its client's key, the step, the number of the call
-    in a pass and the number of its example. They do not depend on the batch, on the row's place or
-    on other clients. Padding rows get the number ½. A function that draws numbers without a row for
-    each example (such as stochastic depth for a whole batch) draws the same numbers for every batch
-    of the step.
+    in a pass and the number of its example. They do not depend on the batch, on the position of the
+    row or on other clients. Padding rows get the number ½. A function that draws numbers without a
+    row for each example (such as stochastic depth for a whole batch) draws the same numbers for
+    every batch of the step.
 
     Args:
         keys: 16 secret bytes of each client; an entry is None where the client is absent.
@@ -63,14 +64,14 @@ class ModelRandomness(TorchDispatchMode):
         step: int = 0,
         clients: Sequence[int] | None = None,
     ) -> None:
-        """Begin a pass over a padded batch.
+        """Begin a pass over a padded batch, which consists of slots of R rows.
 
         Args:
-            examples: numbers of the examples in each place of the batch, at most `rows` of each.
-            rows: number of rows R of a place.
-            views: number of views V of each example, in successive rows.
+            examples: indices of the examples in each slot, at most `rows` of them.
+            rows: number of rows R of a slot.
+            views: number of augmented views V of each example, in successive rows.
             step: number of the step in the round.
-            clients: index of the client of each place; with None, client k has place k.
+            clients: index of the client of each slot; with None, slot k belongs to client k.
         """
         self._examples, self._rows, self._views, self._step = examples, rows, views, step
         self._clients = range(len(examples)) if clients is None else clients

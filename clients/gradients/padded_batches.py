@@ -1,10 +1,10 @@
-"""Batches cut into padded batches ("padded batches") of a fixed, public shape.
+"""Padded batches: a client's batch cut into pieces of a fixed, public number of rows.
 
 The last bits of a matrix product depend on its number of rows. If that were the private number of
 examples in a batch, one example could change the contributions of all others. The proof of DP-SGD,
 in which a contribution depends on the parameters and its example alone, would not hold. So every
 pass has K clients with R rows each, both public. The size of a batch decides only the number of
-padded batches; rows without an example are zeros, and contribute nothing.
+padded batches. Rows without an example are zeros and contribute nothing.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,10 +23,10 @@ _SMALL_BYTES = 1 << 23  # of all clients' examples, which take a millisecond to 
 
 
 def padded_rows(usual_batch: int, most: int | None = None) -> int:
-    """Return the number of rows R of a client in a padded batch: a multiple of 8, or 1.
+    """Return the number of rows R that each client has in a padded batch: a multiple of 8, or 1.
 
-    With other numbers, libraries compute the last rows of a product in another way, and a row's
-    last bits would depend on its place.
+    With other numbers, libraries compute the last rows of a matrix product in another way. The last
+    bits of a row would then depend on its position.
 
     Args:
         usual_batch: a public number of examples that few batches exceed.
@@ -42,11 +42,11 @@ def padded_rows(usual_batch: int, most: int | None = None) -> int:
 
 
 def padded_parts(values: Tensor, rows: int) -> list[Tensor]:
-    """Return a tensor (n, ...) as tensors (rows, ...), the last one padded with zero rows.
+    """Split a tensor (n, ...) into tensors (rows, ...), the last one filled up with zero rows.
 
     Args:
         values: the tensor (n, ...), with n at least 1.
-        rows: number of rows of each padded tensor.
+        rows: number of rows of each returned tensor.
     """
     parts = list(values.split(rows))
     missing = rows - len(parts[-1])
@@ -56,15 +56,15 @@ def padded_parts(values: Tensor, rows: int) -> list[Tensor]:
 
 
 class BatchReader:
-    """Reads the batches of several clients as padded batches.
+    """Reader that cuts the batches of several clients into padded batches.
 
     Args:
         data: features (n, ...) and targets (n, ...) of each client; an entry is None where the
             client is absent.
         rows: number of rows R of each client in a padded batch.
         dtype: type of the rows' weights.
-        views: source of random views for each client, all with the same number of views; None where
-            examples have no views.
+        views: source of random augmented views for each client, all with the same number of views;
+            None where examples have no views.
         randomness: source of the model's random numbers, which is told the examples of each padded
             batch; None where the model draws none.
     """
@@ -89,14 +89,14 @@ class BatchReader:
     def padded_batches(
         self, batches: Sequence[np.ndarray | None], step: int = 0
     ) -> Iterator[PaddedBatch]:
-        """Yield the padded batches of one batch of each client.
+        """Yield padded batches until each client's batch has been read.
 
-        The next padded batch overwrites the memory of the one before.
+        The next padded batch overwrites the memory of the previous one.
 
         Args:
             batches: indices of the examples in each client's batch; an entry is None where the
                 client has no batch.
-            step: number of the step in the round, for the views.
+            step: number of the step in the round, for the augmented views.
         """
         rows = self._rows
         longest = max((len(batch) for batch in batches if batch is not None), default=0)
@@ -107,16 +107,16 @@ class BatchReader:
     def packed(
         self, batches: Sequence[np.ndarray | None], places: int, step: int = 0
     ) -> Iterator[tuple[Sequence[int], PaddedBatch]]:
-        """Yield padded batches without empty places, each with the client of every filled place.
+        """Yield tightly packed padded batches, each with the clients of its filled slots.
 
-        Places are filled in order of clients, each client as many as its batch needs. The last
-        padded batch may have places with padding rows only.
+        A padded batch consists of slots of R rows. Slots are filled in the order of clients, each
+        client as many as its batch needs. Only the last padded batch may have empty slots.
 
         Args:
             batches: indices of the examples in each client's batch; an entry is None where the
                 client has no batch.
-            places: number of places of a padded batch, each with R rows.
-            step: number of the step in the round, for the views.
+            places: number of slots of a padded batch, each with R rows.
+            step: number of the step in the round, for the augmented views.
         """
         filled = [
             (client, batch[at : at + self._rows])

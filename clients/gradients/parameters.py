@@ -20,13 +20,13 @@ class FlatParameters:
     Attributes:
         data: the flat tensor (size,).
         names: name of each parameter.
-        tensors: the parameters.
+        tensors: tensor of each parameter.
         sizes: number of values of each parameter.
-        index: index of each parameter by the id of its tensor.
+        index: index of each parameter, by Python's `id` of its tensor.
 
     Raises:
-        ValueError: nothing is trainable, a lazy layer has no values yet, or parameters differ in
-            type or device.
+        ValueError: no parameter is trainable, a lazy layer has no values yet, or parameters differ
+            in type or device.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -61,19 +61,19 @@ class FlatParameters:
         return self.data.numel()
 
     def views(self, flat: Tensor) -> list[Tensor]:
-        """Return a view of a flat tensor (size,) for each parameter, in the parameter's shape."""
+        """Return one view of a flat tensor (size,) for each parameter, in the parameter's shape."""
         places = self.slices(range(len(self.tensors)))
         return [flat[at].view(p.shape) for at, p in zip(places, self.tensors, strict=True)]
 
     def slices(self, indices: Sequence[int]) -> list[slice]:
-        """Return the slice of the flat tensor for each of some parameters, given by index."""
+        """Return the slices of the flat tensor that hold the parameters with the given indices."""
         return [self._places[index] for index in indices]
 
     def group_slices(self, groups: Sequence[Sequence[int]]) -> list[tuple[slice, int]]:
-        """Return pairs (slice of the flat tensor, number of its group), as few as possible.
+        """Return slices that cover the flat tensor, with the group of each; as few as possible.
 
         Args:
-            groups: parameter indices of each group; together all parameters.
+            groups: indices of the parameters in each group; together these are all parameters.
         """
         of = {index: number for number, group in enumerate(groups) for index in group}
         slices: list[tuple[slice, int]] = []
@@ -85,7 +85,7 @@ class FlatParameters:
         return slices
 
     def stacked_views(self, rows: Tensor) -> list[Tensor]:
-        """Return a view (K, *shape) of flat rows (K, size) for each parameter."""
+        """Return, for each parameter, a view (K, *shape) into K clients' flat values (K, size)."""
         parts = rows.detach().split_with_sizes(self.sizes, 1)
         return [
             part.unflatten(1, p.shape) if p.ndim != 1 else part

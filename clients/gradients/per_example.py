@@ -1,4 +1,4 @@
-"""Clipped sums of per-example gradients: the interface of all methods that compute them."""
+"""Interface of all methods that compute clipped sums of per-example gradients."""
 
 import math
 from abc import ABC, abstractmethod
@@ -25,8 +25,8 @@ class BatchStatistics:
 
     Attributes:
         examples: number of examples.
-        not_finite: number of examples that contributed zero as their gradient was not finite.
-        within: number of examples with a gradient norm within the bound, for each group (m,).
+        not_finite: number of examples that contributed zero because their gradient was not finite.
+        within: number of examples with a gradient norm within the clipping norm, by group (m,).
     """
 
     examples: int
@@ -43,12 +43,12 @@ class BatchStatistics:
 
 @dataclass(frozen=True)
 class ClipBounds:
-    """Clipping rule, bounds and scales of the rows of a padded batch.
+    """Clipping rule, norms and scales for n rows of a padded batch, in m parameter groups.
 
     Attributes:
-        clipping: the clipping rule, the same for all clients up to its bounds.
+        clipping: the clipping rule, equal for all clients except for its clipping norms.
         members: parameter indices of each group.
-        bounds: clip norms C_m of each row's client, float64 (n, m); (1, m) with a single client.
+        bounds: clipping norms of each row's client, float64 (n, m); (1, m) with a single client.
         scales: factor of each row's clipped gradient in each group, float64 (n, m) or (n, 1); 0
             for a padding row.
     """
@@ -60,12 +60,12 @@ class ClipBounds:
 
     @classmethod
     def of_client(cls, clipping: Clipping, groups: Groups, scales: Tensor) -> Self:
-        """Return the bounds for a padded batch of one client.
+        """Return the clipping norms and scales for a padded batch of one client.
 
         Args:
             clipping: the client's clipping rule.
-            groups: groups of the model's parameters, with the client's bounds.
-            scales: factor of each row's clipped gradient, float64 (n, m) or (n, 1).
+            groups: m groups of the model's parameters, with the client's clipping norms.
+            scales: factor of each of the n rows' clipped gradient, float64 (n, m) or (n, 1).
         """
         return cls(clipping, groups.members, scales.new_tensor([groups.bounds]), scales)
 
@@ -74,12 +74,13 @@ def clip_rows(norms: Tensor, clip: ClipBounds) -> tuple[tuple[Tensor, ...], Tens
     """Return the scaled clip factors of rows, and which rows are dropped as not finite.
 
     Args:
-        norms: gradient norms by group, float64 (n, m); those of dropped rows become NaN in place.
-        clip: bounds and scales of the rows.
+        norms: gradient norms of n rows in m groups, float64 (n, m); those of dropped rows become
+            NaN in place.
+        clip: clipping norms and scales of the rows.
 
     Returns:
-        The factors of the rows (n,) for each group, and which rows (n,) are dropped: None if none
-        is.
+        The factors of the rows (n,) for each group, and booleans (n,), true for dropped rows; the
+        second value may be None if no row is dropped.
 
     Guarantee: a row that is not finite in one group has factor 0 in all of them; a row's factors
     depend on that row alone.
@@ -102,14 +103,14 @@ def group_norms(
     members: Sequence[Sequence[int]],
     like: Tensor,
 ) -> Tensor:
-    """Return the gradient norm of each row in each group, float64 (n, m).
+    """Return the gradient norm of each of n rows in each of m parameter groups, float64 (n, m).
 
     Args:
         squared_norms: squared norms of the rows by parameter index, float64 (n,); unused
             parameters may be absent.
         rows: number of rows n.
         members: parameter indices of each group.
-        like: a parameter, for the device.
+        like: a parameter, which gives the device of the result.
     """
     columns = []
     for group in members:
@@ -125,7 +126,7 @@ PerExampleLoss = Callable[[Tensor, Tensor], Tensor]
 
 
 class UncoveredParameterError(FedsimError, RuntimeError):
-    """A model used parameters in a way that no layer rule covers.
+    """Error: a model used parameters in a way that no layer rule covers.
 
     Attributes:
         indices: indices of these parameters.
@@ -138,16 +139,17 @@ class UncoveredParameterError(FedsimError, RuntimeError):
 
 @dataclass(frozen=True)
 class PaddedBatch:
-    """A padded batch: R rows of each of K clients, where rows without an example are zeros.
+    """Padded batch: R rows of each of K clients, where rows without an example are zeros.
 
     Attributes:
         clients: number of clients K.
         features: features of the rows (K · R, ...), client after client.
         targets: targets of the rows (K · R, ...).
         weights: weights of the rows' losses (K · R,); 0 for padding rows.
-        views: number of views V of each example, in successive rows; there are K · R · V rows then.
-        randomness: source of the model's random numbers, keyed by example; None for torch's own, as
-            in checks.
+        views: number of augmented views V of each example, in successive rows; with views, the
+            batch has K · R · V rows.
+        randomness: source of the model's random numbers, keyed by example; with None, torch's own
+            random numbers are used, as in checks.
     """
 
     clients: int
@@ -159,17 +161,17 @@ class PaddedBatch:
 
     @property
     def keyed(self) -> AbstractContextManager[object]:
-        """Context of a forward pass in which random numbers are keyed by example."""
+        """Context of a forward pass; random numbers are keyed by example if `randomness` is set."""
         return nullcontext() if self.randomness is None else self.randomness
 
     @property
     def example_weights(self) -> Tensor:
-        """Weights of the examples (K · R,), which are those of their first views."""
+        """Weights of the losses of the K · R examples, equal for all views of an example."""
         return self.weights[:: self.views]
 
 
 class PerExampleGradients(ABC):
-    """Computes sums of clipped per-example gradients of a model's trainable parameters.
+    """Base class of methods that compute sums of clipped per-example gradients of a model.
 
     Args:
         model: the model; its trainable parameters become views of `parameters.data`.
@@ -192,15 +194,15 @@ class PerExampleGradients(ABC):
         self.parameters = FlatParameters(model) if parameters is None else parameters
 
     def begin_step(self, round_number: int, step: int, values: Tensor) -> slice | None:
-        """Prepare for a step, and return the columns of the values that the step updates.
+        """Prepare for a training step, and return the columns of the flat values that it updates.
 
         Args:
-            round_number: the round.
+            round_number: number of the round.
             step: number of the step in the round, from 0.
-            values: each client's flat values (K, size) before the step.
+            values: flat parameter values of each of K clients (K, size) before the step.
 
         Returns:
-            Slice of the columns of `values`, of the size of `parameters`; None for all columns.
+            Slice of the columns of `values`, as long as `parameters`; None for all columns.
         """
         return None
 
@@ -208,9 +210,9 @@ class PerExampleGradients(ABC):
         """Add each client's weighted sum of unclipped gradients to a tensor in place.
 
         Args:
-            values: each client's flat parameters (K, size).
-            padded: padded batch of n = K · R rows, with the weights of their losses.
-            into: tensor (K, size) to add Σ_i weight_i · gradient_i to.
+            values: flat parameters of each of K clients (K, size).
+            padded: padded batch with R rows of each client, and the weights of their losses.
+            into: tensor (K, size) to which Σ_i weight_i · gradient_i is added.
 
         Raises:
             TypeError: this method computes clipped sums only.
@@ -219,23 +221,23 @@ class PerExampleGradients(ABC):
 
     @abstractmethod
     def row_gradients(self, values: Tensor, padded: PaddedBatch) -> Mapping[int, ExampleUse]:
-        """Return the gradients of a padded batch's rows, by index of the parameter.
+        """Return the gradient of each row of a padded batch, by index of the parameter.
 
         A parameter that has no gradient is absent.
 
         Args:
-            values: each client's flat parameters (K, size).
-            padded: padded batch of n = K · R rows.
+            values: flat parameters of each of K clients (K, size).
+            padded: padded batch with R rows of each client.
         """
 
     def gradients(self, features: Tensor, targets: Tensor, values: Tensor | None = None) -> Tensor:
         """Return the unclipped per-example gradients (n, size), for checks on a few examples.
 
         Args:
-            features: features (n, ...), client after client.
+            features: features of n examples (n, ...), client after client.
             targets: targets (n, ...).
-            values: each client's flat parameters (K, size); None for one client with the model's
-                parameters.
+            values: flat parameters of each of K clients (K, size); with None, all examples belong
+                to one client, with the model's parameters.
         """
         data = self.parameters.data
         values = data.unsqueeze(0) if values is None else values
@@ -248,14 +250,14 @@ class PerExampleGradients(ABC):
         return rows
 
     def clipped(self, values: Tensor, padded: PaddedBatch, clip: ClipBounds) -> "ClippedRows":
-        """Return scale · clip(gradient) of each example of a padded batch.
+        """Return the clipped gradient of each example of a padded batch, times the example's scale.
 
-        The gradient of an example with several views is their mean, which is clipped once.
+        The gradient of an example with several augmented views is their mean, clipped once.
 
         Args:
-            values: each client's flat parameters (K, size).
+            values: flat parameters of each of K clients (K, size).
             padded: the padded batch.
-            clip: bounds and scales of the examples.
+            clip: clipping norms and scales of the examples.
         """
         gradients = by_example(self.row_gradients(values, padded), padded.views)
         return clipped_rows(gradients, clip, clients=padded.clients, times=1.0 / padded.views)
@@ -268,14 +270,16 @@ class PerExampleGradients(ABC):
         Guarantee: the terms of the sum have the guarantee of `ClippedRows`.
 
         Args:
-            values: each client's flat parameters (K, size).
-            padded: the padded batch.
-            clip: bounds and scales of the examples.
-            into: tensor (K, size), float32 or float64, to add scale_k · Σ_i clip(gradient_i) to.
+            values: flat parameters of each of K clients (K, size).
+            padded: the padded batch of n examples.
+            clip: clipping norms in m groups, and scales of the examples.
+            into: tensor (K, size), float32 or float64, to which scale_i · clip(gradient_i) is added
+                for each example i.
 
         Returns:
-            Gradient norms by group, float64 (n, m), NaN for dropped examples; and which examples
-            (n,) were dropped as their gradient is not finite, None if none was.
+            Gradient norms by group, float64 (n, m), NaN for dropped examples; and booleans (n,),
+            true for examples dropped because their gradient is not finite, or maybe None if no
+            example was dropped.
         """
         rows = self.clipped(values, padded, clip)
         rows.add_to(self.parameters.stacked_views(into))
@@ -291,16 +295,16 @@ class PerExampleGradients(ABC):
         *,
         scale: float = 1.0,
     ) -> BatchStatistics:
-        """Add scale · Σ_i clip(gradient_i) of one client's n ≥ 0 examples to a tensor in place.
+        """Add the scaled sum of one client's clipped gradients to a tensor in place.
 
         Guarantee: the terms of the sum have the guarantee of `ClippedRows`.
 
         Args:
-            features: features of the examples (n, ...).
+            features: features of the examples (n, ...), where n may be 0.
             targets: targets of the examples (n, ...).
             clipping: the clipping rule.
-            groups: groups of the model's parameters, with their bounds.
-            into: tensor (size,), float64, to add to.
+            groups: groups of the model's parameters, with their clipping norms.
+            into: tensor (size,), float64, to which scale · Σ_i clip(gradient_i) is added.
             scale: factor of the sum.
         """
         n = len(features)
@@ -315,7 +319,7 @@ class PerExampleGradients(ABC):
 
 
 def by_example(found: Mapping[int, ExampleUse], views: int) -> dict[int, ExampleUse]:
-    """Return the gradients of examples by adding those of their views.
+    """Return the gradient of each example: the sum of the gradients of its augmented views.
 
     Args:
         found: gradients of n · views rows by parameter; an example's views are successive rows.
@@ -332,19 +336,19 @@ def by_example(found: Mapping[int, ExampleUse], views: int) -> dict[int, Example
 
 @dataclass(frozen=True)
 class ClippedRows:
-    """The clipped gradients of a padded batch's n examples: gradients with clip factors.
+    """Clipped gradients of the n examples of a padded batch, kept as gradients and clip factors.
 
-    Guarantee: each example's term of a sum has an L2 norm of at most scale · C_m in each group m;
-    padding rows, and examples whose gradient is not finite, add nothing. An example's term depends
-    on its client's parameters and the shape of the padded batch, and on no other row.
-    Only the rounding of a sum depends on other rows: `SumRounding` bounds it.
+    Guarantee: each example's term of a sum has an L2 norm of at most its scale times the clipping
+    norm, in each parameter group; padding rows, and examples whose gradient is not finite, add
+    nothing. An example's term depends on its client's parameters and the shape of the padded batch,
+    and on no other row. Only the rounding of a sum depends on other rows: `SumRounding` bounds it.
 
     Attributes:
-        found: the gradients by parameter.
-        members: parameter indices of each group.
+        found: the gradients by parameter index.
+        members: parameter indices of each of the m groups.
         norms: gradient norms by group, float64 (n, m), NaN for dropped examples.
-        factors: factors of the rows, float64 (K, R), for each group.
-        dropped: which rows were dropped (n,); None if none was.
+        factors: factors of the rows (R for each of K clients), float64 (K, R), for each group.
+        dropped: booleans (n,), true for dropped examples; it may be None if none was dropped.
     """
 
     found: Mapping[int, ExampleUse]
@@ -359,13 +363,13 @@ class ClippedRows:
 
     @torch.no_grad()
     def add_to(self, into: Sequence[Tensor], part: Part = WHOLE) -> None:
-        """Add the clipped gradients of a part of the padded batch to tensors in place.
+        """Add the clipped gradients of some rows of the padded batch to tensors in place.
 
         The order of the additions is the one that `SumRounding` assumes.
 
         Args:
-            into: a tensor (k, *shape) for each parameter, for the k clients of the part; float64,
-                or float32 where the batch is small enough for float32 sums.
+            into: a tensor (k, *shape) for each parameter, for the k clients in `part`; float64, or
+                float32 where the batch is small enough for float32 sums.
             part: rows of the padded batch to add.
         """
         factors = self._single if into[0].dtype == torch.float32 else self.factors
@@ -395,13 +399,13 @@ def clipped_rows(
     clients: int = 1,
     times: float = 1.0,
 ) -> ClippedRows:
-    """Return scale_i · clip(times · gradient_i) of each of n rows.
+    """Return the clipped and scaled gradients of n rows: scale_i · clip(times · gradient_i).
 
     Args:
-        found: the gradients by parameter; a parameter without gradients is absent.
-        clip: bounds and scales of the rows.
+        found: the gradients by parameter index; a parameter without gradients is absent.
+        clip: clipping norms and scales of the rows.
         clients: number of clients K.
-        times: factor of each gradient, such as n for gradients of a mean over the rows.
+        times: factor of each gradient before clipping, such as n for gradients of a mean over rows.
     """
     n, like = clip.scales.shape[0], clip.scales
     squared = {index: of.squared_norms(index) for index, of in sorted(found.items())}
@@ -421,9 +425,10 @@ def batch_statistics(clip: ClipBounds, norms: Tensor, dropped: Tensor | None) ->
     """Return the counts of examples in clipping for a padded batch of one client.
 
     Args:
-        clip: bounds and scales of the rows; a row of scale 0 is a padding row.
+        clip: clipping norms for m parameter groups, and scales of n rows; scale 0 marks a padding
+            row.
         norms: gradient norms by group, float64 (n, m), NaN for dropped rows.
-        dropped: which rows were dropped (n,); None if none was.
+        dropped: booleans (n,), true for dropped rows; None if none was dropped.
     """
     real = (clip.scales > 0).any(1)
     within = ((norms <= clip.bounds) & real.unsqueeze(1)).sum(0).tolist()

@@ -1,8 +1,9 @@
-"""A recorded pass: a model's layers run by rules and record each use of trained parameters.
+"""Recorded passes: a model's layers run by layer rules and record each use of trained parameters.
 
-The model itself is unchanged: during a pass, `forward` of each module with trained parameters is
-replaced by its rule. A backward pass fills the recorded uses with gradients. Each call of a layer
-is a separate use, so layers may be reused and forward passes may interleave.
+A use is one call of a layer. The model itself is unchanged: during a pass, `forward` of each module
+with trained parameters is replaced by its rule. A backward pass fills the recorded uses with
+gradients. Each call of a layer is a separate use, so layers may be reused and forward passes may
+interleave.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,14 +23,14 @@ from fedsim.clients.gradients.per_example import UncoveredParameterError
 
 
 class Recording:
-    """Records the uses of trained parameters in one pass over a padded batch.
+    """Record of the layer calls ("uses" of trained parameters) in one pass over a padded batch.
 
     Guarantee: a use is recorded when a backward pass that starts after the forward pass goes
     through it, once for each such backward pass. A forward pass alone records nothing.
 
     Args:
         parameters: flat layout of the model's trained parameters.
-        values: each client's parameters (K, *shape), by parameter index.
+        values: values of each parameter for K clients (K, *shape), by parameter index.
         rows: number of rows n of the padded batch.
 
     Attributes:
@@ -46,16 +47,16 @@ class Recording:
 
     @cached_property
     def anchor(self) -> Tensor:
-        """A leaf tensor that every recorded output depends on: backward to it reaches all uses."""
+        """Leaf tensor that all recorded outputs depend on, so a backward pass reaches them all."""
         return torch.zeros((), requires_grad=True)
 
     @property
     def clients(self) -> int:
-        """Number of clients K."""
+        """Number of clients K in the padded batch of the pass."""
         return self._values[0].shape[0]
 
     def operand(self, parameter: Tensor) -> Operand:
-        """Return a parameter of all clients (K, *shape), trained or frozen."""
+        """Return the values (K, *shape) of a trained or frozen parameter for all K clients."""
         index = self.parameters.index.get(id(parameter))
         if index is None:
             frozen = parameter.detach()
@@ -63,21 +64,22 @@ class Recording:
         return Operand(self._values[index], index)
 
     def values_of(self, index: int) -> Tensor:
-        """Return a parameter of all clients (K, *shape), by its index."""
+        """Return the values (K, *shape) of a trained parameter for all K clients, by its index."""
         return self._values[index]
 
     def record(self, use: LayerUse, x: Tensor) -> Tensor:
-        """Return the output of a layer's use, which is recorded in the backward pass.
+        """Return the output of a layer call, and have the backward pass record the call.
 
-        Under autocast the output has the type that autocast chooses. Input and output gradient are
-        converted to the type of the parameters for norms and sums.
+        Under autocast the output has the type that autocast chooses. The gradients at the input and
+        at the output are converted to the type of the parameters for norms and sums.
 
         Args:
-            use: the use of the layer's parameters.
+            use: the layer call, with the layer's parameters.
             x: input of the layer (n, ...), one row per example.
 
         Raises:
-            UncoveredParameterError: the input has another number of rows.
+            UncoveredParameterError: the input does not have one row for each row of the padded
+                batch.
         """
         self.check_rows(use, x)
         if x.is_floating_point() and x.dtype != self.dtype:
@@ -86,7 +88,7 @@ class Recording:
         return output
 
     def check_rows(self, use: LayerUse, x: Tensor) -> None:
-        """Check that an input (n, ...) has one row per example.
+        """Check that a layer's input x (n, ...) has one row for each row of the padded batch.
 
         Raises:
             UncoveredParameterError: the input has another number of rows.
@@ -99,9 +101,10 @@ class Recording:
             )
 
     def note(self, use: ExampleUse) -> None:
-        """Store a use whose gradients a backward pass has filled in.
+        """Store a layer call after a backward pass has filled in its gradients.
 
-        Backward passes inside the model's forward are ignored, since they are not of the loss.
+        Calls from backward passes inside the model's forward are ignored, as they do not belong to
+        the gradient of the loss.
         """
         if not self.is_running:
             self.uses.append(use)
@@ -132,7 +135,7 @@ class _Recorded(torch.autograd.Function):
 
 
 class RuledModel:
-    """A model whose modules run by layer rules, or as units through `torch.func`.
+    """Model whose modules run by layer rules, or through `torch.func` if listed in `units`.
 
     Args:
         model: the model.
@@ -140,7 +143,7 @@ class RuledModel:
         units: names of modules to run through `torch.func`; "" is the whole model.
 
     Attributes:
-        uncovered: indices of the trained parameters that neither a rule nor a unit covers.
+        uncovered: indices of the trained parameters that no rule and no module of `units` covers.
     """
 
     def __init__(
@@ -166,19 +169,19 @@ class RuledModel:
 
     @cached_property
     def covers_root(self) -> bool:
-        """Whether the model's root module runs by a rule or as a unit."""
+        """Whether the model's root module itself runs by a layer rule or through `torch.func`."""
         return any(module is self.model for module, _ in self._calls)
 
     @cached_property
     def unit_modules(self) -> frozenset[nn.Module]:
-        """The modules that run through `torch.func`."""
+        """Modules that run through `torch.func`."""
         return frozenset(self.model.get_submodule(name) for name in self.units)
 
     def start(self, values: Tensor, rows: int) -> Recording:
-        """Return the recording of a new pass.
+        """Return the empty recording of a new pass.
 
         Args:
-            values: each client's flat parameters (K, size).
+            values: flat parameters of each of K clients (K, size).
             rows: number of rows n of the padded batch.
         """
         if self._stacked is None or self._stacked[0] is not values:
@@ -188,19 +191,19 @@ class RuledModel:
     def fill(
         self, recording: Recording, outputs: Tensor, g: Tensor | None, others: Sequence[Tensor] = ()
     ) -> tuple[Tensor | None, ...]:
-        """Run the backward pass, which fills the recorded uses with gradients.
+        """Run the backward pass, which fills the recorded layer calls with gradients.
 
         Args:
             recording: the recording of the pass.
             outputs: outputs of the model, or a scalar loss.
             g: gradient at the outputs; None for a scalar loss.
-            others: other tensors to return the gradients of.
+            others: other tensors whose gradients are returned.
 
         Returns:
             The gradients of `others`; None for a tensor that the outputs do not depend on.
 
         Raises:
-            UncoveredParameterError: a gradient reached a parameter outside the recorded uses.
+            UncoveredParameterError: a gradient reached a parameter outside the recorded calls.
         """
         if not outputs.requires_grad:  # nothing trained was used
             return (None,) * len(others)
@@ -215,7 +218,7 @@ class RuledModel:
 
     @contextmanager
     def in_place(self, recording: Recording) -> Iterator[None]:
-        """Context in which the model's modules run by their rules."""
+        """Return a context in which the model's modules run by their layer rules."""
         before = [(module, vars(module).get("forward")) for module, _ in self._calls]
         recording.is_running = True
         try:

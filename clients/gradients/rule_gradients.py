@@ -1,6 +1,6 @@
-"""Per-example gradients by layer rules, for one client or vectorized clients.
+"""Per-example gradients by layer rules, for one client or several clients at once.
 
-A loss with a method for its gradient at the outputs saves a backward pass of torch.
+A loss that computes its gradient at the outputs itself saves a backward pass of torch.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +21,7 @@ _Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 class KnownGradient(Protocol):
-    """A loss that computes its gradient at the outputs in closed form."""
+    """Protocol of a loss that computes its gradient at the outputs in closed form."""
 
     def output_gradient(
         self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None
@@ -31,13 +31,13 @@ class KnownGradient(Protocol):
         Args:
             outputs: outputs of the model (n, ...).
             targets: targets of the examples (n, ...).
-            weights: weights of the losses (n,); None for 1.
+            weights: weights of the losses (n,); with None, each weight is 1.
         """
         ...
 
 
 def known_gradient(loss: Any) -> KnownGradient | None:
-    """Return the loss if it has a closed-form gradient; None otherwise."""
+    """Return the loss itself if it computes its gradient in closed form, and None otherwise."""
     # isinstance with a protocol takes as long as the gradient.
     return loss if hasattr(loss, "output_gradient") else None
 
@@ -78,18 +78,18 @@ def scaled_loss(loss: _Loss, factor: float) -> _Loss:
 
 
 class RuleGradients(PerExampleGradients):
-    """Computes clipped sums of per-example gradients by layer rules (book-keeping).
+    """Method that computes clipped sums of per-example gradients by layer rules (book-keeping).
 
     A pass is one forward, one backward with respect to activations, and one weighted weight
-    gradient. The examples of a padded batch pass through the model together: `check_isolation` must
-    have refused a model or a loss that couples them.
+    gradient. The examples of a padded batch pass through the model together. So `check_isolation`
+    must have refused a model or a loss that couples them.
 
     Args:
         model: the model; its trainable parameters become views of `parameters.data`.
         loss: function of (outputs, targets) that returns one value per example.
         parameters: flat layout of `model` if it exists already; None to make it.
         units: names of modules that run through `torch.func`.
-        stacks: whether a padded batch may have several clients (see `choice`).
+        stacks: whether a padded batch may have several clients, as `gradients_for` finds out.
 
     Source: book-keeping, Bu et al. 2023, "Differentially Private Optimization on Large Model at
     Small Cost".
@@ -115,16 +115,16 @@ class RuleGradients(PerExampleGradients):
         return self.ruled.units
 
     def row_gradients(self, values: Tensor, padded: PaddedBatch) -> Mapping[int, ExampleUse]:
-        """Return the gradients of a padded batch's rows, by index of the parameter."""
+        """Return the gradient of each row of a padded batch, by index of the parameter."""
         return by_parameter(self.record(values, padded))
 
     def add_sums(self, values: Tensor, padded: PaddedBatch, into: Tensor) -> None:
         """Add each client's weighted sum of unclipped gradients to a tensor in place.
 
         Args:
-            values: each client's flat parameters (K, size).
-            padded: padded batch of n = K · R rows, with the weights of their losses.
-            into: tensor (K, size) to add Σ_i weight_i · gradient_i to.
+            values: flat parameters of each of K clients (K, size).
+            padded: padded batch with R rows of each client, and the weights of their losses.
+            into: tensor (K, size) to which Σ_i weight_i · gradient_i is added.
         """
         uses = self.record(values, padded)
         views = self.parameters.stacked_views(into)
@@ -138,11 +138,11 @@ class RuleGradients(PerExampleGradients):
                     use.add_weighted(index, None, views[index])
 
     def record(self, values: Tensor, padded: PaddedBatch) -> Sequence[ExampleUse]:
-        """Return the uses of parameters with their gradients, from one forward and backward pass.
+        """Run one forward and backward pass, and return the layer calls with their gradients.
 
         Args:
-            values: each client's flat parameters (K, size).
-            padded: padded batch of n = K · R rows.
+            values: flat parameters of each of K clients (K, size).
+            padded: padded batch with R rows of each client.
 
         Raises:
             UncoveredParameterError: a parameter was used in a way that no rule covers.
@@ -171,8 +171,8 @@ class RuleGradients(PerExampleGradients):
 def by_parameter(uses: Sequence[ExampleUse]) -> dict[int, ExampleUse]:
     """Return the per-example gradients of each parameter that was used, by its index.
 
-    Uses of one linear layer (a cell over time) are joined to one use of a longer sequence; other
-    repeated uses (a table tied to an output layer) are added.
+    Several calls of one linear layer (in a recurrent cell) are joined to one call on a longer
+    sequence. For other parameters that are used several times, the gradients are added.
     """
     used: dict[int, list[ExampleUse]] = {}
     for use in uses:

@@ -1,7 +1,7 @@
 """Sequential models, run forwards and backwards without torch's autograd.
 
-For small models, autograd takes longer than the arithmetic. A module without a backward function
-here runs by autograd, between the other modules.
+For small models, autograd takes longer than the arithmetic. A module without a backward function in
+this file runs by autograd, between the other modules.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -54,7 +54,7 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 
 class ModuleSequence:
-    """Runs a sequential model and its backward pass without torch's autograd.
+    """Runner of a sequential model and its backward pass without torch's autograd.
 
     Args:
         ruled: the model with its layer rules.
@@ -77,15 +77,15 @@ class ModuleSequence:
 
     @property
     def is_usable(self) -> bool:
-        """Whether the model is still a sequence of the same modules, and has no hooks."""
+        """Whether the model is still a sequence of the same modules and has no hooks."""
         if not self._is_sequence or any(self._hooks):
             return False
         return all(tuple(children.values()) == before for children, before in self._children)
 
     def run(self, recording: Recording, x: Tensor) -> tuple[Tensor, Callable[[Tensor], None]]:
-        """Return the outputs of a padded batch, and the function of its backward pass.
+        """Return the outputs of a padded batch, and a function that runs the backward pass.
 
-        The function takes the gradient at the outputs and fills the recorded uses.
+        The function takes the gradient at the outputs and fills in the gradients of layer calls.
 
         Args:
             recording: the recording of the pass.
@@ -109,11 +109,11 @@ class ModuleSequence:
         return None
 
     def record(self, padded_batches: Sequence[Recording], x: Tensor) -> Tensor:
-        """Return the outputs (n, ...), whose backward pass by torch fills the recorded uses.
+        """Return the outputs (n, ...), whose backward pass by torch fills the recorded layer calls.
 
         Args:
             padded_batches: recordings of successive padded batches with the same number of rows,
-                for the rows of x and padding.
+                which together hold the rows of x and padding.
             x: features of the rows (n, ...), without a gradient.
         """
         outputs: Any = _RunSequence.apply(padded_batches[0].anchor, x, self, padded_batches)

@@ -1,1 +1,1 @@
-"""Privacy mechanisms of clients: one abstract interface, one planner, a module for each kind."""
+"""Privacy mechanisms of clients: one interface, one planner, and a module for each mechanism."""

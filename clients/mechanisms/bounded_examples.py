@@ -1,4 +1,4 @@
-"""Public bounds on the norms of examples, and functions that scale examples to them."""
+"""Public bounds on the norms of examples, and functions that scale examples to the bounds."""
 
 import math
 from dataclasses import dataclass
@@ -11,15 +11,15 @@ from fedsim.clients.mechanisms.kinds import LossName
 
 @dataclass(frozen=True)
 class BoundedExamples:
-    """Number of features and targets of an example, and bounds on their L2 norms.
+    """Sizes of an example's features and targets, and public bounds on their L2 norms.
 
     Attributes:
         loss: name of the loss, which determines the targets: a class (cross_entropy), k labels in
             [0, 1] (bce), or k numbers (mse).
-        features: d, number of features of an example.
-        targets: k, number of classes, labels or numbers.
-        max_feature_norm: R, bound on the L2 norm of the features.
-        max_target_norm: Y, bound on the L2 norm of the targets of mse; None for the other losses.
+        features: number d of features of an example.
+        targets: number k of classes, labels or numbers.
+        max_feature_norm: bound R on the L2 norm of the features.
+        max_target_norm: bound Y on the L2 norm of the targets of mse; None for the other losses.
 
     Raises:
         ValueError: mse comes without `max_target_norm`, or another loss comes with it.
@@ -38,7 +38,7 @@ class BoundedExamples:
 
     @property
     def target_norm(self) -> float:
-        """Bound on the L2 norm of a row of `target_rows`."""
+        """Bound on the L2 norm of a row that `target_rows` returns."""
         match self.loss:
             case "cross_entropy":
                 return 1.0
@@ -48,7 +48,7 @@ class BoundedExamples:
                 return self.max_target_norm or 0.0
 
     def target_rows(self, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return targets as rows of bounded norm, float64 (n, k), and which are valid, bool (n,).
+        """Return targets as rows of bounded norm, float64 (n, k), and whether each is valid, (n,).
 
         A class becomes its one-hot row. The row of an invalid target is zeros.
 
@@ -68,7 +68,7 @@ class BoundedExamples:
         return torch.where(finite.unsqueeze(1), rows, 0.0).clamp(0.0, 1.0), finite
 
     def targets_of(self, rows: Tensor, like: Tensor) -> Tensor:
-        """Return noisy rows turned back into targets: a class by argmax, a label by rounding.
+        """Return targets from noisy rows: a class is the argmax of its row, and a label is rounded.
 
         Args:
             rows: noisy rows, float64 (n, k).
@@ -82,13 +82,13 @@ class BoundedExamples:
 
 
 def bounded_rows(values: Tensor, bound: float) -> tuple[Tensor, Tensor]:
-    """Return rows clipped to L2 norm `bound`, float64 (n, d), and which were finite, bool (n,).
+    """Return rows clipped to an L2 norm, float64 (n, d), and whether each was finite, bool (n,).
 
     Guarantee: a row depends on the same row of the values alone; a row that is not finite becomes
     0. The norm of a row is at most (1 + (d + 16) 2⁻⁵³) times the bound.
 
     Args:
-        values: values of n examples (n, ...).
+        values: values of n examples (n, ...), d numbers for each example.
         bound: largest L2 norm of a row.
     """
     rows = values.double().flatten(1) if values.ndim > 1 else values.double().unsqueeze(1)

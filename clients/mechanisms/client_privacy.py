@@ -1,4 +1,4 @@
-"""Resolves the entries of `privacy.clients` into the privacy settings of every client."""
+"""Resolution of the entries of `privacy.clients` into the privacy settings of every client."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ Table = Mapping[int, OwnPrivacySettings]  # client → its line of a csv file
 
 @dataclass(frozen=True)
 class ClientPrivacy:
-    """The privacy settings of one client.
+    """Privacy settings of one client, with the group that they come from.
 
     Attributes:
         privacy: the client's settings.
@@ -32,11 +32,12 @@ def resolve_client_privacy(
     tables: Mapping[str, Table],
     clients_per_round: int | None = None,
 ) -> tuple[ClientPrivacy, ...]:
-    """Return the privacy settings of clients 0 ... num_clients − 1.
+    """Return the privacy settings of all clients, from client 0 on.
 
     The entry of a single client overrides that of its group, which overrides the settings of all
-    clients. The members of a `share` are drawn, in the order of the entries, from the clients that
-    no other entry names. The draw depends on the seed alone.
+    clients. A `share` is a group given by its share of the clients. Its members are drawn, in the
+    order of the entries, from the clients that no other entry names. The draw depends on the seed
+    alone.
 
     Args:
         privacy: the `privacy` section.

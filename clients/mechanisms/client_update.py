@@ -1,10 +1,10 @@
-"""The Gaussian mechanism on a client's whole update, once a round, for any local training.
+"""Gaussian mechanism on a client's whole update, once a round, after any local training.
 
 | case                              | release                          | event                |
 |-----------------------------------|----------------------------------|----------------------|
 | the client has no examples        | noise alone                      | the same, charged    |
 | an update is NaN or infinite      | noise alone                      | the same             |
-| z = 0                             | the clipped update, off the grid | Gaussian(0): ε is ∞  |
+| noise multiplier 0                | the clipped update, off the grid | Gaussian(0): ε is ∞  |
 """
 
 import math
@@ -34,14 +34,17 @@ COUNT_SENSITIVITY = 0.5
 
 @dataclass(frozen=True)
 class UpdateMechanism(UpdateRelease, SummedMechanism):
-    """Releases a client's update, clipped to L2 norm S, on the grid, with noise of deviation z S.
+    """Mechanism that releases a client's clipped update with Gaussian noise, once a round.
 
-    The update is the trained model minus the global one, both of the trained parameters alone.
-    Local training may take any number of steps by any optimizer, as only the update is released
-    (McMahan et al. 2018, arXiv:1710.06963, with the noise at the client or in the sum).
+    The update is the trained model minus the global one, in the trained parameters alone. It is
+    clipped to L2 norm S, rounded to an integer grid, and gets noise of standard deviation z S, with
+    noise multiplier z. Local training may take any number of steps by any optimizer, as only the
+    update is released (McMahan et al. 2018, arXiv:1710.06963, with the noise at the client or in
+    the sum).
 
-    With adaptive clipping the centred bit b − ½ is one more coordinate, with noise σ_b (Andrew et
-    al. 2021, arXiv:1905.03871, Theorem 1). The server adapts S to these bits.
+    With adaptive clipping the bit b − ½ is released too, with noise σ_b, where b is 1 if the update
+    is not clipped and 0 otherwise (Andrew et al. 2021, arXiv:1905.03871, Theorem 1). The server
+    adapts S to these bits.
 
     Guarantee: all data of the client together move the integers of a release by at most 2²⁴ / z'
     in L2 norm under zero_out, and by twice that under replace_one, for every S > 0. So the release
@@ -57,16 +60,18 @@ class UpdateMechanism(UpdateRelease, SummedMechanism):
     is zeroed out. Two independent Gaussian releases are one, `JointGaussian`. ∎
 
     Attributes:
-        max_update_norm: S, clip norm of the update.
-        noise_multiplier: z of the whole release of a round.
-        dimensions: d, number of trained parameters of the model; 0 as long as it is unknown, and
+        max_update_norm: clipping norm S of the update.
+        noise_multiplier: noise multiplier z of the whole release of a round.
+        dimensions: number d of trained parameters of the model; 0 as long as it is unknown, and
             then `mechanism` ignores the effect of the grid.
-        count_noise: σ_b, noise on the bit of adaptive clipping, or None if S is fixed.
+        count_noise: standard deviation σ_b of the noise on the bit of adaptive clipping, or None if
+            S is fixed.
         participation_rate: probability that the client is in a round, if the draw of clients is
             secret; otherwise 1.
 
     Raises:
-        ValueError: an attribute is outside its range, or the bit alone costs more than z allows.
+        ValueError: an attribute is outside its range, or the bit alone costs more privacy than z
+            allows.
     """
 
     max_update_norm: float
@@ -94,7 +99,7 @@ class UpdateMechanism(UpdateRelease, SummedMechanism):
 
     @property
     def update_noise(self) -> float:
-        """z_Δ: noise multiplier of the update that gives the update and the bit together z."""
+        """Noise multiplier of the update alone, without the noisy bit of adaptive clipping."""
         z = self.noise_multiplier
         if self.count_noise is None or z == 0.0:
             return z
@@ -102,12 +107,12 @@ class UpdateMechanism(UpdateRelease, SummedMechanism):
 
     @property
     def mechanism(self) -> Event:
-        """The privacy event of a round that the client is in: of the update, and the bit if any."""
+        """Privacy event of a round with the client: its noisy update, and its noisy bit if any."""
         return self._release(1.0)
 
     @property
     def effective_noise_multiplier(self) -> float:
-        """Effective noise multiplier z' ≤ z of `mechanism`, of update and bit together."""
+        """Noise multiplier of update and bit together that is left after rounding to the grid."""
         return group_noise_multiplier(self._part_multipliers())
 
     @property
@@ -117,17 +122,17 @@ class UpdateMechanism(UpdateRelease, SummedMechanism):
 
     @property
     def adapted_clip_norm(self) -> float | None:
-        """S under adaptive clipping, or None if S is fixed."""
+        """Clipping norm of the update under adaptive clipping, or None if it is fixed."""
         return None if self.count_noise is None else self.max_update_norm
 
     @property
     def update_step(self) -> float:
-        """Length of a grid step in units of the update: z_Δ S 2⁻²⁴; 1 without noise."""
+        """Length of an integer-grid step, in units of the update; it is 1 if no noise is added."""
         return self.update_noise * self.max_update_norm / DEVIATION or 1.0
 
     @property
     def count_step(self) -> float:
-        """Length of a grid step in units of the bit: σ_b 2⁻²⁴; 1 without noise."""
+        """Grid step in units of the bit of adaptive clipping; it is 1 if the bit gets no noise."""
         noisy = self.count_noise is not None and self.noise_multiplier
         return (self.count_noise or 0.0) / DEVIATION if noisy else 1.0
 
@@ -144,7 +149,7 @@ class UpdateMechanism(UpdateRelease, SummedMechanism):
         return [(event if rate == 1.0 else PoissonSampled(rate, event), steps)] if steps else []
 
     def for_model(self, parameters: FlatParameters) -> Self:
-        """Return the mechanism for a model; its events account for rounding to the grid.
+        """Return the mechanism for a model; its events account for rounding to the integer grid.
 
         Args:
             parameters: the model's trained parameters.
@@ -166,15 +171,15 @@ class UpdateMechanism(UpdateRelease, SummedMechanism):
 
     @property
     def value_noise(self) -> float:
-        """z_Δ: noise multiplier of the update alone, as `update_noise`."""
+        """Noise multiplier of the update alone, equal to `update_noise`."""
         return self.update_noise
 
     def sum_scale(self, weight: int, *, lr: float, clip_norm: float) -> float:
-        """Return a_k S, the L2 sensitivity of the client's weighted update."""
+        """Return the weight times the clipping norm, the L2 sensitivity of the weighted update."""
         return weight * self.max_update_norm
 
     def of_sum(self, sums: SumPlan) -> SumPlan:
-        """Return the plan of a sum of updates, and of their bits under adaptive clipping."""
+        """Return the plan for a sum of updates, and of the bits of adaptive clipping."""
         if self.count_noise is None:
             return replace(sums, unit=-sums.unit)
         return replace(
@@ -185,7 +190,7 @@ class UpdateMechanism(UpdateRelease, SummedMechanism):
         )
 
     def against_server(self) -> Self:
-        """Return the mechanism against a server that knows which clients take part."""
+        """Return the mechanism with participation rate 1: the server knows who takes part."""
         return replace(self, participation_rate=1.0)
 
     def release_variance(
@@ -206,9 +211,10 @@ class UpdateMechanism(UpdateRelease, SummedMechanism):
         """Return the mechanism with one client's share of the noise in a sum.
 
         Args:
-            own: standard deviation of the share over S, multiplied by the client's weight.
-            honest: h, the number of shares in the smallest sum; a share of the bit's noise is
-                σ_b / √h.
+            own: standard deviation of the share over the clipping norm, multiplied by the client's
+                weight.
+            honest: number h of noise shares in the smallest sum; a share of the bit's noise is σ_b
+                / √h, with σ_b = `count_noise`.
         """
         if self.count_noise is None:
             return replace(self, noise_multiplier=own)
@@ -232,17 +238,18 @@ class UpdateMechanism(UpdateRelease, SummedMechanism):
         noises: Sequence[NoiseSource],
         has_data: Sequence[bool],
     ) -> ReleasedUpdates:
-        """Return the releases of K clients in a round.
+        """Return the released updates of K clients in a round.
 
-        Guarantee: with noise, a client's result is a function of the integers of its grid: the
-        rounded clipped update and bit, limited to ±2⁵¹, plus the integers that its noise source
-        draws. A client without data adds 0 to all of them, as zero-out adjacency says.
+        Guarantee: with noise, a client's result is a function of integers: the rounded clipped
+        update and bit, limited to ±2⁵¹, plus the integers that its noise source draws. A client
+        without data adds 0 to all of them, as zero-out adjacency says.
 
         Args:
             trained: parameters after local training (K, size).
             starts: parameters before local training (K, size).
-            mechanisms: the mechanism of each client, with its clip norm and grid.
-            noises: the noise source of each client, zeros where another party adds the noise.
+            mechanisms: the mechanism of each client, with its clipping norm and grid step.
+            noises: the noise source of each client; it gives zeros where another party adds the
+                noise.
             has_data: whether each client has any example.
         """
         updates = trained.double() - starts.double()
@@ -269,15 +276,16 @@ class UpdateMechanism(UpdateRelease, SummedMechanism):
         return ReleasedUpdates(clipped[:, :-1], clipped[:, -1].tolist())
 
     def resume(self, clip_norm: AdaptiveClipNorm | None) -> Self:
-        """Return the mechanism with the clip norm S that the server has adapted.
+        """Return the mechanism with the clipping norm that the server has adapted.
 
-        Guarantee: `mechanism` is the same for every S, so a wrong one costs accuracy only.
+        Guarantee: `mechanism` is the same for every clipping norm, so a wrong one costs accuracy
+        only.
 
         Args:
-            clip_norm: the adapted S; None keeps the first one.
+            clip_norm: the adapted clipping norm; None keeps the first one.
 
         Raises:
-            ValueError: S is fixed, or the value is no valid clip norm.
+            ValueError: the clipping norm is fixed, or the value is no valid clipping norm.
         """
         if clip_norm is None:
             return self
@@ -300,7 +308,7 @@ class UpdateMechanism(UpdateRelease, SummedMechanism):
 
 
 def clipped_updates(updates: Tensor, bounds: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """Clip updates to their L2 bounds, and return them in grid steps with flags of the unclipped.
+    """Return updates clipped to their L2 norms, in grid steps, and which of them were not clipped.
 
     Guarantee: a row of the result has an L2 norm of at most (1 + (d + 32) 2⁻⁵³) · bound / length,
     and depends on the same row of `updates` alone. An update with a value that is not finite
@@ -308,8 +316,8 @@ def clipped_updates(updates: Tensor, bounds: Tensor, lengths: Tensor) -> tuple[T
 
     Args:
         updates: updates of K clients, float64 (K, d).
-        bounds: clip norm S of each client, float64 (K,).
-        lengths: length of a grid step of each client, float64 (K,).
+        bounds: clipping norm of each client, float64 (K,).
+        lengths: length of a step of each client's integer grid, float64 (K,).
 
     Returns:
         The clipped updates in grid steps (K, d), and whether each was within its bound (K,).
@@ -326,7 +334,7 @@ def clipped_updates(updates: Tensor, bounds: Tensor, lengths: Tensor) -> tuple[T
 
 
 def draft(request: PlanRequest) -> Draft:
-    """Return the draft of a client that releases its whole update.
+    """Return the uncalibrated privacy plan of a client that releases its whole update.
 
     Args:
         request: the client's settings, schedule and model; its data and `local` are not used.

@@ -1,8 +1,8 @@
-"""The conditions on a run's choices under which its privacy theorems hold.
+"""Conditions on a run's choices under which its privacy theorems hold.
 
-Before a run the rules of the experiment file refuse choices that fail a condition; after it the
-privacy statement claims nothing for a record that fails one. This module imports neither torch nor
-numpy.
+Before a run, the rules of the experiment file refuse choices that fail a condition. After a run,
+the privacy statement claims nothing for a record that fails one. This module imports neither torch
+nor numpy.
 """
 
 from collections.abc import Callable, Mapping
@@ -40,18 +40,18 @@ CORRELATED: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Choices:
-    """The choices of a run that its privacy theorems depend on, from its settings or its record.
+    """Choices of a run that its privacy theorems depend on, from its settings or its record.
 
     Attributes:
-        trust: "local", "distributed" or "central".
+        trust: trust model, "local", "distributed" or "central".
         unit: privacy unit, "example" or "client".
         votes: whether clients vote on public queries.
         mechanism: value of `privacy.mechanism`.
-        adjacency: adjacency of the claim.
+        adjacency: adjacency of the privacy claim.
         sampling: name of the sampling of batches, or None if no batches are drawn, or if the
             record does not have it.
         clipping: name of the clipping of gradients or updates.
-        noise: "seeded" or "secure".
+        noise: "seeded" (drawn from the seed) or "secure" (drawn from the operating system).
         correlation: name of the correlation of noise from step to step; "none" if independent.
         local_steps: number of noisy steps of a client in a round, or None if there are several, or
             if the record does not have it.
@@ -76,19 +76,19 @@ class Choices:
 
     @property
     def kind(self) -> ReleaseKind:
-        """The kind of release; `NO_RELEASE` if `mechanism` is unknown."""
+        """Properties of the chosen mechanism; `NO_RELEASE` if `mechanism` is unknown."""
         if self.mechanism not in (GRADIENT_PERTURBATION, *KINDS):
             return NO_RELEASE
         return kind_of(unit=self.unit, mechanism=self.mechanism, votes=self.votes)
 
     @property
     def sums_steps(self) -> bool:
-        """Whether noise protects the sum over clients of one gradient step each."""
+        """Whether noise protects a sum over clients, to which each adds a single gradient step."""
         return self.trust in ("distributed", "central") and not protects_client(self.unit)
 
 
 def unmet(choices: Choices) -> dict[str, str]:
-    """Return the conditions that the choices fail: name of the condition → reason in words."""
+    """Return the conditions that the choices fail: the name of each, with a reason in words."""
     return {
         name: condition.objection(choices)
         for name, condition in CONDITIONS.items()
@@ -98,11 +98,11 @@ def unmet(choices: Choices) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Condition:
-    """A condition of a privacy theorem on the choices of a run.
+    """Condition of a privacy theorem on the choices of a run.
 
     Attributes:
-        fails: returns whether given choices fail the condition.
-        objection: returns the reason why choices that fail it have no guarantee, in words.
+        fails: function that returns whether given choices fail the condition.
+        objection: function that returns, in words, why choices that fail it have no guarantee.
     """
 
     fails: Callable[[Choices], bool]

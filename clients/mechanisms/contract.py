@@ -1,8 +1,8 @@
-"""The interface of all privacy mechanisms: privacy events, noisy sums, and how a run resumes.
+"""Interface of all privacy mechanisms: privacy events, noisy sums, and how a run resumes.
 
-Plans, rounds of clients, noisy sums and the account call these methods, and never ask which
+Plans, rounds of clients, noisy sums and privacy accounts call these methods, and never ask which
 mechanism they hold. DP-SGD steps, whole updates, votes, trained models and noisy examples
-implement it.
+implement the interface.
 """
 
 import math
@@ -25,12 +25,14 @@ from fedsim.protocol.noisy_sums import AdaptiveClipNorm, SumPlan
 
 
 class Mechanism(ABC):
-    """A privacy mechanism that a client runs repeatedly; subclasses are frozen dataclasses.
+    """Base class of privacy mechanisms that a client runs repeatedly.
 
-    Guarantee: `charges` covers the releases for every bound that `resume` accepts.
+    A release is one noisy output of the mechanism. Subclasses are frozen dataclasses.
+
+    Guarantee: `charges` covers the releases for every clipping norm that `resume` accepts.
 
     Attributes:
-        noise_multiplier: z of one release.
+        noise_multiplier: noise multiplier z of one release.
         correlation: the correlation of noise from release to release, or None if the noise of
             each release is independent.
         releases_examples: whether the release is noisy examples, on which the client then trains.
@@ -53,29 +55,30 @@ class Mechanism(ABC):
 
     @property
     def sampling_rate(self) -> float:
-        """Probability that one example (client-level privacy: the client) is in a release."""
+        """Probability that one example (with client-level privacy: the client) is in a release."""
         return 1.0
 
     @property
     @abstractmethod
     def mechanism(self) -> Event:
-        """The privacy event of one release without sampling: one Gaussian, or a joint one."""
+        """Privacy event of one release without sampling: one Gaussian, or several joint ones."""
 
     @property
     @abstractmethod
     def effective_noise_multiplier(self) -> float:
-        """Noise multiplier z' ≤ z that is left after rounding to the grid."""
+        """Noise multiplier that is left after rounding to a grid, at most `noise_multiplier`."""
 
     @property
     def adapted_clip_norm(self) -> AdaptiveClipNorm | None:
-        """The current clip norm under adaptive clipping, or None if the clip norm is fixed."""
+        """Current clipping norm under adaptive clipping, or None if the clipping norm is fixed."""
         return None
 
     @property
     def charged_multipliers(self) -> tuple[float, ...]:
-        """Noise multiplier of each part of a release according to `mechanism`; counts come last.
+        """Charged noise multiplier of each part of a release; counts of adaptive clipping are last.
 
-        The values are read from the privacy event, not from the noise: a probe compares the two.
+        The values are read from the privacy event `mechanism`, not from the noise: a probe compares
+        the two.
 
         Raises:
             TypeError: the event is not Gaussian noise, and the subclass does not override this.
@@ -89,7 +92,7 @@ class Mechanism(ABC):
                 raise TypeError(f"no noise is known for {event!r}")
 
     def normal_scores(self, noise: Tensor) -> Tensor:
-        """Return noise mapped to values that are N(0, 1) if it has the charged distribution.
+        """Return noise mapped to values that are N(0, 1) if the noise has the charged distribution.
 
         Args:
             noise: noise divided by the charged standard deviation, float64.
@@ -101,7 +104,7 @@ class Mechanism(ABC):
 
     @abstractmethod
     def charges(self, first_step: int, steps: int, *, noise_factor: float = 1.0) -> Charges:
-        """Return the privacy events of further releases of a client, as (event, count) pairs.
+        """Return the privacy events of a client's further releases, as (event, count) pairs.
 
         Args:
             first_step: number of releases that the client made before.
@@ -111,7 +114,7 @@ class Mechanism(ABC):
         """
 
     def releases_of(self, steps: int) -> int:
-        """Return how many releases a round of `steps` local steps makes: DP-SGD one per step."""
+        """Return how many releases a round of local steps makes: 1, or one per step for DP-SGD."""
         return 1
 
     def steps_of_round(self, planned: range, charged: range, *, has_examples: bool) -> range:
@@ -140,36 +143,37 @@ class Mechanism(ABC):
         raise ValueError(f"{type(self).__name__} releases no examples")
 
     def equivalent(self, steps: int) -> tuple[Sampling, int, float]:
-        """Return Gaussian releases with the same privacy cost, for noise calibration.
+        """Return Gaussian releases with the same privacy cost, for the calibration of noise.
 
         Args:
             steps: number of planned releases.
 
         Returns:
             The sampling of examples, the number of Gaussian releases, and the ratio of this
-            mechanism's z to their noise multiplier.
+            mechanism's noise multiplier to theirs.
         """
         return PoissonSampling(self.sampling_rate), steps, 1.0
 
     def of_round(self, round_number: int) -> Self:
-        """Return the mechanism of one round; only the mechanism of votes differs by round."""
+        """Return the mechanism for one round; it differs from round to round for votes only."""
         return self
 
     def resume(self, clip_norm: AdaptiveClipNorm | None) -> Self:
-        """Return the mechanism with an adapted clip norm.
+        """Return the mechanism that continues with an adapted clipping norm.
 
         Args:
-            clip_norm: the clip norm that adaptive clipping had reached; None keeps the first one.
+            clip_norm: the clipping norm that adaptive clipping had reached; None keeps the first
+                one.
 
         Raises:
-            ValueError: a clip norm is given, but the mechanism does not adapt it.
+            ValueError: a clipping norm is given, but the mechanism does not adapt it.
         """
         if clip_norm is not None:
             raise ValueError(f"{type(self).__name__} has no adaptive clip norm, got {clip_norm!r}")
         return self
 
     def with_effective_noise(self, noise_multiplier: float) -> Self:
-        """Return the mechanism with a slightly larger z, so that z' is at least `noise_multiplier`.
+        """Return the mechanism whose noise multiplier after rounding is at least the given one.
 
         Raises:
             ValueError: the release has so many values that their rounding alone costs more.
@@ -194,7 +198,7 @@ class Mechanism(ABC):
     def release_variance(
         self, parameters: FlatParameters, lr: float | None, round_steps: int
     ) -> float | None:
-        """Return the expected squared L2 norm of the noise in a model, or None if it is unknown.
+        """Return the expected squared L2 norm of a release's noise in a model, or None if unknown.
 
         Args:
             parameters: the model's trained parameters.
@@ -218,32 +222,32 @@ class Mechanism(ABC):
 
 
 class SummedMechanism(Mechanism):
-    """A mechanism whose releases may be summed over clients, each with a share of the noise."""
+    """Base class of mechanisms whose releases may be summed over clients, who share the noise."""
 
     @abstractmethod
     def sum_scale(self, weight: int, *, lr: float, clip_norm: float) -> float:
-        """Return a_k C_k, the L2 sensitivity of the client's weighted release.
+        """Return the L2 sensitivity of the client's release times its weight in a sum.
 
         Args:
             weight: the client's weight in the sum.
             lr: learning rate of the single local step.
-            clip_norm: C, clip norm of a per-example gradient; ignored under client-level privacy.
+            clip_norm: clipping norm of a per-example gradient; ignored under client-level privacy.
         """
 
     @abstractmethod
     def for_model(self, parameters: FlatParameters) -> Self:
-        """Return the mechanism for a model; its events account for rounding to the grid.
+        """Return the mechanism for a model; its events account for rounding to the integer grid.
 
         Args:
             parameters: the model's trained parameters.
 
         Raises:
-            NoiseRangeError: the parameters' dtype cannot hold the noise or the clip norm.
+            NoiseRangeError: the parameters' dtype cannot hold the noise or the clipping norm.
         """
 
     @property
     def value_noise(self) -> float:
-        """Noise multiplier of the released values, without the noisy bit of adaptive clipping."""
+        """Noise multiplier of the released values, without the noisy count of adaptive clipping."""
         return self.noise_multiplier
 
     def with_share(self, own: float, honest: int) -> Self:
@@ -251,7 +255,7 @@ class SummedMechanism(Mechanism):
 
         Args:
             own: noise multiplier of the share, multiplied by the client's weight.
-            honest: h, the number of shares in the smallest sum.
+            honest: number of noise shares in the smallest sum.
         """
         return replace(cast(Any, self), noise_multiplier=own)
 
@@ -261,7 +265,7 @@ class SummedMechanism(Mechanism):
         """Upper bound of the absolute value of a released integer before noise."""
 
     def of_sum(self, sums: SumPlan) -> SumPlan:
-        """Return the plan of a sum of such releases.
+        """Return the plan for a sum of such releases over clients.
 
         Args:
             sums: plan whose unit is the length of a grid step, in the descent direction.
@@ -269,18 +273,18 @@ class SummedMechanism(Mechanism):
         return sums
 
     def against_server(self) -> Self:
-        """Return the mechanism against a server that knows which clients take part."""
+        """Return the mechanism as it protects from a server that knows which clients take part."""
         return self
 
 
 @dataclass(frozen=True)
 class ReleasedUpdates:
-    """The released updates of K clients, in grid steps.
+    """Released updates of K clients, in steps of the integer grid to which values are rounded.
 
     Attributes:
         steps: the updates in grid steps, whole numbers in float64 (K, size).
-        counts: for each client, its noisy centred bit of adaptive clipping in grid steps; an
-            entry is None if the clip norm is fixed.
+        counts: for each client, the noisy bit of adaptive clipping in grid steps (½ if the update
+            is not clipped, else −½); an entry is None if the clipping norm is fixed.
     """
 
     steps: Tensor
@@ -288,12 +292,12 @@ class ReleasedUpdates:
 
 
 class UpdateRelease(Mechanism):
-    """A mechanism that releases a client's whole update once a round, after noise-free training.
+    """Base class of mechanisms that release a whole update once a round, after noise-free training.
 
     Attributes:
         max_update_norm: largest L2 norm of a clipped update.
-        count_noise: standard deviation of the noise on the bit of adaptive clipping, or None if
-            the clip norm is fixed.
+        count_noise: standard deviation of the noise on the bit that adaptive clipping releases, or
+            None if the clipping norm is fixed.
     """
 
     protects_client = True
@@ -303,15 +307,15 @@ class UpdateRelease(Mechanism):
     @property
     @abstractmethod
     def update_step(self) -> float:
-        """Length of a grid step in units of the update; 1 without noise."""
+        """Length of an integer-grid step, in units of the update; it is 1 if no noise is added."""
 
     @property
     def count_step(self) -> float:
-        """Length of a grid step in units of the bit of adaptive clipping; 1 without noise."""
+        """Grid step in units of the bit of adaptive clipping; it is 1 if the bit gets no noise."""
         return 1.0
 
     def steps_of_round(self, planned: range, charged: range, *, has_examples: bool) -> range:
-        """Return the planned local steps, or none if the client has no examples."""
+        """Return the planned local steps, or an empty range if the client has no examples."""
         return planned if has_examples else range(0)
 
     @staticmethod
@@ -323,19 +327,20 @@ class UpdateRelease(Mechanism):
         noises: Sequence[NoiseSource],
         has_data: Sequence[bool],
     ) -> ReleasedUpdates:
-        """Return the releases of K clients in a round, whose mechanisms are all of this class.
+        """Return the released updates of K clients in a round, whose mechanisms have this class.
 
         Args:
             trained: parameters after local training (K, size).
             starts: parameters before local training (K, size).
-            mechanisms: the mechanism of each client, with its clip norm and grid.
-            noises: the noise source of each client, zeros where another party adds the noise.
+            mechanisms: the mechanism of each client, with its clipping norm and grid step.
+            noises: the noise source of each client; it gives zeros where another party adds the
+                noise.
             has_data: whether each client has any example.
         """
 
 
 class ModelRelease(Mechanism):
-    """A mechanism that trains the client's model itself and releases it once a round."""
+    """Base class of mechanisms that train the client's model and release it once a round."""
 
     @abstractmethod
     def release_model(
@@ -348,27 +353,28 @@ class ModelRelease(Mechanism):
         order: np.ndarray,
         steps: int,
     ) -> Tensor:
-        """Return the noisy model of a client, float64 (size,).
+        """Return the noisy trained model of a client, float64 (size,).
 
         Args:
             start: parameters of the global model (size,).
             features: the client's features (n, ...).
             targets: the client's targets (n, ...).
             noise: the client's noise source.
-            order: a permutation of 0 ... n − 1, independent of the examples, that is cut into
-                batches (n,).
+            order: a permutation of 0 ... n − 1 that is cut into batches (n,); it must not depend on
+                the examples.
             steps: number of local steps in the round.
         """
 
 
 @dataclass(frozen=True)
 class SumPart:
-    """How the noise of a sum is drawn when an adversary sees only sums over clients.
+    """Noise of one client in a sum, for an adversary that sees only sums over clients.
 
-    Each client contributes the integers of its clipped release, with its share of noise or without.
+    Each client contributes the integers of its clipped release, with a share of the noise or
+    without.
 
     Attributes:
-        honest: h, the least number of independent noise draws in a sum that is opened, each with
+        honest: the least number of independent noise draws in a sum that is opened, each with
             the standard deviation of the client's mechanism.
         adds_noise: whether the client draws a share of the noise (distributed trust); otherwise
             the server draws the noise of the whole sum (central trust).
@@ -379,7 +385,7 @@ class SumPart:
 
     @property
     def noise_factor(self) -> float:
-        """√h, rounded down: standard deviation of the sum's noise over that of one draw."""
+        """Standard deviation of a sum's noise over that of one draw: √honest, rounded down."""
         return math.sqrt(self.honest) * _ROUNDED_DOWN if self.honest > 1 else 1.0
 
 

@@ -3,7 +3,7 @@
 | case                            | release                              | event                |
 |---------------------------------|--------------------------------------|----------------------|
 | features or target not finite   | noise alone in their place           | the same             |
-| z = 0                           | the bounded examples, off the grid   | Gaussian(0): ε is ∞  |
+| noise multiplier 0              | the bounded examples, off the grid   | Gaussian(0): ε is ∞  |
 """
 
 import math
@@ -27,14 +27,15 @@ from fedsim.noise.sources import NoiseSource
 
 @dataclass(frozen=True)
 class InputMechanism(Mechanism):
-    """Releases every example of a client once, with Gaussian noise on features and target.
+    """Mechanism that releases every example of a client once, with noise on features and target.
 
-    Features have L2 norm at most R, and targets at most Y. Both get the noise multiplier √2 z, and
-    so standard deviations √2 z R and √2 z Y. Together they are one Gaussian release with z.
+    Features have L2 norm at most R, and targets at most Y. Both get Gaussian noise with the noise
+    multiplier √2 z, and so standard deviations √2 z R and √2 z Y. Together they are one Gaussian
+    release with noise multiplier z.
 
-    Guarantee: all noisy examples of a client together are `mechanism` for each of its examples,
-    under zero_out and replace_one. They are released once, before the first round. Every round is a
-    function of them, and costs nothing.
+    Guarantee: for each example of a client, all noisy examples together have the privacy event
+    `mechanism`, under zero_out and replace_one. They are released once, before the first round.
+    Every round is a function of them, and costs nothing.
 
     Proof. An example changes one noisy row alone. A row of d values is rint(x) plus noise of
     deviation 2²⁴, x = v · min(1, R / ‖v‖) · 2²⁴ / (√2 z R). In float64 ‖x‖ ≤ (1 + e) 2²⁴ / (√2 z)
@@ -43,7 +44,7 @@ class InputMechanism(Mechanism):
     Gaussian releases of the same example are one, `JointGaussian`. ∎
 
     Attributes:
-        noise_multiplier: z.
+        noise_multiplier: noise multiplier z.
         bounds: sizes and bounds of an example; None as long as they are unknown, and then
             `mechanism` ignores the effect of the grid.
     """
@@ -59,12 +60,12 @@ class InputMechanism(Mechanism):
 
     @property
     def mechanism(self) -> Event:
-        """The privacy event of the release of all noisy examples, for each single example."""
+        """Privacy event of the release of all noisy examples, for each single example."""
         return self._release(1.0)
 
     @property
     def part_multipliers(self) -> tuple[float, float]:
-        """Effective noise multipliers of the features and of the targets."""
+        """Noise multipliers of the features and of the targets that are left after rounding."""
         nominal = math.sqrt(2.0) * self.noise_multiplier
         if self.bounds is None:
             return nominal, nominal
@@ -76,11 +77,11 @@ class InputMechanism(Mechanism):
 
     @property
     def effective_noise_multiplier(self) -> float:
-        """Noise multiplier z' ≤ z of `mechanism`, of features and targets together."""
+        """Noise multiplier of features and targets together that is left after rounding."""
         return group_noise_multiplier(self.part_multipliers)
 
     def charges(self, first_step: int, steps: int, *, noise_factor: float = 1.0) -> Charges:
-        """Return the privacy events of a client's rounds: one event at the first, none later.
+        """Return the privacy events of a client's rounds: one event in the first round, none later.
 
         Args:
             first_step: number of earlier rounds.
@@ -95,7 +96,7 @@ class InputMechanism(Mechanism):
         return PoissonSampling(1.0), 1, 1.0
 
     def for_examples(self, bounds: BoundedExamples, dtype: torch.dtype) -> Self:
-        """Return the mechanism for examples of known sizes and bounds.
+        """Return the mechanism for examples whose sizes and bounds are known.
 
         Args:
             bounds: sizes and bounds of an example.
@@ -123,8 +124,8 @@ class InputMechanism(Mechanism):
         A noisy class is the argmax of the noisy one-hot row; a noisy label of bce is rounded to 0
         or 1. Both are functions of the noisy rows.
 
-        Guarantee: with noise, the result is a function of grid integers: the rounded rows within
-        their bounds, plus the integers that the noise source draws.
+        Guarantee: with noise, the result is a function of integers: the rounded rows within their
+        bounds, plus the integers that the noise source draws.
 
         Args:
             features: the client's features (n, ...).
@@ -157,7 +158,7 @@ class InputMechanism(Mechanism):
 
 
 def draft(request: PlanRequest) -> Draft:
-    """Return the draft of a client that releases noisy examples.
+    """Return the uncalibrated privacy plan of a client that releases noisy examples.
 
     Args:
         request: the client's settings, schedule and model, and the bounds of its examples.

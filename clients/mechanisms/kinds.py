@@ -1,6 +1,6 @@
-"""The registry of privacy mechanisms, with the public facts of each.
+"""Registry of privacy mechanisms, with the public properties of each.
 
-No other module lists the mechanisms: the others read the attributes of a `ReleaseKind`, or call the
+No other module lists the mechanisms. The others read the attributes of a `ReleaseKind`, or call the
 methods of a `Mechanism` (`fedsim.clients.mechanisms.contract`). This module does not import torch.
 """
 
@@ -27,12 +27,12 @@ def protects_client(unit: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class ReleaseKind:
-    """Public facts of a privacy mechanism.
+    """Public properties of a privacy mechanism.
 
     Attributes:
         name: name of the mechanism's module or folder under `clients/mechanisms`.
-        drafts_in: module under `clients/mechanisms` whose `draft` plans the mechanism; "" stands
-            for the module called `name`.
+        drafts_in: module under `clients/mechanisms` whose function `draft` plans the mechanism; ""
+            stands for the module called `name`.
         unit: privacy unit, "example" or "client".
         mechanism: value of `privacy.mechanism` that selects it; "" if a task selects it.
         releases: what a client releases, in words, for one line of text.
@@ -52,7 +52,8 @@ class ReleaseKind:
         fixed: what was fixed before the run, in words.
         takes_canaries: whether a privacy audit can insert canaries into the release.
         later_rounds_are_free: whether rounds after the first one cost no privacy.
-        not_deployed: reason why a SuperNode refuses the mechanism; "" if it accepts it.
+        not_deployed: reason why a node of a real deployment (SuperNode) refuses the mechanism; ""
+            if it accepts it.
         title: heading of `statement`.
         statement: the mechanism in words, a template with the fields {z}, {rounds}, {bound} and
             {max_feature_norm}; "" if the privacy statement describes the mechanism elsewhere.
@@ -171,10 +172,10 @@ KINDS: Mapping[str, ReleaseKind] = {
 
 
 def kind_of(*, unit: str, mechanism: str = GRADIENT_PERTURBATION, votes: bool) -> ReleaseKind:
-    """Return the kind of release for a privacy unit and the name of a mechanism.
+    """Return the properties of the mechanism for a privacy unit and the name of a mechanism.
 
-    If the unit has no such mechanism, the result is the kind of the unit's gradient perturbation;
-    the rules of settings and the privacy statement then refuse the combination.
+    If the unit has no such mechanism, the result is the unit's gradient perturbation. The rules for
+    settings and the privacy statement then refuse the combination.
 
     Args:
         unit: privacy unit, "example" or "client".

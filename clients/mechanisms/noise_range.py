@@ -1,7 +1,7 @@
-"""The range of noise and of clipped gradients that a floating-point dtype can represent.
+"""Check that a floating-point dtype can represent noise and clipped gradients.
 
 Privacy does not need this check: a release is made of integers, and its dtype is chosen afterwards.
-A model trained with noise that underflows to 0, or overflows, is useless.
+But a model trained with noise that underflows to 0, or overflows, is useless.
 """
 
 from collections.abc import Iterable
@@ -11,13 +11,13 @@ import torch
 
 
 class NoiseRangeError(ValueError):
-    """The noise is so small or large that a floating-point dtype distorts its distribution."""
+    """Error: noise is so small or large that a floating-point dtype distorts its distribution."""
 
 
 def check_deviations(
     deviations: Iterable[float], dtype: torch.dtype, what: str = "the standard deviation of noise"
 ) -> None:
-    """Check that a dtype can represent noise of these standard deviations, and sums of it.
+    """Check that a dtype can represent noise of the given standard deviations, and sums of it.
 
     Guarantee: a value down to 2⁻²⁰ deviations is a normal number with all its digits, and the sum
     of 2²⁰ values of one deviation does not overflow. A deviation of 0 means no noise, and passes.

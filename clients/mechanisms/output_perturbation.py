@@ -6,7 +6,7 @@ amount: the sensitivity. The release happens once a round.
 | case                          | release                                | event                |
 |-------------------------------|----------------------------------------|----------------------|
 | an example is NaN or infinite | that example contributes exactly 0     | the same             |
-| z = 0                         | the trained model, off the grid        | Gaussian(0): ε is ∞  |
+| noise multiplier 0            | the trained model, off the grid        | Gaussian(0): ε is ∞  |
 """
 
 import math
@@ -36,10 +36,10 @@ _UNIT_ROUNDOFF = 2.0**-53
 
 @dataclass(frozen=True)
 class ConvexProblem:
-    """A linear model with a convex loss on examples of bounded norm.
+    """Linear model with a convex loss on examples of bounded norm.
 
-    Features x have L2 norm at most R. x̃ is x, followed by a 1 if the model has a bias; its norm is
-    at most R̃. The weights W are one matrix, and the k outputs are W x̃.
+    Features x have L2 norm at most R. The input x̃ is x, followed by a 1 if the model has a bias;
+    its norm is at most R̃. The weights W are one matrix, and the k outputs are W x̃.
 
     Attributes:
         examples: sizes and bounds of an example, and the loss.
@@ -56,12 +56,12 @@ class ConvexProblem:
 
     @property
     def input_norm(self) -> float:
-        """R̃: L2 bound of x̃."""
+        """Bound R̃ on the L2 norm of the input x̃ (the features, followed by a 1 for a bias)."""
         return math.hypot(self.examples.max_feature_norm * _ROUNDED_UP, float(self.bias))
 
     @property
     def start_gradient(self) -> float:
-        """G₀: bound on the L2 norm of a per-example gradient; for mse, at W = 0."""
+        """Bound G₀ on the L2 norm of a per-example gradient; for mse, the bound at weights 0."""
         norm, k = self.input_norm, self.examples.targets
         match self.examples.loss:
             case "cross_entropy":  # softmax minus one-hot
@@ -73,7 +73,7 @@ class ConvexProblem:
 
     @property
     def smoothness(self) -> float:
-        """β: largest eigenvalue of the Hessian of an example's loss."""
+        """Bound β on the largest eigenvalue of the Hessian of an example's loss."""
         squared, k = self.input_norm**2, self.examples.targets
         match self.examples.loss:
             case "cross_entropy":  # diag(p) − p pᵀ has eigenvalues up to ½ (Böhning 1992)
@@ -84,19 +84,20 @@ class ConvexProblem:
                 return 2.0 * squared / k
 
     def gradient_bound(self, radius: float) -> float:
-        """Return G, the bound on a per-example gradient at weights of norm at most `radius`."""
+        """Return a bound on per-example gradient norms at weights of L2 norm at most `radius`."""
         grows = self.smoothness * radius if self.examples.loss == "mse" else 0.0
         return self.start_gradient + grows
 
 
 @dataclass(frozen=True)
 class Descent:
-    """Projected gradient descent for T steps on batches in a fixed order, from a public start.
+    """Projected gradient descent for T steps, on batches in a fixed order, from a public model.
 
-    A step is W ← W − η (Σ_{i in batch} ∇ℓ_i(W) / b + λ W), projected into the ball of radius B. The
-    n examples are split once into m = ⌈n / b⌉ batches, in an order independent of their values. The
-    steps go through the batches in turn, and start again after the last. With b = n it is gradient
-    descent on all examples.
+    A step is W ← W − η (Σ_{i in batch} ∇ℓ_i(W) / b + λ W), projected into the ball of radius B.
+    Here W are the weights, ℓ_i the loss of example i, η the learning rate, λ the weight decay and b
+    the batch size. The n examples are split once into m = ⌈n / b⌉ batches, in an order independent
+    of their values. The steps go through the batches in turn, and start again after the last. With
+    b = n it is gradient descent on all examples.
 
     Guarantee: two data sets that differ in one example give results at an L2 distance of at most
     `sensitivity` + 2 `error` where the example's loss is removed (zero_out), and twice that where
@@ -124,11 +125,11 @@ class Descent:
 
     Attributes:
         problem: the loss and its bounds.
-        learning_rate: η.
-        weight_decay: λ > 0.
-        steps: T, number of steps.
-        batch: b, batch size.
-        examples: n, the client's public number of examples.
+        learning_rate: learning rate η.
+        weight_decay: weight decay λ > 0.
+        steps: number T of steps.
+        batch: batch size b.
+        examples: the client's public number n of examples.
 
     Raises:
         ValueError: the problem is not strongly convex, or the learning rate is so large that a
@@ -158,22 +159,22 @@ class Descent:
 
     @property
     def largest_rate(self) -> float:
-        """2 / (β + 2 λ): up to this learning rate no step increases the distance of two models."""
+        """Largest learning rate at which no step increases the distance of two models."""
         return 2.0 / (self.problem.smoothness + 2.0 * self.weight_decay)
 
     @property
     def radius(self) -> float:
-        """B = G₀ / λ: all iterates lie in this ball."""
+        """Radius of the ball around 0 in which all weights of the training lie."""
         return self.problem.start_gradient / self.weight_decay
 
     @property
     def num_batches(self) -> int:
-        """m: number of batches in one pass over the examples."""
+        """Number of batches in one pass over the examples."""
         return max(1, -(-self.examples // self.batch))
 
     @property
     def sensitivity(self) -> float:
-        """Δ: L2 sensitivity of the trained weights under zero_out, in exact arithmetic."""
+        """L2 sensitivity Δ of the trained weights under zero_out adjacency, in exact arithmetic."""
         passes = -(-self.steps // self.num_batches)
         shrink = (1.0 - self.learning_rate * self.weight_decay) ** self.num_batches
         total = float(passes)
@@ -184,7 +185,7 @@ class Descent:
 
     @property
     def error(self) -> float:
-        """E: bound on the L2 distance of the weights in float64 from those in exact arithmetic."""
+        """Bound E on the L2 distance between weights trained in float64 and in exact arithmetic."""
         problem, radius, rate = self.problem, self.radius, self.learning_rate
         terms = problem.size + self.batch + 64
         moved = problem.gradient_bound(radius) + (problem.smoothness + self.weight_decay) * radius
@@ -200,10 +201,14 @@ def _rounded_down(value: float) -> str:
 
 @dataclass(frozen=True)
 class OutputMechanism(ModelRelease):
-    """Releases θ + N(0, (z Δ)²): weights θ trained by `Descent` plus noise, on the grid.
+    """Mechanism that releases weights trained by `Descent` with Gaussian noise, once a round.
 
-    Guarantee: a release is `mechanism` under zero_out and replace_one, adaptively in the model that
-    training starts from: that model is public, and neither Δ nor the noise depends on it.
+    The noise has standard deviation z Δ, with noise multiplier z and sensitivity Δ of the trained
+    weights θ. Weights and noise are rounded to an integer grid.
+
+    Guarantee: a release has the privacy event `mechanism` under zero_out and replace_one. This
+    holds adaptively in the model that training starts from: that model is public, and neither Δ nor
+    the noise depends on it.
 
     Proof. The release adds noise of deviation 2²⁴ to rint(x), x = (θ − start) 2²⁴ / (z Δ). Under
     zero_out two results differ by at most Δ + 2 E (`Descent`, with its rounding E), so the rounded
@@ -212,7 +217,7 @@ class OutputMechanism(ModelRelease):
     Gaussian does. ∎
 
     Attributes:
-        noise_multiplier: z.
+        noise_multiplier: noise multiplier z.
         descent: the training and its sensitivity Δ; None as long as they are unknown, and then
             `mechanism` ignores the effect of the grid.
     """
@@ -226,12 +231,12 @@ class OutputMechanism(ModelRelease):
 
     @property
     def mechanism(self) -> Event:
-        """The privacy event of one round's release."""
+        """Privacy event of one round's release."""
         return Gaussian(self.effective_noise_multiplier)
 
     @property
     def effective_noise_multiplier(self) -> float:
-        """Noise multiplier z' ≤ z that is left after rounding to the grid."""
+        """Noise multiplier that is left after rounding to the grid, at most `noise_multiplier`."""
         if self.descent is None:
             return self.noise_multiplier
         relative = self.descent.error / self.descent.sensitivity
@@ -239,10 +244,10 @@ class OutputMechanism(ModelRelease):
 
     @property
     def deviation(self) -> float:
-        """Standard deviation of the noise on each weight, z Δ.
+        """Standard deviation of the noise on each weight: noise multiplier times sensitivity.
 
         Raises:
-            ValueError: `descent` is None, so that Δ is unknown.
+            ValueError: `descent` is None, so that the sensitivity is unknown.
         """
         if self.descent is None:
             raise ValueError("the sensitivity needs the training: call for_training first")
@@ -278,7 +283,7 @@ class OutputMechanism(ModelRelease):
         return 3.0 * self.descent.radius + 2.0 * normal_tail(chance) * self.deviation
 
     def for_training(self, descent: Descent, dtype: torch.dtype) -> Self:
-        """Return the mechanism with the noise for the sensitivity of a client's training.
+        """Return the mechanism with noise that fits the sensitivity of a client's training.
 
         Args:
             descent: the training.
@@ -319,9 +324,9 @@ class OutputMechanism(ModelRelease):
             features: the client's features (n, ...).
             targets: the client's targets (n, ...).
             noise: the client's noise source.
-            order: a permutation of 0 ... n − 1, independent of the examples, that is cut into
-                batches (n,).
-            steps: T of the training, or 0 for a probe of the noise.
+            order: a permutation of 0 ... n − 1 that is cut into batches (n,); it must not depend on
+                the examples.
+            steps: number of training steps, or 0 to test the noise alone.
 
         Raises:
             ValueError: `descent` is None, so that the sensitivity is unknown.
@@ -405,10 +410,10 @@ def _project(weights: Tensor, radius: float) -> Tensor:
 
 
 def draft(request: PlanRequest) -> Draft:
-    """Return the draft of a client that releases trained models.
+    """Return the uncalibrated privacy plan of a client that releases trained models.
 
     Args:
-        request: the client's settings, schedule and model, and the convex problem it solves.
+        request: the client's settings, schedule and model, and the convex problem that it solves.
     """
     parameters, problem, examples = request.parameters, request.problem, request.examples
 

@@ -1,4 +1,4 @@
-"""The privacy plan of a client: the mechanism, noise and steps that follow from its settings."""
+"""Privacy plan of a client: the mechanism, noise and steps that follow from its settings."""
 
 import math
 from collections.abc import Callable
@@ -22,18 +22,18 @@ M = TypeVar("M", bound=Mechanism)
 
 
 class PrivacyPlanError(InputError):
-    """No mechanism can satisfy the privacy settings."""
+    """Error: no mechanism can satisfy the privacy settings."""
 
 
 class PrivacyBudgetError(PrivacyPlanError):
-    """A privacy budget is too small for the plan; the message says how many steps it affords."""
+    """Error: a privacy budget is too small for the plan; the message says how many steps fit."""
 
     exit_code = ExitCode.BUDGET_FORBIDS
 
 
 @dataclass(frozen=True)
 class PrivacyPlan:
-    """The privacy mechanism and the budget of one client for the whole run.
+    """Privacy mechanism and budget of one client for the whole run; a step is one release.
 
     Attributes:
         release: the mechanism whose releases are charged, the same in every round: a step of
@@ -43,14 +43,14 @@ class PrivacyPlan:
         delta: δ of the client's guarantee.
         target_epsilon: the privacy budget ε that is never exceeded, or None without a budget.
         planned_steps: number of steps in all rounds that the client is scheduled for.
-        affordable_steps: number of steps that the budget affords, at most `planned_steps`, or None
+        affordable_steps: number of steps that fit into the budget, at most `planned_steps`, or None
             without a budget. It is below `planned_steps` only if the settings give the noise.
         secure_noise: whether batches and noise are drawn from the operating system, not the seed.
-        part: how the client's noise adds up in noisy sums, with distributed or central trust, or
-            None if the client alone adds the noise behind its ε (local trust).
+        part: how the client's noise adds up in noisy sums, with distributed or central trust. The
+            value is None if the client alone adds the noise behind its ε (local trust).
         round_steps: number of releases in a full round.
-        charges_itself: whether the client charges the rounds that it takes part in; otherwise the
-            server charges every client for every round, as who takes part is secret.
+        charges_itself: whether the client charges the rounds that it takes part in. Otherwise the
+            server charges every client for every round, as it is secret who takes part.
     """
 
     release: Mechanism
@@ -80,22 +80,22 @@ class PrivacyPlan:
         return self.release.charges(first_step, steps, noise_factor=factor)
 
     def server_charges(self, first_step: int, steps: int) -> Charges | None:
-        """Return the privacy events of further steps against an adversary who sees the uploads.
+        """Return the privacy events of further steps against an adversary that sees the uploads.
 
         Args:
             first_step: number of steps that the client took before.
             steps: number of further steps.
 
         Returns:
-            (event, count) pairs, or None if `charges` is against this adversary (local trust), or
-            if no noise protects from it (central trust).
+            (event, count) pairs. The value is None in local trust, where `charges` is against this
+            adversary already, and in central trust, where no noise protects from it.
         """
         if self.part is None or not self.part.adds_noise:
             return None
         return self.release.charges(first_step, steps)
 
     def of_round(self, round_number: int) -> "PrivacyPlan":
-        """Return the plan of one round; it differs by round for votes only.
+        """Return the plan for one round; it differs from round to round for votes only.
 
         Args:
             round_number: number of the round, from 1.
@@ -104,7 +104,7 @@ class PrivacyPlan:
         return self if release is self.release else replace(self, release=release)
 
     def release_as(self, kind: type[M]) -> M:
-        """Return `release`, checked to be an instance of the class `kind`.
+        """Return the mechanism of the plan, checked to be an instance of the class `kind`.
 
         Raises:
             TypeError: the client has a mechanism of another class.
@@ -116,12 +116,12 @@ class PrivacyPlan:
 
     @cached_property
     def mechanism_text(self) -> str:
-        """`release` and `part` as text: two plans with equal text have equal mechanisms."""
+        """Text of `release` and `part`: two plans with equal text have equal mechanisms."""
         return repr(self.release) if self.part is None else repr((self.release, self.part))
 
     @property
     def noise_multiplier(self) -> float:
-        """Noise multiplier z behind the client's ε: in noisy sums, that of the smallest sum."""
+        """Noise multiplier behind the client's ε; in noisy sums, that of the smallest sum."""
         factor = 1.0 if self.part is None else self.part.noise_factor
         return factor * self.release.noise_multiplier
 
@@ -131,7 +131,7 @@ class PrivacyPlan:
         return self.planned_steps if self.affordable_steps is None else self.affordable_steps
 
     def initial_spend(self, client: int) -> ClientSpend:
-        """Return the privacy spending of a client with this plan before its first charge."""
+        """Return the privacy spending of a client before its first charge: an empty ledger."""
         return ClientSpend(
             client=client,
             examples=self.examples,
@@ -149,20 +149,20 @@ class PrivacyPlan:
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """The inputs from which the privacy plan of a client is made.
+    """Inputs from which the privacy plan of a client is made.
 
     Attributes:
         privacy: the client's privacy settings.
-        local: the `local` section.
+        local: the `local` section of the experiment file.
         examples: the client's number of examples.
         planned_rounds: number of rounds that the client is scheduled for.
         planned_steps: number of steps in these rounds; None stands for full rounds.
         parameters: the trained parameters that the client uploads, or None if they are unknown.
         drawn: probability that the client is in each round, if the draw of clients is secret, or
             None if the client is in all rounds.
-        problem: input of some mechanisms besides the settings, such as the bounds of an example or
-            the ballots of a vote; None if it is unknown, or if the mechanism needs none.
-        kind: the kind of release; None stands for the one that the settings select.
+        problem: input that some mechanisms need besides the settings, such as the bounds of an
+            example or the ballots of a vote; None if it is unknown, or not needed.
+        kind: properties of the mechanism; None stands for those that the settings select.
     """
 
     privacy: PrivacySettings
@@ -178,18 +178,19 @@ class PlanRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Draft:
-    """A privacy plan before its noise multiplier is calibrated.
+    """Privacy plan of a client before its noise multiplier is calibrated.
 
     Attributes:
-        public_size: number of units from which δ follows if `delta` is `auto`.
+        public_size: number of examples or clients from which δ follows if `delta` is `auto`.
         examples: the client's public number of examples; 0 under client-level privacy.
         steps: number of planned releases in all rounds.
         round_steps: number of releases in a full round.
         given: noise multiplier given by the settings, or None if it is calibrated.
-        like: a mechanism with any noise multiplier and the same privacy cost as a function of it,
-            for calibration.
-        build: takes a noise multiplier and returns the mechanism, for the model if it is known.
-        charges_itself: whether the client charges its rounds itself (see `PrivacyPlan`).
+        like: a mechanism with any noise multiplier, which calibration varies until the privacy
+            cost fits.
+        build: function that takes a noise multiplier and returns the mechanism, for the model if it
+            is known.
+        charges_itself: whether the client charges its rounds itself; otherwise the server does.
         hint: ending of an error message that says how to lower the cost; may be "".
     """
 
@@ -207,12 +208,12 @@ class Draft:
 def draft_of_bounded(
     request: PlanRequest, mechanism: Callable[[float], Mechanism], known: Callable[[float], M]
 ) -> Draft:
-    """Return the draft of a client that releases at most once a round and has a public size.
+    """Return the uncalibrated plan of a client of public size that releases at most once a round.
 
     Args:
         request: the client's settings, schedule and model.
-        mechanism: takes a noise multiplier and returns the mechanism for an unknown model.
-        known: takes a noise multiplier and returns the mechanism for the model of `request`.
+        mechanism: function from a noise multiplier to the mechanism for an unknown model.
+        known: function from a noise multiplier to the mechanism for the model of `request`.
     """
     privacy, examples = request.privacy, request.examples
 
@@ -238,7 +239,7 @@ def draft_of_bounded(
 
 
 def delta_of(privacy: PrivacySettings, public_size: int) -> float:
-    """Return δ: that of the settings, or for `auto` a power of ten of at most 1 / (10 · size).
+    """Return δ: that of the settings, or for `auto` the largest power of ten ≤ 1 / (10 · size).
 
     δ must be well below 1 / size. At 1 / size, publishing one random example is (0, δ)-private.
 
@@ -252,7 +253,7 @@ def delta_of(privacy: PrivacySettings, public_size: int) -> float:
 
 
 def check_draws(draws: int) -> None:
-    """Raise an error if a client draws more noise values than the slack of the sampler covers.
+    """Check that a client draws no more noise values than the proof of the noise sampler covers.
 
     Raises:
         PrivacyPlanError: `draws` is above `MAX_DRAWS`.

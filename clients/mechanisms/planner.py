@@ -1,4 +1,4 @@
-"""Makes the privacy plan of a client: calibrates its noise, and counts the steps it can afford.
+"""Planner of a client's privacy: calibrates its noise, and counts the steps that fit its budget.
 
 The schedule of a client (its mechanism, sampling and rounds) is fixed before the run and depends on
 nothing private. So the decisions of its privacy filter are known beforehand: it grants the first
@@ -42,7 +42,7 @@ def affordable_steps(
     accountant: AccountantChoice,
     adjacency: Adjacency,
 ) -> int:
-    """Return how many steps a target ε affords, at most `most`.
+    """Return the number of steps that fit into a target ε, at most `most`.
 
     Guarantee: that many steps have ε(delta) ≤ `target_epsilon` by the accountant, under the
     adjacency. If the result is below `most`, one more step exceeds the target.
@@ -74,7 +74,7 @@ def epsilon_of_steps(
     accountant: AccountantChoice,
     adjacency: Adjacency,
 ) -> float:
-    """Return ε of a client's first `steps` steps, with the slack of the sampler.
+    """Return ε of a client's first steps, for sampled noise that is not exactly Gaussian.
 
     Args:
         step: the mechanism of each step.
@@ -102,10 +102,10 @@ def calibrate_noise(
     adjacency: Adjacency,
     interpolate: bool = False,
 ) -> float:
-    """Return the least noise multiplier at which `steps` steps spend at most the target.
+    """Return the least noise multiplier with which the given steps spend at most the target ε.
 
-    Guarantee: ε of the steps at δ is at most `target_epsilon` by the accountant, with the slack of
-    the sampler.
+    Guarantee: ε of the steps at δ is at most `target_epsilon` by the accountant, even for sampled
+    noise that is not exactly Gaussian.
 
     Args:
         sampling: how batches are drawn.
@@ -114,8 +114,8 @@ def calibrate_noise(
         delta: δ of the budget, in (0, 1).
         accountant: the accountant of the target.
         adjacency: which data sets are neighbours.
-        interpolate: whether to interpolate between noise multipliers when batches are drawn for a
-            whole epoch, see `least_noise`.
+        interpolate: whether the search interpolates, in fewer steps than bisection; ignored under
+            Poisson and cyclic Poisson sampling.
 
     Raises:
         ValueError: no noise multiplier meets the target.
@@ -149,7 +149,7 @@ def noise_of_release(
     accountant: AccountantChoice,
     adjacency: Adjacency,
 ) -> float:
-    """Return the least noise multiplier at which the planned releases spend at most the target.
+    """Return the least noise multiplier with which the planned releases spend at most the target ε.
 
     Args:
         release: the mechanism, with any noise multiplier.
@@ -185,7 +185,7 @@ def noise_of_release(
 
 
 def plan_privacy(request: PlanRequest) -> PrivacyPlan:
-    """Return the privacy plan of a client, with its noise multiplier calibrated if not given.
+    """Return the privacy plan of a client; its noise multiplier is calibrated if none is given.
 
     Args:
         request: the client's settings, schedule and model.

@@ -1,10 +1,10 @@
-"""Checks, bit for bit, that examples of a padded batch and clients of a block are independent.
+"""Bitwise checks that examples of a padded batch, and clients that train together, are independent.
 
 Every proof of DP-SGD assumes that an example's contribution depends on the parameters and on the
-example alone; where the unit is the client, that its update is a function of the global model and
-of the client's data. Padded batches of a fixed shape make that true where a matrix library treats
-all rows of a product alike. That is a property of a library on a machine, so it is tested on the
-padded batches that training will use: their shape, type, device and threads.
+example alone. With client-level privacy, the proof assumes that a client's update depends on the
+global model and on the client's data alone. Padded batches of a fixed shape make that true if a
+matrix library treats all rows of a product alike. That is a property of a library on a machine. So
+it is tested on the padded batches that training will use: their shape, type, device and threads.
 """
 
 from abc import ABC, abstractmethod
@@ -69,24 +69,24 @@ class _Isolation(ABC):
 
 
 class RowIsolation(_Isolation):
-    """Checks that no row of a padded batch changes a bit of another row's contribution.
+    """Bitwise check that no row of a padded batch changes another row's contribution.
 
-    One example of each client is watched. It moves to another place, and the other rows get other
+    One example of each client is watched. It moves to another row, and the other rows get other
     examples, large values, NaN and zeros. Its clipped contribution must stay the same, bit for bit.
     When rows are permuted, the gradient norms of all rows must stay the same.
     """
 
     def height(self, clients: int, rows: int, *, most: int | None = None, unit: int = 1) -> int:
-        """Return a number of rows that passes the check: `rows`, or a number close to it.
+        """Return a number of rows per client that passes the check, close to the preferred number.
 
-        For some shapes a library computes the last rows of a product in another way. For one client
-        there is always a number that passes, as 1 computes each example alone.
+        For some shapes a library computes the last rows of a matrix product in another way. For one
+        client some number always passes, as 1 computes each example alone.
 
         Args:
             clients: number of clients K.
             rows: preferred number of rows R of each client.
             most: largest physical batch, in rows; None for no limit.
-            unit: rows of the padded batch for each of these rows.
+            unit: number of rows of the padded batch for each of these rows.
 
         Raises:
             UnsafeModelError: no number passes; the message is that of `check` for `rows`.
@@ -311,11 +311,11 @@ def _same(left: Tensor, right: Tensor) -> bool:
 
 
 class MemberIsolation(_Isolation):
-    """Checks that no client of a block changes a bit of another client's sum of gradients.
+    """Bitwise check that clients which train together do not change each other's sums of gradients.
 
     Every second client gets other examples, large values, NaN, or no examples. The sums of
-    gradients of all other clients must stay the same, bit for bit. They must also stay the same in
-    another place of the padded batch.
+    gradients of all other clients must stay the same, bit for bit. They must also stay the same at
+    another position in the padded batch.
     """
 
     def _first_difference(self, clients: int, rows: int) -> str | None:

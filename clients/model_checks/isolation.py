@@ -23,7 +23,7 @@ _SEED = 20240229
 
 @dataclass(frozen=True)
 class ProbeBatch:
-    """A batch of examples for the checks.
+    """Batch of a few examples, on which a model is checked.
 
     Attributes:
         features: features of the examples (n, ...).
@@ -37,16 +37,16 @@ class ProbeBatch:
         return len(self.features)
 
     def only(self, i: int) -> "ProbeBatch":
-        """Return a batch of example i alone."""
+        """Return a batch that holds example i alone."""
         return ProbeBatch(self.features[i : i + 1], self.targets[i : i + 1])
 
     def replaced(self, j: int, features: Tensor, targets: Tensor) -> "ProbeBatch":
-        """Return the batch with example j replaced.
+        """Return the batch with example j replaced by another example.
 
         Args:
-            j: index of the example.
-            features: its new features (...).
-            targets: its new targets (...).
+            j: index of the example to replace.
+            features: features of the new example (...).
+            targets: targets of the new example (...).
         """
         x, y = self.features.clone(), self.targets.clone()
         x[j], y[j] = features, targets
@@ -62,7 +62,7 @@ def _seed_torch(seed: int, device: torch.device) -> None:
 
 
 def batches_to_compare(batch: ProbeBatch) -> Iterator[tuple[int, ProbeBatch]]:
-    """Yield pairs (j, batch with example j replaced), by another example and by large values."""
+    """Yield pairs (j, batch with example j replaced): by another example, then by large values."""
     generator = torch.Generator().manual_seed(_SEED)
     x, y = batch.features, batch.targets
     for j in range(len(batch)):
@@ -83,7 +83,7 @@ class _Seen:
 
 
 class Probe:
-    """Runs a model on batches, with the same random numbers each time.
+    """Runner of a model on small batches, with the same random numbers each time.
 
     Every example costs a backward pass, and the check runs before each training. So one pass gives
     both outputs and gradients, and the results of the unchanged batch are cached until the mode or
@@ -114,7 +114,7 @@ class Probe:
         self._seen = None
 
     def outputs(self, batch: ProbeBatch, seed: int = _SEED) -> Any:
-        """Return the model's outputs on a batch.
+        """Return the model's outputs on a batch, after seeding the random generators.
 
         Args:
             batch: the batch of n examples.
@@ -125,7 +125,7 @@ class Probe:
         return self.model(batch.features)
 
     def losses(self, batch: ProbeBatch, seed: int = _SEED) -> Tensor:
-        """Return the losses of the examples (n,), or a single loss ().
+        """Return the losses of the examples (n,), or a tensor without dimensions for a single loss.
 
         Args:
             batch: the batch of n examples.
@@ -174,11 +174,11 @@ class Probe:
         return any(map(self._is_far, self._see(batch).gradients, self.gradients(batch, _SEED + 1)))
 
     def first_moved_example(self, batch: ProbeBatch, other: ProbeBatch, j: int) -> int | None:
-        """Return the first example whose outputs or gradient differ between two batches.
+        """Return the first example whose outputs or gradient differ between two batches, or None.
 
         Args:
             batch: the batch.
-            other: the batch with example j replaced.
+            other: the same batch with example j replaced.
             j: index of the replaced example, which is skipped.
         """
         seen, outputs = self._see(batch), self.outputs(other)
@@ -218,7 +218,7 @@ class Probe:
         )
 
     def first_different_alone(self, batch: ProbeBatch) -> int | None:
-        """Return the first example whose gradient alone differs from its gradient in the batch."""
+        """Return the first example whose gradient alone and in the batch differ, or None."""
         together = self._see(batch).gradients
         alone = [self._gradient_alone(batch, i) for i in range(len(batch))]
         if len(together) > 1 or len(batch) == 1:
@@ -296,17 +296,20 @@ _MAX_EXAMPLES = 4  # every pair of examples costs backward passes
 def check_isolation(model: nn.Module, loss: Loss, features: Tensor, targets: Tensor) -> None:
     """Check on data that no example's gradient depends on another example.
 
-    In train mode, with the same random numbers each time, each example is replaced by other values;
-    the gradients and outputs of the others must not change. The gradient of an example alone must
-    equal its gradient in the batch, in eval mode if the model draws random numbers. Both are
-    checked twice, with the initial parameters and with parameters close to them, since zero weights
-    could hide a coupling.
+    Two things are checked:
+
+    - Each example is replaced by other values, in train mode, with the same random numbers each
+      time. The gradients and outputs of the other examples must not change.
+    - The gradient of an example alone must equal its gradient in the batch. This is done in eval
+      mode if the model draws random numbers.
+
+    Both are checked twice, with the initial parameters and with parameters close to them, since
+    zero weights could hide that examples are coupled.
 
     Args:
         model: the model as it will be trained.
-        loss: function of outputs and targets (n, ...) that returns one loss per example; or their
-            sum or mean, which must then be a sum over examples with factors that do not depend on
-            them.
+        loss: function of outputs and targets (n, ...) that returns one loss per example. It may
+            return their sum or mean instead; the factors in it must not depend on the examples.
         features: at least 2 public or synthetic examples (n, ...), never private ones. They should
             differ, and include possible causes of a coupling (ignored labels, rare classes). The
             first 4 are used.
@@ -398,7 +401,7 @@ def _at_two_points(parameters: list[nn.Parameter]) -> Iterator[None]:
 
 
 def likely_cause(probe: Probe, batch: ProbeBatch, other: ProbeBatch, i: int) -> str:
-    """Return the likely cause of a coupling of examples and its fix, as text.
+    """Return text that names the likely cause of a coupling of examples, and its fix.
 
     Args:
         probe: the model and the loss.

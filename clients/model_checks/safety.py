@@ -1,4 +1,4 @@
-"""Refuses models that cannot be trained with example-level privacy, with a fix in the message."""
+"""Checks that refuse models unfit for example-level privacy; the messages say how to fix them."""
 
 import random
 from collections.abc import Iterable, Iterator
@@ -13,13 +13,13 @@ from fedsim.core.errors import InputError
 
 
 class UnsafeModelError(InputError):
-    """Training this model would break the per-example privacy guarantee."""
+    """Error: training this model would break the per-example privacy guarantee."""
 
 
 def check_private_model(model: nn.Module, features: Tensor) -> None:
-    """Refuse a model in which an example could change another's gradient, or a buffer.
+    """Check that no example could change another example's gradient, or a buffer of the model.
 
-    Only layers, buffers and types are checked, on zeros; `check_isolation` compares gradients on
+    Only layers, buffers and types are checked, on zeros. `check_isolation` compares gradients on
     data.
 
     Args:
@@ -31,7 +31,7 @@ def check_private_model(model: nn.Module, features: Tensor) -> None:
 
     Raises:
         UnsafeModelError: batch normalisation in train mode, a buffer that changes in forward, or a
-            trained parameter shorter than float32.
+            trained parameter that is neither float32 nor float64.
     """
     check_parameter_types((n, p) for n, p in model.named_parameters() if p.requires_grad)
     with preserve_state(model):
@@ -43,10 +43,10 @@ def check_private_model(model: nn.Module, features: Tensor) -> None:
 
 
 def check_parameter_types(named: Iterable[tuple[str, Tensor]]) -> None:
-    """Refuse trained parameters that are neither float32 nor float64, as noise needs the precision.
+    """Check that all trained parameters are float32 or float64, as noise needs this precision.
 
     Args:
-        named: the trained parameters by name.
+        named: pairs (name, tensor) of the trained parameters.
 
     Raises:
         UnsafeModelError: a parameter is neither float32 nor float64; the message names it.
@@ -63,7 +63,7 @@ def check_parameter_types(named: Iterable[tuple[str, Tensor]]) -> None:
 
 @contextmanager
 def preserve_state(model: nn.Module) -> Iterator[None]:
-    """Restore a model's modes and buffers and the global random generators at the end."""
+    """Return a context that restores modes, buffers and global random generators at its end."""
     modes = [(module, module.training) for module in model.modules()]
     buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     state = random.getstate()
@@ -82,7 +82,7 @@ def preserve_state(model: nn.Module) -> Iterator[None]:
 
 
 def find_batch_norm(model: nn.Module) -> tuple[str, _BatchNorm] | None:
-    """Return the first layer that normalises over the batch, and its name; None if none does."""
+    """Return the name and module of the first layer that normalises over the batch, or None."""
     for name, module in model.named_modules():
         if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
             return name, module

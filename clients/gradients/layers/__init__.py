@@ -1,13 +1,13 @@
-"""The table of layer rules, which compute per-example gradients for each type of module.
+"""Table of layer rules, which compute per-example gradients for each type of module.
 
 A rule runs a module on a padded batch and records each use of its trained parameters. It returns
 None for a call that it does not cover, and the module then runs through `torch.func`. A new rule
 needs a function here and, unless existing uses suffice, a `LayerUse` with its test.
 
-Norms are never under-estimated. A gradient that is held in memory is measured in float64, with the
-values that are released. A gradient that is never held (of a large linear layer on sequences) is
-measured in float64 too, and a bound on the rounding of the released float32 sum is added (Higham
-2002, section 3.1).
+Gradient norms are never under-estimated. A gradient that is held in memory is measured in float64,
+from the same values that are released. The gradient of a large linear layer on sequences is never
+held in memory. It is measured in float64 too, and a bound on the rounding of the released float32
+sum is added (Higham 2002, section 3.1).
 """
 
 from collections.abc import Callable, Mapping
@@ -25,17 +25,17 @@ from fedsim.clients.gradients.layers.recurrent import run_cell, run_layers
 
 
 class Recorder(Protocol):
-    """The recording of a pass, as a layer rule sees it."""
+    """Protocol of the object with which a layer rule records layer calls."""
 
     def operand(self, parameter: Tensor) -> Operand:
-        """Return a parameter of all clients of the padded batch."""
+        """Return a parameter with its values for all clients of the padded batch."""
         ...
 
     def record(self, use: LayerUse, x: Tensor) -> Tensor:
-        """Return the output of a layer's use, and record the use.
+        """Return the output of a layer call, and record the call.
 
         Args:
-            use: the use of the layer's parameters.
+            use: the layer call, with the layer's parameters.
             x: input of the layer (n, ...), one row per example.
         """
         ...

@@ -1,4 +1,4 @@
-"""Per-example gradients of scales and shifts, the trained part of normalisation layers."""
+"""Per-example gradients of scales and shifts, which are the parameters of normalisation layers."""
 
 import torch
 from torch import Tensor
@@ -7,12 +7,12 @@ from fedsim.clients.gradients.layers.base import LayerUse, Operand
 
 
 class AffineUse(LayerUse):
-    """One use of a scale and shift: x · w + b, with w and b (d...) broadcast over x (n, ..., d...).
+    """One call of a scale and shift: x · w + b, with w and b (d...) and x (n, ..., d...).
 
     Args:
-        weight: the scale w; None for 1.
-        bias: the shift b; None for 0.
-        dimensions: dimensions of x that follow those of w and b, such as those of an image.
+        weight: the scale w; with None, the scale is 1.
+        bias: the shift b; with None, the shift is 0.
+        dimensions: number of dimensions of x after those of w and b, such as those of an image.
     """
 
     def __init__(self, weight: Operand | None, bias: Operand | None, dimensions: int = 0) -> None:
@@ -20,7 +20,7 @@ class AffineUse(LayerUse):
         self._after = dimensions
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the layer's output (n, ...)."""
+        """Return the layer's output (n, ...) for the input x (n, ...)."""
         rows = x.unflatten(0, (self.clients, -1))
         w, b = (None if p is None else self._spread(p.values, x) for p in (self.weight, self.bias))
         if w is None:
@@ -30,14 +30,14 @@ class AffineUse(LayerUse):
         return y.flatten(0, 1)
 
     def input_gradient(self, g: Tensor) -> Tensor:
-        """Return the gradient at the input, given that at the output."""
+        """Return the gradient at the layer's input, given the gradient g at its output."""
         if self.weight is None:
             return g
         rows = g.unflatten(0, (self.clients, -1))
         return (rows * self._spread(self.weight.values, g)).flatten(0, 1)
 
     def compute(self, index: int) -> Tensor:
-        """Return the gradients (n, *shape) of one parameter."""
+        """Return the per-example gradients (n, *shape) of the scale or shift, given by index."""
         g = self.output_gradient
         values = g * self.input if index == self.weight_index else g
         last = g.ndim - self._after

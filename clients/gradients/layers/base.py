@@ -1,7 +1,7 @@
-"""Base of the layer rules: one use of a layer's parameters, with their per-example gradients.
+"""Base classes of layer rules: one call of a layer, with its per-example gradients.
 
-Norms are in float64. They include a bound on the rounding of the released sum, so they are never
-too small.
+Gradient norms are in float64. They include a bound on the rounding of the released sum, so they
+are never too small.
 """
 
 from abc import ABC, abstractmethod
@@ -30,21 +30,21 @@ def zero_rows(values: Tensor, dropped: Tensor) -> Tensor:
 
 
 def squares(values: Tensor) -> Tensor:
-    """Return the squared norm of each example's values, float64 (n,).
+    """Return the squared L2 norm of each example's values, float64 (n,).
 
-    Guarantee: never below the exact squared norm by more than float64 rounding.
+    Guarantee: the result is never below the exact squared norm by more than float64 rounding.
 
     Edge cases: a row with NaN gives NaN, one with infinity gives infinity or NaN.
 
     Args:
-        values: a row for each example (n, ...).
+        values: one row for each example (n, ...).
     """
     rows = values.flatten(1) if values.ndim > 1 else values.unsqueeze(1)
     return row_norms(rows).square_()
 
 
 def row_norms(values: Tensor) -> Tensor:
-    """Return the L2 norms over the last dimension of a tensor, float64."""
+    """Return the L2 norms over the last dimension of a tensor, in float64."""
     # torch first converts its whole argument to float64, so a large one is split.
     size = values.numel()
     if size <= BUDGET // 4:
@@ -55,19 +55,19 @@ def row_norms(values: Tensor) -> Tensor:
 
 
 def unit_roundoff(values: Tensor) -> float:
-    """Return the relative error of one multiplication in a matrix product of a tensor's type."""
+    """Return the relative rounding error of one multiplication in a tensor's matrix product."""
     if values.is_cuda and values.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32:
         return 2.0**-11
     return torch.finfo(values.dtype).eps / 2
 
 
 def with_rounding(squared: Tensor, absolute: Tensor, error: float, terms: float) -> Tensor:
-    """Return squared norms that include the rounding of the released sums.
+    """Return upper bounds on squared norms, which include the rounding of the released sums.
 
     Args:
         squared: squared norms (n,) of sums of terms, computed in float64.
         absolute: bounds (n,) on the sum of the norms of the terms.
-        error: rounding error of `squared`, relative to `absolute` squared.
+        error: rounding error of `squared`, relative to the square of `absolute`.
         terms: rounding error of the released sums, relative to `absolute`.
     """
     exact = (squared + error * absolute.square()).clamp_(min=0).sqrt_()
@@ -76,21 +76,21 @@ def with_rounding(squared: Tensor, absolute: Tensor, error: float, terms: float)
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a padded batch of K clients with R rows each.
+    """Selection of rows from a padded batch of K clients with R rows each.
 
     Attributes:
-        client: index of the client whose rows are in the part; None for all clients.
-        rows: slice of the R rows of each client in the part.
+        client: index of the client whose rows are selected; None for all clients.
+        rows: slice of the R rows of each client that are selected.
     """
 
     client: int | None = None
     rows: slice = field(default_factory=lambda: slice(None))
 
     def of(self, values: Tensor, clients: int) -> Tensor:
-        """Return the part (k, r, ...) of a tensor.
+        """Return the selected rows (k, r, ...) of a tensor: r rows of each of k clients.
 
         Args:
-            values: a row for each row of the padded batch (K · R, ...).
+            values: tensor with one row for each row of the padded batch (K · R, ...).
             clients: number of clients K.
         """
         height = len(values) // clients
@@ -106,10 +106,10 @@ WHOLE = Part()
 
 @dataclass(frozen=True)
 class Operand:
-    """A parameter of a layer for all clients of a padded batch.
+    """Parameter of a layer, with its values for all clients of a padded batch.
 
     Attributes:
-        values: the parameter of each client (K, ...); a frozen one is the same for all clients.
+        values: values of the parameter for each client (K, ...); if frozen, equal for all clients.
         index: index of the parameter; None where it is frozen.
     """
 
@@ -117,15 +117,15 @@ class Operand:
     index: int | None
 
     def reshape(self, *shape: int) -> "Operand":
-        """Return the parameter with each client's value in another shape."""
+        """Return the parameter with each client's values in another shape."""
         return Operand(self.values.reshape(len(self.values), *shape), self.index)
 
 
 class ExampleUse:
-    """Per-example gradients of some parameters for the rows of a padded batch.
+    """Per-example gradients of some parameters for the n rows of a padded batch.
 
-    A padded batch has n = K · R rows, R of each client in turn. This class holds the gradients in
-    memory; subclasses compute them from a layer's input and output gradient.
+    A padded batch has R rows for each of K clients in turn, so n = K · R. This class holds the
+    gradients in memory. Subclasses compute them from a layer's input and output gradient.
 
     Args:
         held: gradients (n, *shape) by index of the parameter.
@@ -139,20 +139,20 @@ class ExampleUse:
         self.parameters = list(held)
 
     def rows(self, index: int) -> Tensor:
-        """Return the gradients (n, ...) of a parameter, with values in the order of the layer."""
+        """Return the per-example gradients (n, ...) of a parameter, in the layer's value order."""
         return self.held[index]
 
     def in_shape(self, rows: Tensor, index: int) -> Tensor:
-        """Return gradients in the order of `rows` in the shape of the parameter (m, *shape).
+        """Return gradients in the shape of the parameter (m, *shape).
 
         Args:
-            rows: the gradients (m, ...).
+            rows: the gradients (m, ...), with values in the order that the method `rows` returns.
             index: index of the parameter.
         """
         return rows
 
     def per_example(self, index: int) -> Tensor:
-        """Return the gradients (n, *shape) of a parameter."""
+        """Return the per-example gradients (n, *shape) of a parameter, given by index."""
         return self.in_shape(self.rows(index), index)
 
     def squared_norms(self, index: int) -> Tensor:
@@ -162,14 +162,14 @@ class ExampleUse:
     def add_weighted(
         self, index: int, factors: Tensor | None, into: Tensor, part: Part = WHOLE
     ) -> None:
-        """Add each client's weighted sum of gradients to a tensor in place.
+        """Add each client's weighted sum of gradients of a parameter to a tensor in place.
 
         Args:
             index: index of the parameter.
-            factors: factor of each row (K, R), of the type of `into`; None for 1.
-            into: tensor (k, *shape) to add Σ_i factor_i · gradient_i to; products and sums have its
-                type, or a wider one.
-            part: part of the padded batch, with k clients, whose rows are added.
+            factors: factor of each row (K, R), of the type of `into`; with None, each factor is 1.
+            into: tensor (k, *shape) to which Σ_i factor_i · gradient_i is added; products and sums
+                have its type, or a wider one.
+            part: rows of the padded batch to add, which belong to k clients.
         """
         clients = len(into) if factors is None else len(factors)
         rows = part.of(self.rows(index), clients)
@@ -182,7 +182,7 @@ class ExampleUse:
         into += self.in_shape(total, index).view(into.shape)
 
     def joined_views(self, views: int) -> "ExampleUse":
-        """Return the use with the gradients of each example's views added.
+        """Return gradients per example, each the sum over the example's augmented views.
 
         Args:
             views: number of views of each example, in successive rows.
@@ -193,7 +193,7 @@ class ExampleUse:
         )
 
     def drop(self, dropped: Tensor) -> None:
-        """Set the gradients of dropped rows to zero, after the norms are computed.
+        """Set the gradients of dropped rows to zero; called after the norms are computed.
 
         Args:
             dropped: booleans (n,), true for dropped rows.
@@ -201,14 +201,14 @@ class ExampleUse:
         self.held = {index: zero_rows(held, dropped) for index, held in self.held.items()}
 
     def forget(self) -> None:
-        """Free the memory of the gradients, as the graph of a user's loss may hold this object."""
+        """Free the memory of the gradients, as a user's loss may keep this object alive."""
         vars(self).clear()
 
 
 class LayerUse(ExampleUse, ABC):
-    """One call of a layer on a padded batch, with the input and the output gradient of its rows.
+    """One call of a layer on a padded batch, with the input and the output gradient of its n rows.
 
-    Per-example gradients are computed on request, once, and held.
+    Per-example gradients are computed when first needed, and kept.
 
     Args:
         weight: the layer's weight; None where it has none.
@@ -219,7 +219,7 @@ class LayerUse(ExampleUse, ABC):
         clients: number of clients K.
         weight_index: index of the weight; None where it is frozen or absent.
         needs_input: whether gradients need the input, which they do where the weight is trained.
-        input: input of the layer (n, ...), set by the backward pass where `needs_input`.
+        input: input of the layer (n, ...), set by the backward pass if `needs_input` is true.
         output_gradient: gradient at the output (n, ...), set by the backward pass.
 
     Raises:
@@ -242,24 +242,24 @@ class LayerUse(ExampleUse, ABC):
 
     @abstractmethod
     def forward(self, x: Tensor) -> Tensor:
-        """Return the layer's output (n, ...)."""
+        """Return the layer's output (n, ...) for the input x (n, ...)."""
 
     @abstractmethod
     def input_gradient(self, g: Tensor) -> Tensor:
-        """Return the gradient at the input, given the gradient g at the output."""
+        """Return the gradient at the layer's input, given the gradient g at its output."""
 
     @abstractmethod
     def compute(self, index: int) -> Tensor:
-        """Compute the gradients (n, ...) of a parameter, with values in the order of `rows`."""
+        """Compute the per-example gradients (n, ...) of a parameter, given by index."""
 
     def rows(self, index: int) -> Tensor:
-        """Return the gradients (n, ...) of a parameter, with values in the order of the layer."""
+        """Return the per-example gradients (n, ...) of a parameter, in the layer's value order."""
         if index not in self.held:
             self.held[index] = self.compute(index)
         return self.held[index]
 
     def drop(self, dropped: Tensor) -> None:
-        """Set the gradients of dropped rows to zero, after the norms are computed."""
+        """Set the gradients of dropped rows to zero; called after the norms are computed."""
         super().drop(dropped)
         if len(self.held) == len(self.parameters):  # sums use the held gradients alone
             return
@@ -268,15 +268,15 @@ class LayerUse(ExampleUse, ABC):
             self.input = zero_rows(self.input, dropped)
 
     def by_client(self, values: Tensor) -> Tensor:
-        """Return a tensor (n, ..., d) with a row for each client (K, n / K · ..., d)."""
+        """Return a tensor (n, ..., d) as one matrix (n / K · ..., d) for each of K clients."""
         return values.reshape(self.clients, -1, values.shape[-1])
 
 
 def row_products(rows: Tensor, matrix: Tensor, shift: Tensor | None = None) -> Tensor:
-    """Return the product rows_k · matrix_k + shift_k of each client, (K, m, n).
+    """Return each client's matrix product plus a shift: rows_k · matrix_k + shift_k, (K, m, n).
 
-    Guarantee: a row's result does not depend on its place. For few columns, libraries have kernels
-    whose sums depend on a row's place in memory, so the product has at least 16 columns.
+    Guarantee: a row's result does not depend on its position. For few columns, libraries have
+    kernels whose sums depend on a row's position in memory, so the product has at least 16 columns.
 
     Args:
         rows: left factors (K, m, k).
@@ -293,10 +293,10 @@ def row_products(rows: Tensor, matrix: Tensor, shift: Tensor | None = None) -> T
 
 
 def weighted_sum(factors: Tensor, rows: Tensor) -> Tensor:
-    """Return Σ_i factor_i · row_i of each client (K, 1, d), in the type of the factors.
+    """Return each client's weighted sum of rows (K, 1, d), in the type of the factors.
 
     Args:
-        factors: factors of the rows (K, 1, m).
+        factors: factors of m rows of each of K clients (K, 1, m).
         rows: rows (K, m, d) of any type; they are converted in parts that fit into the cache.
     """
     if rows.dtype == factors.dtype:
@@ -310,10 +310,10 @@ def weighted_sum(factors: Tensor, rows: Tensor) -> Tensor:
 
 
 def add_outer(left: Tensor, right: Tensor, into: Tensor, *, whole: bool) -> None:
-    """Add the product left_kᵀ · right_k of each client to a tensor in place, in its type.
+    """Add each client's matrix product left_kᵀ · right_k to a tensor in place.
 
     Args:
-        left: left factors (K, m, a).
+        left: left factors of K clients (K, m, a).
         right: right factors (K, m, b).
         into: tensor (K, a, b) to add to.
         whole: whether the product is computed in float64 before it is added. Otherwise `into` would

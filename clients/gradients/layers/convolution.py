@@ -1,7 +1,7 @@
-"""Per-example gradients of convolutions, as products with image patches.
+"""Per-example gradients of convolutions, computed as products with image patches.
 
-The weights are small, so per-example gradients are held in memory. Images are stored with channels
-last, where torch's pooling is five times as fast and the values of a patch are contiguous.
+Convolution weights are small, so per-example gradients are held in memory. Images are stored with
+channels last, where torch's pooling is five times as fast and the values of a patch are contiguous.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,13 +17,13 @@ from fedsim.clients.gradients.layers.base import WHOLE, LayerUse, Operand, Part,
 
 @dataclass(frozen=True)
 class Geometry:
-    """The geometry of a convolution, with one entry for each dimension of an image.
+    """Geometry of a convolution, with one entry for each dimension of an image.
 
     Attributes:
         kernel: size of the kernel.
-        stride: distance between neighbouring patches.
-        dilation: distance between neighbouring taps of the kernel.
-        padding: zeros (before, after) an image.
+        stride: distance between neighbouring patches, in pixels.
+        dilation: distance between neighbouring kernel elements, in pixels.
+        padding: number of zeros (before, after) an image.
     """
 
     kernel: tuple[int, ...]
@@ -33,19 +33,19 @@ class Geometry:
 
     @property
     def pads(self) -> list[int]:
-        """The argument of `functional.pad` for images (n, ..., channels)."""
+        """Padding argument of torch's `functional.pad`, for images (n, ..., channels)."""
         return [0, 0, *(side for sides in reversed(self.padding) for side in sides)]
 
     def places(self, padded: Sequence[int]) -> tuple[int, ...]:
-        """Return the size of the output, given the size of a padded image."""
+        """Return the size of the output in each dimension, given the size of a padded image."""
         dimensions = zip(padded, self.kernel, self.stride, self.dilation, strict=True)
         return tuple((side - d * (k - 1) - 1) // s + 1 for side, k, s, d in dimensions)
 
     def taps(self, places: Sequence[int]) -> Iterator[tuple[tuple[int, ...], tuple[slice, ...]]]:
-        """Yield each tap of the kernel with the slices of a padded image that it reads.
+        """Yield each kernel element's position, and the slices of a padded image that it reads.
 
         Args:
-            places: size of the output.
+            places: size of the output in each dimension.
         """
         for tap in product(*map(range, self.kernel)):
             starts = (at * d for at, d in zip(tap, self.dilation, strict=True))
@@ -54,10 +54,10 @@ class Geometry:
 
 
 class ConvolutionUse(LayerUse):
-    """One use of a convolution in 1, 2 or 3 dimensions, without groups.
+    """One call of a convolution in 1, 2 or 3 dimensions, without groups.
 
-    Gradients of the parameters are products with patches. On the CPU, torch's convolutions compute
-    the outputs, and the gradients at an input with many channels, client by client; on other
+    Gradients of the parameters are products with image patches. On the CPU, torch's convolutions
+    compute the outputs, client by client, and the gradients at inputs with many channels. On other
     devices these are products with patches too.
     """
 
@@ -72,7 +72,7 @@ class ConvolutionUse(LayerUse):
         self._image: tuple[int, ...] = ()  # of the padded input
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the layer's output (n, out, ...)."""
+        """Return the layer's output (n, out, ...) for images x (n, channels, ...)."""
         last = self._padded(x)
         if self._by_torch:
             return self._for_each_client(last, _CONVOLUTIONS[last.ndim][0])
@@ -82,7 +82,7 @@ class ConvolutionUse(LayerUse):
         return y.view(len(x), *self._geometry.places(self._image), -1).movedim(-1, 1)
 
     def input_gradient(self, g: Tensor) -> Tensor:
-        """Return the gradient at the input, given the gradient g at the output."""
+        """Return the gradient at the layer's input, given the gradient g at its output."""
         if self._by_torch and self._channels >= _MANY_CHANNELS:
             at_input = self._torch_input_gradient(g).movedim(1, -1)
         else:
@@ -127,7 +127,7 @@ class ConvolutionUse(LayerUse):
     def add_weighted(
         self, index: int, factors: Tensor | None, into: Tensor, part: Part = WHOLE
     ) -> None:
-        """Add each client's weighted sum of gradients to a tensor (k, *shape) in place."""
+        """Add each client's weighted sum of gradients of a parameter to a tensor in place."""
         if factors is not None or index in self.held:
             super().add_weighted(index, factors, into, part)
             return
@@ -148,7 +148,7 @@ class ConvolutionUse(LayerUse):
             added += gradient(x, added.shape, client_g, geometry.stride, 0, geometry.dilation)
 
     def compute(self, index: int) -> Tensor:
-        """Compute the gradients (n, size) of a parameter, with the channels of a tap contiguous."""
+        """Compute the gradients (n, size) of a parameter per example, ordered by kernel element."""
         g = self.output_gradient.movedim(1, -1).flatten(1, -2)  # (n, places, out)
         if index != self.weight_index:
             return g.sum(1)
@@ -156,7 +156,7 @@ class ConvolutionUse(LayerUse):
         return row_products(g.transpose(1, 2), patches).flatten(1)
 
     def in_shape(self, rows: Tensor, index: int) -> Tensor:
-        """Return gradients (m, size) ordered by taps in the shape of the parameter (m, *shape)."""
+        """Return gradients (m, size), ordered by kernel element, in the shape of the parameter."""
         if index != self.weight_index:
             return rows
         by_taps = rows.view(len(rows), -1, *self._geometry.kernel, self._channels)

@@ -1,4 +1,4 @@
-"""Per-example gradients of embedding tables, which are zero but for the rows looked up."""
+"""Per-example gradients of embedding tables, which are 0 except in the rows looked up."""
 
 import torch
 from torch import Tensor
@@ -8,7 +8,7 @@ from fedsim.clients.gradients.layers.base import WHOLE, LayerUse, Operand, Part,
 
 
 class EmbeddingUse(LayerUse):
-    """One use of an embedding table, by indices (n, ...); row `padding_index` is not trained."""
+    """One call of an embedding table with indices (n, ...); its padding row is not trained."""
 
     def __init__(self, weight: Operand, padding_index: int | None) -> None:
         super().__init__(weight)
@@ -16,19 +16,19 @@ class EmbeddingUse(LayerUse):
         self._sums: tuple[Tensor, Tensor, Tensor] | None = None
 
     def joined_views(self, views: int) -> "EmbeddingUse":
-        """Return the use with the lookups of each example's views joined."""
+        """Return the call with the lookups of each example's augmented views joined."""
         use = EmbeddingUse(self.operand, self._padding)
         use.input = self.input.unflatten(0, (-1, views))
         use.output_gradient = self.output_gradient.unflatten(0, (-1, views))
         return use
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the layer's output (n, ...)."""
+        """Return the embeddings (n, ..., d) of the indices x (n, ...)."""
         parts = zip(x.chunk(self.clients), self._tables, strict=True)
         return torch.cat([functional.embedding(indices, table) for indices, table in parts])
 
     def input_gradient(self, g: Tensor) -> Tensor:
-        """Raise TypeError, as indices have no gradient."""
+        """Raise TypeError, as the input holds indices, which have no gradient."""
         raise TypeError("an index has no gradient")
 
     def squared_norms(self, index: int) -> Tensor:
@@ -40,7 +40,7 @@ class EmbeddingUse(LayerUse):
     def add_weighted(
         self, index: int, factors: Tensor | None, into: Tensor, part: Part = WHOLE
     ) -> None:
-        """Add each client's weighted sum of gradients to a tensor (k, *shape) in place."""
+        """Add each client's weighted sum of gradients of the table to a tensor in place."""
         owners, rows, sums = self._summed()
         size = len(self.input) // self.clients
         if part is not WHOLE:
@@ -54,14 +54,14 @@ class EmbeddingUse(LayerUse):
         into.index_put_((clients, rows), added, accumulate=True)
 
     def compute(self, index: int) -> Tensor:
-        """Compute the gradients (n, *shape) of the table."""
+        """Compute the per-example gradients (n, *shape) of the embedding table."""
         owners, rows, sums = self._summed()
         result = sums.new_zeros(len(self.input), *self._tables.shape[1:])
         result[owners, rows] = sums
         return result
 
     def drop(self, dropped: Tensor) -> None:
-        """Set the gradients of dropped rows to zero, after the norms are computed."""
+        """Set the gradients of dropped rows to zero; called after the norms are computed."""
         owners, rows, sums = self._summed()
         self.held.clear()
         self._sums = (owners, rows, zero_rows(sums, dropped[owners]))

@@ -21,12 +21,13 @@ from fedsim.clients.gradients.layers.base import (
 
 
 class LinearUse(LayerUse):
-    """One use of a linear layer x Wᵀ + b, on vectors (n, in) or sequences (n, ..., in).
+    """One call of a linear layer x Wᵀ + b, on vectors (n, in) or sequences (n, ..., in).
 
-    On vectors the norm of the gradient g aᵀ is the product of the norms of g and a. On sequences
-    the gradient Σ_t g_t a_tᵀ is held if all examples' gradients fit into `BUDGET`. Otherwise its
-    squared norm is Σ_st (a_s·a_t)(g_s·g_t) for short sequences, or a sum over blocks of its rows,
-    both in float64 and with a bound on the rounding of the released product.
+    Here a is an example's input and g the gradient at its output. On vectors, the gradient g aᵀ has
+    the product of the norms of g and a as its norm. On sequences, the gradient Σ_t g_t a_tᵀ is held
+    in memory if all examples' gradients fit into `BUDGET`. Otherwise its squared norm is Σ_st
+    (a_s·a_t)(g_s·g_t) for short sequences, or a sum over blocks of its rows. Both are in float64,
+    and a bound on the rounding of the released product is added.
 
     Source: Goodfellow 2015, "Efficient Per-Example Gradient Computations"; Bu et al. 2023,
     "Differentially Private Optimization on Large Model at Small Cost".
@@ -39,7 +40,7 @@ class LinearUse(LayerUse):
 
     @staticmethod
     def joined(uses: Sequence["LinearUse"]) -> "LinearUse":
-        """Return several uses of the same parameters as a single use with longer sequences."""
+        """Return several calls with the same parameters as one call on longer sequences."""
         first = uses[0]
         use = LinearUse(first.operand, first.bias)
         use.output_gradient = torch.cat([_sequences(part.output_gradient) for part in uses], 1)
@@ -48,7 +49,7 @@ class LinearUse(LayerUse):
         return use
 
     def joined_views(self, views: int) -> "LinearUse":
-        """Return the use with each example's views joined to a longer sequence."""
+        """Return the call with the augmented views of each example joined to a longer sequence."""
         use = LinearUse(self.operand, self.bias)
         use.output_gradient = _sequences(self.output_gradient.unflatten(0, (-1, views)))
         if self.needs_input:
@@ -56,7 +57,7 @@ class LinearUse(LayerUse):
         return use
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the layer's output (n, ...)."""
+        """Return the layer's output (n, ...) for the input x (n, ...)."""
         w, shift = (
             self.operand.values.transpose(1, 2),
             None if self.bias is None else self.bias.values,
@@ -65,7 +66,7 @@ class LinearUse(LayerUse):
         return y.view(*x.shape[:-1], w.shape[2])
 
     def input_gradient(self, g: Tensor) -> Tensor:
-        """Return the gradient at the input, given the gradient g at the output."""
+        """Return the gradient at the layer's input, given the gradient g at its output."""
         w = self.operand.values
         return row_products(self.by_client(g), w).view(*g.shape[:-1], w.shape[2])
 
@@ -85,7 +86,7 @@ class LinearUse(LayerUse):
     def add_weighted(
         self, index: int, factors: Tensor | None, into: Tensor, part: Part = WHOLE
     ) -> None:
-        """Add each client's weighted sum of gradients to a tensor (k, *shape) in place."""
+        """Add each client's weighted sum of gradients of a parameter to a tensor in place."""
         if index in self.held:
             super().add_weighted(index, factors, into, part)
             return
@@ -109,7 +110,7 @@ class LinearUse(LayerUse):
         return known[2]
 
     def compute(self, index: int) -> Tensor:
-        """Compute the gradients (n, *shape) of a parameter."""
+        """Compute the per-example gradients (n, *shape) of a parameter, given by index."""
         g = _sequences(self.output_gradient)
         if index == self.weight_index:
             return row_products(g.transpose(1, 2), _sequences(self.input))

@@ -1,4 +1,4 @@
-"""Recurrent layers, run step by step so that their weights are linear layers used at each time.
+"""Recurrent layers, run one time step after another, as linear layers that are called each time.
 
 torch runs nn.LSTM, nn.GRU and nn.RNN as one fused operation, which has no batching rule for vmap.
 Equations: those of torch.nn.LSTM, torch.nn.GRU and torch.nn.RNN.
@@ -51,8 +51,8 @@ def run_layers(linear: Linear, module: nn.RNNBase, input: Tensor, state: Any = N
     Args:
         linear: function of (x, weight, bias) that runs a linear layer.
         module: the recurrent layers, without projections.
-        input: sequences (n, t, d), or (t, n, d) without `batch_first`.
-        state: initial state, as torch takes it; None for zeros.
+        input: n sequences of t vectors (n, t, d), or (t, n, d) without `batch_first`.
+        state: initial state, in the form that torch takes; None for zeros.
     """
     rows = input if module.batch_first else input.transpose(0, 1)
     directions = 2 if module.bidirectional else 1
@@ -101,7 +101,7 @@ def run_cell(linear: Linear, module: nn.RNNCellBase, input: Tensor, state: Any =
         linear: function of (x, weight, bias) that runs a linear layer.
         module: the recurrent cell.
         input: inputs (n, d).
-        state: previous state, as torch takes it; None for zeros.
+        state: previous state, in the form that torch takes; None for zeros.
     """
     kind = type(module).__name__.removesuffix("Cell")
     kind = f"RNN_{module.nonlinearity.upper()}" if isinstance(module, nn.RNNCell) else kind

@@ -1,4 +1,4 @@
-"""Sums the clipped gradients of batches, in float32 where rounding stays small (`SumRounding`)."""
+"""Sums of the clipped gradients of batches, in float32 where rounding errors stay small."""
 
 from collections.abc import Iterator, Sequence
 
@@ -14,15 +14,16 @@ _CACHED = 1 << 17  # number of values of sums that stay in the cache of a core u
 
 
 class BatchSums:
-    """Sums the clipped gradients of one batch for each of K vectorized clients.
+    """Sums of the clipped gradients of one batch for each of K clients that train together.
 
     Guarantee: the sum of a client is a function of that client's rows and of the public shape of
-    the block, to the last bit.
+    the padded batches, to the last bit.
 
     Args:
-        gradients: computes the per-example gradients of the model.
-        roundings: the rounding of each client's sums; an entry is None where the client is absent.
-        rows: R, number of rows of each client in a padded batch.
+        gradients: method that computes the per-example gradients of the model.
+        roundings: rounding bound of each client's sums; an entry is None where the client is
+            absent.
+        rows: number of rows of each client in a padded batch.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class BatchSums:
         self.begin([0] * clients)
 
     def begin(self, sizes: Sequence[int]) -> None:
-        """Reset the sums for the next step.
+        """Reset the sums before the next step.
 
         Args:
             sizes: number of examples in each client's batch (K,).
@@ -59,13 +60,13 @@ class BatchSums:
         }
 
     def add(self, rows: ClippedRows | None) -> Iterator[tuple[slice, Tensor]]:
-        """Add a padded batch to the sums, and yield the sums of the batches that end with it.
+        """Add a padded batch to the sums, and yield the sums of the batches that it completes.
 
         Args:
             rows: the clipped gradients of the padded batch, or None to add nothing.
 
         Yields:
-            Slices of the clients and their sums (k, size). The next sums overwrite these.
+            Pairs of a slice of the clients and their sums (k, size). The next sums overwrite these.
         """
         for k, total in self._long.items():
             if rows is not None:
@@ -75,7 +76,7 @@ class BatchSums:
             yield from self._short(rows)
 
     def end(self) -> Iterator[tuple[slice, Tensor]]:
-        """Yield the sums that `add` has not yielded yet, in the same form."""
+        """Yield the sums that `add` has not yielded yet, as pairs (slice of clients, sums)."""
         yield from self.add(None)
         for k, total in self._long.items():
             yield slice(k, k + 1), total

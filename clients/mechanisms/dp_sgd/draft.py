@@ -1,4 +1,4 @@
-"""Turns a client's settings into its DP-SGD step: sampling, clipping and noise correlation."""
+"""Conversion of a client's settings to its DP-SGD step: sampling, clipping, correlated noise."""
 
 from dataclasses import replace
 
@@ -25,10 +25,11 @@ from fedsim.clients.sampling.sampling import Sampling
 
 
 def draft(request: PlanRequest) -> Draft:
-    """Return the draft of a client that trains with DP-SGD.
+    """Return the uncalibrated privacy plan of a client that trains with DP-SGD.
 
-    Under zero-out and replace-one, the client's public size sets the sampling rate and the expected
-    batch size. Under add-remove the size is private, and the declared size takes its place.
+    Under zero-out and replace-one adjacency, the client's public size sets the sampling rate and
+    the expected batch size. Under add-remove the size is private, and the declared size takes its
+    place.
 
     Args:
         request: the client's settings, schedule and model.
@@ -105,11 +106,11 @@ def _sampling(
 
 
 def whole_round_steps(privacy: PrivacySettings | None, local: LocalSettings, examples: int) -> int:
-    """Return the number of local steps of a client in a full round, from public facts alone.
+    """Return the number of local steps of a client in a full round, from public numbers alone.
 
     Args:
         privacy: the client's privacy settings, or None without privacy.
-        local: the `local` section.
+        local: the `local` section of the experiment file.
         examples: the client's number of examples.
 
     Raises:
@@ -180,7 +181,7 @@ def _allocation(privacy: PrivacySettings) -> NoiseAllocation:
 
 
 def chosen_noise(privacy: PrivacySettings) -> ChosenNoise:
-    """Return how the noise of a step is divided among the groups of `clipping.groups`."""
+    """Return the given noise multipliers and relative noise of the groups of `clipping.groups`."""
     groups = privacy.clipping.groups.values()
     return ChosenNoise(
         given=tuple(group.noise_multiplier for group in groups),
@@ -212,7 +213,7 @@ def _groups(privacy: PrivacySettings, expected_batch: float) -> PatternClipping:
 
 
 def clipping_of(privacy: PrivacySettings, expected_batch: float) -> Clipping:
-    """Return the clipping that the settings describe.
+    """Return the clipping rule that the settings describe.
 
     Args:
         privacy: the client's privacy settings.

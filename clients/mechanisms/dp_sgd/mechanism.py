@@ -1,6 +1,7 @@
-"""The mechanism of a DP-SGD step: its clipping, its noise and its privacy event.
+"""Mechanism of a DP-SGD step: its clipping, its noise and its privacy event.
 
-Edge cases of a step with clip norm C, noise multiplier z and expected batch size L:
+Edge cases of a step with clipping norm C, noise multiplier z, noise deviation σ = z C and expected
+batch size L:
 
 | case                          | release                                 | event                |
 |-------------------------------|-----------------------------------------|----------------------|
@@ -46,32 +47,32 @@ COUNT_SENSITIVITY = 0.5  # of Σ (b_i − ½), where b_i is 1 if example i is wi
 
 @dataclass(frozen=True)
 class DpSgdMechanism(SummedMechanism):
-    """Releases the noisy gradient of a DP-SGD step (Abadi et al. 2016, Algorithm 1).
+    """Mechanism that releases the noisy gradient of a DP-SGD step (Abadi et al. 2016, Algorithm 1).
 
-    A step draws a batch, clips each per-example gradient, sums them, adds Gaussian noise to the sum
-    once, and divides by the public expected batch size. Each group of parameters may have a
-    separate clip norm C_m and noise z_m C_m: together the groups are one Gaussian release inside
-    the sampling. Sums and noise are integers of a grid (`fedsim.noise`), and `event` accounts for
-    the rounding.
+    A step draws a batch, clips each per-example gradient, sums the gradients, adds Gaussian noise
+    to the sum once, and divides by the public expected batch size. Each group of parameters may
+    have a separate clipping norm and noise. Together the groups are one Gaussian release inside the
+    sampling. Sums and noise are rounded to an integer grid (`fedsim.noise`), and `event` accounts
+    for the rounding.
 
-    Guarantee: one step is `event`, under the adjacencies of `sampling`. Every attribute is public;
-    nothing released depends on the number of examples drawn except through the noisy sum, and an
-    empty batch releases noise like any other.
+    Guarantee: one step has the privacy event `event`, under the adjacencies of `sampling`. Every
+    attribute is public. Nothing released depends on the number of examples drawn except through the
+    noisy sum, and an empty batch releases noise like any other.
 
     Attributes:
         sampling: how batches are drawn.
         clipping: how per-example gradients are clipped.
-        noise_multiplier: z of the whole release of a step.
-        expected_batch: L, the public expected batch size, by which sums are divided.
+        noise_multiplier: noise multiplier of the whole release of a step.
+        expected_batch: the public expected batch size, by which sums are divided.
         allocation: how the noise is divided among groups (see `group_noise`).
-        max_physical_batch: largest physical batch, in examples; None puts the whole batch in memory
-            at once. It changes the order of summation, and nothing else.
-        bound_groups: groups of the parameters of the model, set by `for_model`, or None as long
-            as the model is unknown.
+        max_physical_batch: largest physical batch, in examples; with None, the whole batch is in
+            memory at once. It changes the order of summation, and nothing else.
+        bound_groups: groups of the model's parameters, set by `for_model`, or None as long as the
+            model is unknown.
         largest_batch: public upper limit of the batch size, which bounds the rounding of sums.
         correlation: the correlation of noise from step to step, or None if noise is independent.
-            With it, two uses of an example must be as many steps apart as it has bands, and all
-            planned steps are one event.
+            Correlated noise has a number of bands, and two uses of an example must be at least as
+            many steps apart. All planned steps are then one event.
 
     Raises:
         ValueError: an attribute is outside its range, or the attributes contradict each other.
@@ -100,16 +101,16 @@ class DpSgdMechanism(SummedMechanism):
 
     @cached_property
     def event(self) -> Event:
-        """The privacy event of one step, or of a whole epoch or cycle of batches."""
+        """Privacy event, with sampling, of one step or of a whole epoch or cycle of batches."""
         return self.sampling.event(self.mechanism)
 
     @property
     def mechanism(self) -> Event:
-        """The privacy event of a step given its batch: one Gaussian, or a joint one of its groups.
+        """Privacy event of a step given its batch: one Gaussian, or one for several groups jointly.
 
-        The noise multipliers are those that are left after rounding to the grid
-        (`effective_multiplier`); before `for_model` they are the nominal ones. With correlated
-        noise the event covers everything that the run releases about one use of an example.
+        The noise multipliers are those that are left after rounding to the integer grid. Before
+        `for_model` they are the nominal ones. With correlated noise the event covers everything
+        that the run releases about one use of an example.
         """
         parts = self._part_multipliers()
         return Gaussian(parts[0]) if len(parts) == 1 else JointGaussian(parts)
@@ -121,12 +122,12 @@ class DpSgdMechanism(SummedMechanism):
 
     @property
     def adapted_clip_norm(self) -> AdaptiveClipNorm | None:
-        """The clip norm of the next batch under adaptive clipping, or None if it is fixed."""
+        """Clipping norm of the next batch under adaptive clipping, or None if it is fixed."""
         return self.clipping.adapted_clip_norm
 
     @property
     def effective_noise_multiplier(self) -> float:
-        """Effective noise multiplier z' ≤ z of `mechanism`, of all groups and counts together."""
+        """Noise multiplier of all groups and counts together that is left after rounding."""
         return group_noise_multiplier(self._part_multipliers())
 
     def charges(self, first_step: int, steps: int, *, noise_factor: float = 1.0) -> Charges:
@@ -176,14 +177,14 @@ class DpSgdMechanism(SummedMechanism):
 
         Raises:
             NoiseRangeError: the parameters' dtype cannot hold the noise or the clipped gradients.
-            ValueError: the clipping or the allocation does not fit the model.
+            ValueError: the clipping or the noise allocation does not fit the model.
         """
         bound = replace(self, bound_groups=self.clipping.groups(parameters))
         bound.release_deviations(bound.groups(parameters), parameters.tensors[0].dtype)
         return bound
 
     def groups(self, parameters: FlatParameters) -> Groups:
-        """Return the groups of a model's parameters, with clip norms and sizes.
+        """Return the groups of a model's parameters, with clipping norms and sizes.
 
         Raises:
             ValueError: the mechanism was made for a model with another number of parameters.
@@ -199,12 +200,12 @@ class DpSgdMechanism(SummedMechanism):
         return self.bound_groups
 
     def standard_deviations(self, groups: Groups) -> tuple[float, ...]:
-        """Return σ_m, the standard deviation of the noise on the clipped sum, for each group."""
+        """Return the standard deviation of the noise on the clipped sum of each group."""
         z = self.clipping.gradient_noise(self.noise_multiplier)
         return group_noise(self.allocation, z, groups)
 
     def release_deviations(self, groups: Groups, dtype: torch.dtype) -> tuple[float, ...]:
-        """Return σ_m / L, the standard deviation of the noise in a release, for each group.
+        """Return the standard deviation of the noise after division by the batch size, by group.
 
         Args:
             groups: the groups of the model's parameters.
@@ -254,29 +255,30 @@ class DpSgdMechanism(SummedMechanism):
                 )
 
     def grid_steps(self, groups: Groups) -> tuple[float, ...]:
-        """Return σ_m · 2⁻²⁴, the length of a grid step of each group; 1 without noise.
+        """Return the length of a step of the integer grid, for each group.
 
-        Clipped gradients are summed in this unit.
+        Clipped gradients are summed in this unit. It is 2⁻²⁴ times the standard deviation of the
+        noise, or 1 if the mechanism adds no noise.
         """
         sigmas = self.standard_deviations(groups)
         return tuple(sigma / DEVIATION if sigma else 1.0 for sigma in sigmas)
 
     @property
     def padded_rows(self) -> int:
-        """R, the public number of rows of a client in a padded batch (see `padded_batches`)."""
+        """Public number of rows that each client has in a padded batch."""
         return padded_rows(self.sampling.usual_batch(self.expected_batch), self.max_physical_batch)
 
     @cached_property
     def rounding(self) -> SumRounding:
-        """How sums of gradients are rounded; it does not depend on `max_physical_batch`."""
+        """Bound on the rounding error of sums of gradients; independent of `max_physical_batch`."""
         rows = padded_rows(self.sampling.usual_batch(self.expected_batch))
         return SumRounding.of(self.largest_batch, rows)
 
     def adapt(self, statistics: BatchStatistics, noise: NoiseSource) -> Self:
-        """Return the mechanism of the next batch, with the clip norm adapted to the current batch.
+        """Return the mechanism for the next batch, with the clipping norm adapted.
 
-        The noisy count that adaptive clipping uses is part of `event`, so call this once for each
-        release. With a fixed clip norm the method draws no noise and returns `self`.
+        Adaptive clipping uses a noisy count that is part of `event`, so call this once for each
+        release. With a fixed clipping norm the method draws no noise and returns `self`.
 
         Args:
             statistics: counts of examples and unclipped gradients in the current batch.
@@ -299,26 +301,27 @@ class DpSgdMechanism(SummedMechanism):
         return self._with_clipping(self.clipping.adapt(*within))
 
     def resume(self, clip_norm: AdaptiveClipNorm | None) -> Self:
-        """Return the mechanism with an adapted clip norm.
+        """Return the mechanism that continues with an adapted clipping norm.
 
-        Guarantee: `event` is the same for every clip norm, so a wrong one costs accuracy only.
+        Guarantee: `event` is the same for every clipping norm, so a wrong one costs accuracy only.
 
         Args:
-            clip_norm: the clip norm that adaptive clipping had reached; None keeps the first one.
+            clip_norm: the clipping norm that adaptive clipping had reached; None keeps the first
+                one.
 
         Raises:
-            ValueError: the clipping is not adaptive, or cannot have such a clip norm.
+            ValueError: the clipping is not adaptive, or cannot have such a clipping norm.
         """
         if clip_norm is None:
             return self
         return self._with_clipping(self.clipping.resume(clip_norm))
 
     def equivalent(self, steps: int) -> tuple[Sampling, int, float]:
-        """Return the sampling, `steps` and 1: DP-SGD costs as much as sampled Gaussian releases."""
+        """Return sampled Gaussian releases with the same privacy cost: one for each DP-SGD step."""
         return self.sampling, steps, 1.0
 
     def sum_scale(self, weight: int, *, lr: float, clip_norm: float) -> float:
-        """Return a_k C_k, the L2 sensitivity of the client's weighted update to one example."""
+        """Return the L2 sensitivity of the client's weighted update to one example."""
         return weight * lr / self.expected_batch * clip_norm
 
     @property
@@ -331,8 +334,8 @@ class DpSgdMechanism(SummedMechanism):
     ) -> float | None:
         """Return the expected squared L2 norm of a step's noise in the model, or None if unknown.
 
-        It is unknown with a stateful optimizer or correlated noise, whose steps add up differently,
-        and where only the client knows the adaptive clip norm of each step.
+        It is unknown with a stateful optimizer or correlated noise, whose steps add up differently.
+        It is also unknown if only the client knows the adaptive clipping norm of each step.
         """
         bound = self.adapted_clip_norm
         if lr is None or self.correlation is not None:

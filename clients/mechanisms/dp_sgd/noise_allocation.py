@@ -13,8 +13,8 @@ class ChosenNoise:
     """Noise multipliers that are given for some groups; the others share the remaining privacy.
 
     Attributes:
-        given: z_m of each group; an entry is None where z_m is to be computed.
-        relative: r_m of each group; computed z_m are proportional to it.
+        given: noise multiplier of each group; an entry is None where it is to be computed.
+        relative: relative noise of each group; computed noise multipliers are proportional to it.
     """
 
     given: tuple[float | None, ...]
@@ -22,17 +22,18 @@ class ChosenNoise:
 
     @property
     def together(self) -> float | None:
-        """Noise multiplier z of all groups together, or None if not all z_m are given."""
+        """Noise multiplier of all groups together, or None if not every group has a given one."""
         known = [z_m for z_m in self.given if z_m is not None]
         return group_noise_multiplier(known) if len(known) == len(self.given) else None
 
     def multipliers(self, noise_multiplier: float) -> tuple[float, ...]:
-        """Return the noise multiplier z_m of each group.
+        """Return the noise multiplier of each group.
 
-        Guarantee: (Σ z_m⁻²)^(−1/2) = z.
+        Guarantee: the noise multipliers z_m of the groups satisfy (Σ z_m⁻²)^(−1/2) = z, where z is
+        `noise_multiplier`.
 
         Args:
-            noise_multiplier: z > 0 of all groups together.
+            noise_multiplier: noise multiplier z > 0 of all groups together.
 
         Raises:
             ValueError: the given z_m leave no privacy for the other groups, or all z_m are given
@@ -63,11 +64,12 @@ _ROUNDING_TOLERANCE = 1e-9  # relative
 
 
 def check_allocation(allocation: NoiseAllocation, noise_multiplier: float) -> None:
-    """Check that explicit noise multipliers z_m of groups combine to `noise_multiplier`.
+    """Check that explicit noise multipliers of groups combine to that of the whole step.
 
     Args:
-        allocation: z_m of all or some groups, or the name of a rule, which passes the check.
-        noise_multiplier: z of the whole step.
+        allocation: noise multiplier z_m of all or some groups, or the name of a rule, which passes
+            the check.
+        noise_multiplier: noise multiplier z of the whole step.
 
     Raises:
         ValueError: (Σ z_m⁻²)^(−1/2) is not z; the message names it.
@@ -89,7 +91,10 @@ def check_allocation(allocation: NoiseAllocation, noise_multiplier: float) -> No
 def group_noise(
     allocation: NoiseAllocation, noise_multiplier: float, groups: Groups
 ) -> tuple[float, ...]:
-    """Return σ_m, the standard deviation of the noise on the clipped sum, for each group.
+    """Return the standard deviation of the noise on the clipped sum, for each group.
+
+    Group m has clipping norm C_m, d_m values and noise multiplier z_m; its noise has the deviation
+    σ_m = z_m C_m. The whole step has noise multiplier z. The rules for M groups are:
 
     - "uniform": the same σ everywhere, z · (Σ C_m²)^(1/2);
     - "proportional": the same z_m = z √M for each group, σ_m = z_m C_m;
@@ -104,8 +109,8 @@ def group_noise(
 
     Args:
         allocation: name of the rule, or one z_m for each group.
-        noise_multiplier: z of the whole step.
-        groups: bounds C_m and dimensions d_m of the M groups.
+        noise_multiplier: noise multiplier z of the whole step.
+        groups: clipping norms C_m and dimensions d_m of the M groups.
 
     Guarantee: (Σ C_m² / σ_m²)^(−1/2) = z, so all groups together are one Gaussian release with z.
 

@@ -1,8 +1,8 @@
 """Settings of DP-SGD: `privacy.sampling`, `privacy.clipping` and `privacy.noise_correlation`.
 
-Each group of parameters has a separate clip norm C_m. The noise multiplier z_m of a group is given,
-or follows from the noise of the whole step: groups without one share the remaining privacy, in the
-ratio of their `relative_noise`.
+Each group of parameters may have a separate clipping norm. The noise multiplier of a group is
+given, or follows from the noise of the whole step. Groups without a noise multiplier share the
+remaining privacy, in the ratio of their `relative_noise`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ class SamplingSettings(Settings):
 
     @property
     def scheme(self) -> SamplingScheme:
-        """The properties of the sampling that do not depend on numbers."""
+        """Properties of the sampling that do not depend on numbers."""
         return SAMPLING_SCHEMES[self.name]
 
 
@@ -135,12 +135,12 @@ ClippingSettings = Annotated[
 
 
 def has_all_noise(groups: Groups) -> bool:
-    """Whether there are groups and every one has a given noise multiplier."""
+    """Whether there is at least one group, and every group has a given noise multiplier."""
     return bool(groups) and all(group.noise_multiplier is not None for group in groups.values())
 
 
 def check_groups(groups: Groups, given: Mapping[str, object]) -> None:
-    """Check the groups against the other keys of the `privacy` section.
+    """Check that the parameter groups do not contradict the other keys of the `privacy` section.
 
     Args:
         groups: the groups of `privacy.clipping.groups`, by pattern.

@@ -1,9 +1,11 @@
-"""A DP-SGD step of vectorized clients (Abadi et al. 2016, Algorithm 1).
+"""DP-SGD step of several clients that train together (Abadi et al. 2016, Algorithm 1).
+
+C is the clipping norm, z the noise multiplier, σ = z C, and L the expected batch size.
 
 draw        a batch of each client, by the sampling that is charged (done by `training.block`)
 gradient    g_i of each example i of the batch
 clip        g_i · min(1, C / ‖g_i‖), in each group of parameters; a factor of each g_i, not a copy
-sum         S = Σ_i of these, divided by the length of a grid step σ / 2²⁴, with σ = z C
+sum         S = Σ_i of these, divided by the length of a grid step σ / 2²⁴
 noise       rint(S) + Z, with Z rounded normals of deviation 2²⁴, which stands for σ
 divide      by the public expected batch size L, and multiply by the length of a grid step
 """
@@ -23,7 +25,7 @@ from fedsim.noise.sources import NoiseSource
 
 
 class PrivateStep:
-    """DP-SGD steps of K vectorized clients, each with a separate mechanism.
+    """DP-SGD steps of K clients that train together, each with a separate mechanism.
 
     Guarantee: the release of a client in a step has the `event` of its mechanism, and is a function
     of that client's batch, parameters and noise alone, to the last bit.
@@ -32,9 +34,9 @@ class PrivateStep:
         adapts: whether any client clips adaptively, so that unclipped gradients are counted.
 
     Args:
-        gradients: computes the per-example gradients of the model.
+        gradients: method that computes the per-example gradients of the model.
         mechanisms: the mechanism of each client; an entry is None where the client is absent.
-        rows: R, number of rows of each client in a padded batch.
+        rows: number of rows of each client in a padded batch.
         divides: whether a release is divided by the expected batch size; otherwise it is the
             integers of the grid.
     """
@@ -90,7 +92,7 @@ class PrivateStep:
         noises: Sequence[NoiseSource | None],
         into: Tensor,
     ) -> np.ndarray:
-        """Compute a step of every client, and write the noisy gradients into `into`.
+        """Compute a step of every client, and write the noisy gradients into the tensor `into`.
 
         Args:
             values: flat parameters of each client (K, size).
@@ -100,8 +102,8 @@ class PrivateStep:
             into: tensor that is overwritten with the releases (K, size).
 
         Returns:
-            Under adaptive clipping, the number of unclipped gradients of each client in each group
-            (K, m); otherwise zeros.
+            Under adaptive clipping, the number of unclipped gradients of each client in each of m
+            groups (K, m); otherwise zeros.
         """
         within = np.zeros((len(sizes), len(self._clip.members)), dtype=np.int64)
         self._sums.begin(sizes)

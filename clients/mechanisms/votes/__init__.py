@@ -1,1 +1,1 @@
-"""PATE on the client: noisy votes on public queries."""
+"""Client side of PATE (private aggregation of teacher ensembles): noisy votes on public queries."""

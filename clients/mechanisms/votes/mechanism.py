@@ -1,4 +1,4 @@
-"""PATE's mechanism: clients (teachers) vote on public queries, with noise, one ballot a round.
+"""PATE's mechanism: clients (teachers) vote on public queries, with noise, in one ballot a round.
 
 Ballots alternate. In the check, in odd rounds, clients vote on every query of a batch, and the
 noisy counts show on which queries the teachers agree. In the vote, in even rounds, they vote on
@@ -53,11 +53,14 @@ _NO_BALLOTS = Ballots(Ballot(0, 1.0), Ballot(0, 1.0))
 
 @dataclass(frozen=True)
 class VoteMechanism(UpdateMechanism):
-    """Releases a client's one-hot votes on the queries of a ballot, as grid integers with noise.
+    """Mechanism that releases a client's one-hot votes on public queries, as integers with noise.
 
-    Guarantee: the release of a ballot of m queries is m Gaussian releases of noise multiplier
-    z σ / √2, each on the counts of one query, for any two data sets of the client, and for the
-    client's zero-out.
+    In a ballot, clients vote on m queries. Each count gets noise of standard deviation z σ votes,
+    with noise multiplier z and the σ of the ballot.
+
+    Guarantee: the release of a ballot is m Gaussian releases of noise multiplier z σ / √2, each on
+    the counts of one query. This holds for any two data sets of the client, and for the client's
+    zero-out.
 
     Proof. A vote adds c = ⌊2²⁴ / (z σ)⌋ to one integer of its query and 0 to the others; the noise
     is a rounded normal of deviation 2²⁴ on each. Another teacher moves the integers of a query by
@@ -78,23 +81,25 @@ class VoteMechanism(UpdateMechanism):
     round_number: int | None = None
 
     def of_round(self, round_number: int) -> Self:
-        """Return the mechanism of one round."""
+        """Return the mechanism for the ballot of one round."""
         return replace(self, round_number=round_number)
 
     @property
     def mechanism(self) -> Event:
-        """The privacy event of one query of the ballot."""
+        """Privacy event of one query of the ballot."""
         return self._event(self.ballots.of_round(self.round_number or 1), 1.0)
 
     @property
     def effective_noise_multiplier(self) -> float:
-        """Noise multiplier of the one Gaussian release that costs as much as check plus vote."""
+        """Noise multiplier of the single Gaussian release that costs as much as check and vote."""
         return self.noise_multiplier / math.sqrt(self.cost(2))
 
     def cost(self, rounds: int) -> float:
-        """Return Σ 2 / σ² over all queries of the first `rounds` ballots.
+        """Return the privacy cost of the first ballots: Σ 2 / σ² over all of their queries.
 
-        Their Gaussian releases compose to one Gaussian release with multiplier z / √cost.
+        Here σ is the standard deviation of the noise on a count at noise multiplier 1, in votes.
+        With noise multiplier z, all releases compose to one Gaussian release with noise multiplier
+        z / √cost.
 
         Args:
             rounds: number of ballots.
@@ -122,14 +127,14 @@ class VoteMechanism(UpdateMechanism):
         return [(self._event(kind, noise_factor), count) for kind, count in counts.items()]
 
     def equivalent(self, steps: int) -> tuple[Sampling, int, float]:
-        """Return the one Gaussian release to which all ballots of a client compose."""
+        """Return one Gaussian release with the same privacy cost as all ballots of a client."""
         return PoissonSampling(1.0), 1, math.sqrt(self.cost(steps))
 
     def for_model(self, parameters: FlatParameters) -> Self:
         """Return the mechanism for a ballot's flat array of counts.
 
         Args:
-            parameters: the counts, one for each row and class.
+            parameters: the counts, one for each query and class.
 
         Raises:
             NoiseRangeError: the noise on a count is too small or too large for the grid.
@@ -145,17 +150,17 @@ class VoteMechanism(UpdateMechanism):
         return replace(self, dimensions=parameters.size)
 
     def with_effective_noise(self, noise_multiplier: float) -> Self:
-        """Return the mechanism with another noise multiplier; rounding leaves z' = z for votes."""
+        """Return the mechanism with another noise multiplier; rounding votes costs no privacy."""
         return replace(self, noise_multiplier=noise_multiplier)
 
     def vote_steps(self, round_number: int) -> int:
-        """Return c, the number of grid steps that a vote adds to a count in a round."""
+        """Return the number of steps of the integer grid that a vote adds to a count in a round."""
         deviation = self.noise_multiplier * self.ballots.of_round(round_number).deviation
         return math.floor(DEVIATION / deviation * _ROUNDED_DOWN)
 
     @property
     def largest_integer(self) -> int:
-        """The largest released integer before noise."""
+        """Largest released integer before noise."""
         return max(self.vote_steps(number) for number in (1, 2))
 
     def _event(self, ballot: Ballot, noise_factor: float) -> Event:
@@ -169,11 +174,11 @@ def release_votes(
     """Return one-hot votes plus noise, whole numbers in float64 (rows · classes,).
 
     Args:
-        labels: the class that the client votes for in each row of the ballot (rows,); `NO_LABEL`
-            where it does not vote.
+        labels: the class that the client votes for in each row (query) of the ballot (rows,);
+            `NO_LABEL` where it does not vote.
         classes: number of classes.
         vote: number of grid steps that a vote adds to its count.
-        noise: the client's noise source, zeros where another party adds the noise.
+        noise: the client's noise source; it gives zeros where another party adds the noise.
     """
     votes = torch.zeros(len(labels), classes, dtype=torch.float64)
     rows = np.flatnonzero(labels != NO_LABEL)
@@ -183,7 +188,7 @@ def release_votes(
 
 
 def draft(request: PlanRequest) -> Draft:
-    """Return the draft of a client that votes in every round.
+    """Return the uncalibrated privacy plan of a client that votes in every round.
 
     Args:
         request: the client's settings and rounds; its `problem` is the `Ballots`, and its
@@ -224,11 +229,11 @@ def draft(request: PlanRequest) -> Draft:
 
 
 def votes_of(task: ClientTask, request: TrainRequest) -> NDArray[np.generic]:
-    """Return the votes that a client uploads for a ballot (rows · classes,), with noise.
+    """Return the noisy votes that a client uploads for a ballot (rows · classes,), a row per query.
 
     Args:
-        task: the client's task, with a voter.
-        request: the server's request, with the round number and the board of queries and results.
+        task: the client's task, with a voter (the object that predicts labels).
+        request: the server's request, with the round and the public results of earlier ballots.
 
     Raises:
         ValueError: the task has no voter.
@@ -246,14 +251,14 @@ def votes_of(task: ClientTask, request: TrainRequest) -> NDArray[np.generic]:
 def noisy_votes(
     labels: NDArray[np.int64], classes: int, plan: PrivacyPlan | None, key: StreamKey
 ) -> NDArray[np.generic]:
-    """Return the flat votes that a client uploads for its labels (rows · classes,).
+    """Return the flat votes that a client uploads for its labels, with noise (rows · classes,).
 
     Guarantee: with privacy the result is a function of one release of the plan's `VoteMechanism`:
-    grid integers for a noisy sum, otherwise these times the length of a grid step.
+    integers for a noisy sum, otherwise these times the length of a grid step.
 
     Args:
-        labels: the class that the client votes for in each row of the ballot (rows,); `NO_LABEL`
-            where it does not vote.
+        labels: the class that the client votes for in each row (query) of the ballot (rows,);
+            `NO_LABEL` where it does not vote.
         classes: number of classes.
         plan: the client's privacy plan, or None for votes without noise.
         key: key of the client's random streams in the round.
