@@ -445,6 +445,11 @@ class RunFiles:
                 raise DamagedRunError.of(self.directory.ledger, f"it lacks {damage}")
         return histories
 
+    @property
+    def has_checkpoint(self) -> bool:
+        """Whether `checkpoint/` is there; who shares a run keeps it back."""
+        return (self.directory.path / KEPT).is_dir()
+
     @cached_property
     def checkpoint(self) -> RunCheckpoint | None:
         """The checkpoint; None before the first finished round."""

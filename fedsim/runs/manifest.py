@@ -16,7 +16,7 @@ from os import scandir
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from fedsim.runs.directory import RunDirectory, RunDirectoryError
+from fedsim.runs.directory import KEPT, RunDirectory, RunDirectoryError
 from fedsim.runs.files import SCHEMAS, DamagedRunError, SchemaError, check_schema
 from fedsim.runs.run_lock import LOCK
 from fedsim.simulation.settings import TRACKERS
@@ -169,6 +169,8 @@ def changed_files(
 ) -> Iterator[str]:
     """Yield one line for each file that differs from the manifest: changed, missing or unlisted.
 
+    The files of `checkpoint/` are not missing where the whole folder was kept back.
+
     Args:
         directory: the run directory.
         manifest: the manifest of the run.
@@ -176,6 +178,8 @@ def changed_files(
     """
     listed = {**manifest.records, **manifest.pages}
     present = set(_files(directory.path))
+    if not (directory.path / KEPT).is_dir():  # who shares a run keeps it back
+        listed = {path: digest for path, digest in listed.items() if not path.startswith(KEPT)}
     for path in sorted(listed.keys() | present):
         if path in PAGES and not pages:
             continue

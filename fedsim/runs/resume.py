@@ -175,6 +175,8 @@ def refuse_contradictions(
 def _in_rounds(files: RunFiles, experiment: ExperimentWithClients) -> Iterator[str]:
     numbers = [row["round"] for row in files.rounds]
     finished = 0 if files.state is None else files.state.round_number
+    if not files.has_checkpoint:
+        finished = len(numbers)
     if numbers != list(range(1, len(numbers) + 1)):
         yield "the rounds in rounds.jsonl are not 1, 2, 3, ..."
     # A round is written to rounds.jsonl first, so at most one is not in the checkpoint.
@@ -217,7 +219,7 @@ def _in_releases(files: RunFiles, experiment: Experiment) -> Iterator[str]:
 
 def _in_opening(files: RunFiles, experiment: Experiment) -> Iterator[str]:
     settings = experiment.secure_aggregation
-    if settings is None and not experiment.has_server_noise:
+    if not files.has_checkpoint or (settings is None and not experiment.has_server_noise):
         return
     if files.opening is None:
         yield "checkpoint/opening.json is missing: it names the last opened sum"

@@ -1,5 +1,6 @@
 """CHANGELOG, CITATION and the pre-commit hooks agree with the project."""
 
+import json
 import re
 import tomllib
 from pathlib import Path
@@ -56,3 +57,15 @@ def test_hooks_are_local_and_are_the_checks_of_ci() -> None:
     for command in ("ruff check", "ruff format --check", "pyright"):
         assert command in ci
         assert any(hook["entry"].startswith(command) for hook in hooks)
+
+
+def test_the_container_runs_the_first_command_of_the_readme() -> None:
+    first = re.search(r"^python3 -m venv .*$", (ROOT / "README.md").read_text(), re.M)
+    assert first is not None
+    *install, run = first[0].split(" && ")
+    lines = (ROOT / "Containerfile").read_text().splitlines()
+    assert f"RUN {' && '.join(install)}" in lines
+    assert lines[-2:] == [
+        'ENTRYPOINT ["/fedsim/.venv/bin/fedsim"]',
+        f"CMD {json.dumps(run.split()[1:])}",
+    ]

@@ -3,12 +3,14 @@
 import json
 import random
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fedsim.runs.directory import RunDirectory, RunFiles
+from fedsim.runs.manifest import write_manifest
 from fedsim.runs.recorded_terms import CLIENT_TERMS, TERMS
 from fedsim.runs.runner import run_experiment
 from fedsim.runs.verification import verify_run
@@ -56,6 +58,36 @@ def problems(run: Path) -> str:
 def test_an_honest_run_is_sound(tmp_path: Path, change: dict[str, Any]) -> None:
     result = run_experiment(EXPERIMENT, overrides=change, out=tmp_path / "r")
     assert problems(result.path) == ""
+    shutil.rmtree(result.path / "checkpoint")
+    assert problems(result.path) == ""
+    (unchecked,) = verify_run(RunDirectory.open(result.path)).unchecked
+    assert unchecked.startswith("checkpoint/, which was kept back")
+
+
+@pytest.fixture
+def shared(run: Path, tmp_path: Path) -> Path:
+    """Return a copy of the run without its checkpoint, with a manifest that a forger can renew."""
+    return Path(shutil.copytree(run, tmp_path / "s", ignore=shutil.ignore_patterns("checkpoint")))
+
+
+def test_a_part_of_the_checkpoint_is_missed_where_the_rest_is_there(
+    run: Path, tmp_path: Path
+) -> None:
+    copy = Path(shutil.copytree(run, tmp_path / "s"))
+    (copy / "checkpoint" / "inputs.json").unlink()
+    assert "checkpoint/inputs.json: listed in manifest.json and missing" in problems(copy)
+
+
+def test_a_shared_run_with_fewer_rounds_or_another_ledger_is_found(shared: Path) -> None:
+    rounds = (shared / "rounds.jsonl").read_text().splitlines(keepends=True)
+    (shared / "rounds.jsonl").write_text("".join(rounds[:-1]))
+    write_manifest(RunDirectory(shared))  # a forger who renews the manifest without the checkpoint
+    assert "summary.json has 3 rounds, rounds.jsonl 2" in problems(shared)
+    (shared / "rounds.jsonl").write_text("".join(rounds))
+    records = (shared / "ledger.jsonl").read_text().splitlines(keepends=True)
+    (shared / "ledger.jsonl").write_text("".join(records[:-1]))
+    write_manifest(RunDirectory(shared))
+    assert "ledger.jsonl lacks the charge of client 1 in round 3" in problems(shared)
 
 
 def test_every_client_is_recomputed(run: Path) -> None:

@@ -55,6 +55,9 @@ def plan_problems(files: RunFiles) -> Iterator[str]:
         if _is_unreadable(settings, client_privacy):
             continue
         clip_norm = adapted.get(row["client"], plan.release.adapted_clip_norm)
+        if not files.has_checkpoint and clip_norm is not None:  # nothing else has the last one
+            norms = row.get("group_clip_norms")
+            clip_norm = row["clip_norm"] if norms is None else tuple(norms)
         for problem in _against_plan(row, client_privacy, plan, clip_norm):
             yield f"client {row['client']}: {problem}"
         for problem in _against_steps(row, plan, schedule, files.journal):
@@ -288,6 +291,8 @@ def _not_asked(
 
 def checkpoint_problems(files: RunFiles) -> Iterator[str]:
     """Yield each difference between the checkpoint and the other files."""
+    if not files.has_checkpoint:
+        return
     state, rounds = files.state, files.summary["rounds"]
     number = 0 if state is None else state.round_number
     if number != rounds:

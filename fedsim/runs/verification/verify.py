@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from fedsim.runs.client_columns import clients_table
-from fedsim.runs.directory import RunDirectory, RunFiles
+from fedsim.runs.directory import KEPT, RunDirectory, RunFiles
 from fedsim.runs.files import alike, read_bytes
 from fedsim.runs.manifest import (
     FILE,
@@ -89,7 +89,8 @@ def statement_problems(files: RunFiles) -> Iterator[str]:
 def environment_problems(files: RunFiles) -> Iterator[str]:
     """Yield each difference between the files in version, seed and mechanism."""
     environment, experiment, privacy = files.environment, files.experiment, files.privacy
-    files.directory.read_inputs()  # refuses an environment.json that did not begin the run
+    if files.has_checkpoint:
+        files.directory.read_inputs()  # refuses an environment.json that did not begin the run
     if environment["seed"] != experiment.seed:
         yield f"environment.json has seed {environment['seed']}, experiment.yaml {experiment.seed}"
     if environment["fedsim"] != privacy["version"]:
@@ -226,6 +227,8 @@ def verify_run(
         f"{folder}/, the files of a tracker, which {FILE} does not cover"
         for folder in uncovered_folders(directory)
     ]
+    if not files.has_checkpoint:
+        unchecked.append(f"{KEPT}, which was kept back: the final model is not compared with it")
     problems, found_root = _against_manifest(directory, root, pages=pages)
     broken = attempt("ledger.jsonl", lambda: ledger_problems(files))
     if broken:  # without a whole ledger, other problems mean nothing
